@@ -1,0 +1,57 @@
+"""loaderpool ends the wait for data in TensorFlow and Keras training.
+
+Any Python preprocessing function runs in a pool of worker processes; batches reach `tf.data` through shared memory
+without a copy, in an order that no number of workers changes.
+"""
+
+from loaderpool.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    ForeignProcessError,
+    LoaderpoolError,
+    MemoryLimitError,
+    PoolBrokenError,
+    SampleError,
+    SampleTimeoutError,
+    SetupError,
+    SourceError,
+    SpecMismatchError,
+    SupervisorLostError,
+    UnpicklableError,
+    WorkerLostError,
+)
+from loaderpool.loader import Loader, LoaderIterator
+from loaderpool.pool import Pool
+from loaderpool.ragged import RaggedArray
+from loaderpool.spec import ArraySpec, ElementSpec
+from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "ArraySpec",
+    "ClosedError",
+    "ElementSpec",
+    "ForeignProcessError",
+    "Loader",
+    "LoaderIterator",
+    "LoaderpoolError",
+    "MemoryLimitError",
+    "Pool",
+    "PoolBrokenError",
+    "RaggedArray",
+    "SampleError",
+    "SampleTimeoutError",
+    "SetupError",
+    "SourceError",
+    "SpecMismatchError",
+    "Statistics",
+    "SupervisorLostError",
+    "UnpicklableError",
+    "WorkerLostError",
+    "WorkerStatistics",
+    "__version__",
+]

@@ -1,0 +1,1 @@
+"""Loaders in TensorFlow and Keras; the only place where these are imported."""

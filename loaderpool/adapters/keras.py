@@ -1,0 +1,115 @@
+"""`Loader.from_sequence`: a `keras.utils.PyDataset` / `Sequence` as it is, its hooks on the user's own object.
+
+Imports nothing of Keras: whatever has `__len__` and `__getitem__(batch_index)` will do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from loaderpool.errors import ArgumentError, ArgumentTypeError, LoaderpoolError
+from loaderpool.sources.sequence import BatchSequence
+
+if TYPE_CHECKING:
+    from loaderpool.loader import Loader
+
+__all__ = ["SequenceHooks", "loader_from_sequence"]
+
+_HOOKS = ("on_epoch_begin", "on_epoch_end")
+_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
+_NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "pad", "ragged")
+
+
+def loader_from_sequence(
+    make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]
+) -> Loader:
+    """See `Loader.from_sequence`."""
+    for name in _NOT_FOR_SEQUENCES:
+        if name in settings:
+            raise ArgumentError(f"from_sequence takes no {name}: the sequence's [i] is a whole batch as it is")
+    if isinstance(sequence, type):
+        raise ArgumentTypeError(f"from_sequence needs an instance, got the class {sequence.__name__}")
+    if not hasattr(type(sequence), "__getitem__"):
+        raise ArgumentTypeError(f"from_sequence needs __getitem__(batch_index); {type(sequence).__name__} has none")
+    source = BatchSequence(sequence)
+    if workers is None and "pool" not in settings:
+        own = getattr(sequence, "workers", 1)
+        workers = own if isinstance(own, int) and own > 1 else "auto"
+    if workers is not None:
+        settings["workers"] = workers
+    hooks = SequenceHooks(sequence)
+    return make(source, None, None, _hooks=hooks, **settings)
+
+
+class SequenceHooks:
+    """Calls the sequence's hooks in the trainer and tells what they changed.
+
+    What changed is found part by part: each attribute's pickle, with arrays by checksum of their bytes (an in-place
+    shuffle shows in no identity).
+    """
+
+    def __init__(self, sequence: Any) -> None:
+        self._sequence = sequence
+        self._overridden = [name for name in _HOOKS if _is_overridden(sequence, name)]
+        self._parts = _checksums(sequence) if self._overridden else {}
+        self._batches = len(BatchSequence(sequence))
+
+    @property
+    def changes_data(self) -> bool:
+        """Whether the user has overridden a hook."""
+        return bool(self._overridden)
+
+    def before_epoch(self) -> dict[str, Any] | None:
+        """`on_epoch_begin`."""
+        return self._call("on_epoch_begin")
+
+    def after_epoch(self) -> dict[str, Any] | None:
+        """`on_epoch_end`."""
+        return self._call("on_epoch_end")
+
+    def _call(self, name: str) -> dict[str, Any] | None:
+        if name not in self._overridden:
+            return None
+        getattr(self._sequence, name)()
+        batches = len(BatchSequence(self._sequence))
+        if batches != self._batches:
+            raise LoaderpoolError(
+                f"{type(self._sequence).__name__}.{name} changed the number of batches from {self._batches} to "
+                f"{batches}; make a new loader for each length"
+            )
+        before, self._parts = self._parts, _checksums(self._sequence)
+        attributes = vars(self._sequence)
+        changed = {part: attributes[part] for part, checksum in self._parts.items() if before.get(part) != checksum}
+        deleted = sorted(set(before) - set(self._parts))
+        return {"set": changed, "deleted": deleted} if changed or deleted else None
+
+
+def _is_overridden(sequence: Any, name: str) -> bool:
+    method = getattr(type(sequence), name, None)
+    if method is None:
+        return callable(vars(sequence).get(name))
+    owner = next((cls for cls in type(sequence).__mro__ if name in vars(cls)), type(sequence))
+    return owner.__module__.partition(".")[0] not in _BASE_MODULES
+
+
+def _checksums(sequence: Any) -> dict[str, bytes]:
+    """A checksum of each attribute that travels."""
+    return {name: _checksum(value) for name, value in vars(sequence).items()}
+
+
+def _checksum(value: Any) -> bytes:
+    import cloudpickle
+
+    digest = hashlib.blake2b(digest_size=16)
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        digest.update(buffer.raw())
+        return False  # out of band: not in the pickle
+
+    try:
+        digest.update(cloudpickle.dumps(value, protocol=5, buffer_callback=take))
+    except Exception:  # what cannot be pickled never travelled; its change cannot be seen by workers either
+        return b"unpicklable"
+    return digest.digest()

@@ -1,0 +1,32 @@
+"""The commands by name, and the help that stands before them."""
+
+from __future__ import annotations
+
+import click
+
+import loaderpool
+from loaderpool.cli.bench import bench
+from loaderpool.cli.tune import tune
+
+__all__ = ["cli"]
+
+_EPILOG = """\b
+Examples:
+  loaderpool tune train:make_loader
+  loaderpool tune train:make_loader --workers 0,4,8,16 --plot rates.png
+  loaderpool bench train:loader --seconds 10 --json result.json
+"""
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(loaderpool.__version__, prog_name="loaderpool", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Measure loaders, and find out how many workers they should have.
+
+    TARGET is package.module:name, a loaderpool.Loader or a function without arguments that makes one. Modules are
+    found as `python -m` finds them: the current directory comes first.
+    """
+
+
+cli.add_command(tune)
+cli.add_command(bench)

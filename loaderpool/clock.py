@@ -1,0 +1,11 @@
+"""The one place that reads the time, so that tests can see every reading and nobody mixes clocks."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["monotonic_ns", "monotonic_s", "process_cpu_ns"]
+
+monotonic_ns = time.monotonic_ns  # comparable between processes of one machine (CLOCK_MONOTONIC)
+monotonic_s = time.monotonic
+process_cpu_ns = time.process_time_ns

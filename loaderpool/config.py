@@ -1,0 +1,199 @@
+"""The settings of a loader, checked when they are made so that a wrong value fails in the caller's line."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import operator
+import re
+from typing import Any, Literal
+
+from loaderpool.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["MAX_WORKERS", "ErrorPolicy", "LoaderConfig", "check_workers", "read_bytes_count"]
+
+# The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
+MAX_WORKERS = 1024
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorPolicy:
+    """What happens when the user's function raises."""
+
+    action: Literal["raise", "skip", "replace"]  # raise; leave the row out; let the next good row stand in
+    budget: int | float | None = None  # errors allowed in a pass: an int is a number, a float a share of the rows
+
+    def allows(self, errors: int, rows: int) -> bool:
+        """Whether a pass of `rows` rows so far may have had `errors` errors."""
+        if self.budget is None:
+            return True
+        return errors <= (self.budget if isinstance(self.budget, int) else self.budget * rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderConfig:
+    """Settings of one loader, as `Loader` takes them, checked and in one form."""
+
+    batch_size: int | None = 32  # rows of a full batch; None: what the function returns is one element
+    workers: int | Literal["auto"] = "auto"  # processes; 0: in the caller's process
+    shuffle: bool = False  # a permutation of all indices, another one each epoch
+    seed: int = 0  # keys order and random streams
+    drop_remainder: bool = False  # leave out the last, smaller batch
+    deterministic: bool = True  # in the plan's order; False: as batches are finished
+    num_shards: int = 1  # into how many shares the epoch is cut
+    shard_index: int = 0  # which share is this loader's
+    pad: Any = False  # True (zeros) or a pad value: samples of varied shape are padded to the batch's largest
+    ragged: bool = False  # samples of varied length become a ragged component
+    on_error: ErrorPolicy = ErrorPolicy("raise")
+    timeout_s: float | None = None  # seconds for one sample
+    memory_limit: int | None = None  # bytes for buffered batches
+    seed_globals: bool | Literal["auto"] = "auto"  # reseed `random` and `numpy.random` for each sample
+    max_restarts_per_item: int = 3  # deaths of workers over one ticket before it is given up
+
+    @staticmethod
+    def checked(**settings: Any) -> LoaderConfig:
+        """Check and normalise the arguments of `Loader`.
+
+        Raises:
+            ArgumentError: a wrong value, named.
+            ArgumentTypeError: a wrong type, named.
+        """
+        batch_size = settings["batch_size"]
+        if batch_size is not None:
+            batch_size = _whole("batch_size", batch_size, at_least=1, hint="None means: one element per call")
+            if batch_size > 2**31:
+                raise ArgumentError(f"batch_size must be at most 2**31, got {batch_size}")
+        num_shards = _whole("num_shards", settings["num_shards"], at_least=1)
+        shard_index = _whole("shard_index", settings["shard_index"], at_least=0)
+        if shard_index >= num_shards:
+            raise ArgumentError(
+                f"shard_index must be in 0 .. num_shards-1 = {num_shards - 1}, got {shard_index} (shards count from 0)"
+            )
+        pad, ragged = _pad(settings["pad"]), _flag("ragged", settings["ragged"])
+        if pad is not False and ragged:
+            raise ArgumentError("pad and ragged exclude each other: choose padded batches or ragged ones")
+        if batch_size is None and (pad is not False or ragged):
+            which = "ragged" if ragged else "pad"
+            raise ArgumentError(f"{which} needs a batch_size: with batch_size=None nothing is stacked")
+        on_error = _error_policy(settings["on_error"])
+        return LoaderConfig(
+            batch_size=batch_size,
+            workers=check_workers(settings["workers"]),
+            shuffle=_flag("shuffle", settings["shuffle"]),
+            seed=_whole("seed", settings["seed"], at_least=0),
+            drop_remainder=_flag("drop_remainder", settings["drop_remainder"]),
+            deterministic=_flag("deterministic", settings["deterministic"]),
+            num_shards=num_shards,
+            shard_index=shard_index,
+            pad=pad,
+            ragged=ragged,
+            on_error=on_error,
+            timeout_s=_seconds("timeout_s", settings["timeout_s"]),
+            memory_limit=read_bytes_count("memory_limit", settings["memory_limit"]),
+            seed_globals=_auto_flag("seed_globals", settings["seed_globals"]),
+            max_restarts_per_item=_whole("max_restarts_per_item", settings["max_restarts_per_item"], at_least=1),
+        )
+
+
+def check_workers(value: Any) -> int | Literal["auto"]:
+    """The checked `workers` argument: "auto" or a number from 0 to MAX_WORKERS."""
+    if isinstance(value, str):
+        if value == "auto":
+            return "auto"
+        raise ArgumentError(f'workers must be a number or "auto", got {value!r}')
+    count = _whole("workers", value, at_least=0, hint='0 runs in this process, "auto" starts one per usable CPU')
+    if count > MAX_WORKERS:
+        raise ArgumentError(f"workers must be at most {MAX_WORKERS}, got {count}")
+    return count
+
+
+def read_bytes_count(name: str, value: Any) -> int | None:
+    """A number of bytes from an int or a text such as "512MiB" or "1.5GB"; None stays None.
+
+    Raises:
+        ArgumentError: not a positive number of bytes.
+        ArgumentTypeError: neither int nor str.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(?:b|bytes)?\s*", value, re.IGNORECASE)
+        if match is None:
+            raise ArgumentError(f'{name} must be bytes such as 536870912 or "512MiB", got {value!r}')
+        count = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    else:
+        count = _whole(name, value, at_least=1, hint='bytes; "512MiB" is read too')
+    if count < 1:
+        raise ArgumentError(f"{name} must be at least 1 byte, got {value!r}")
+    return count
+
+
+def _whole(name: str, value: Any, *, at_least: int, hint: str = "") -> int:
+    suffix = f" ({hint})" if hint else ""
+    if isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}{suffix}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        if isinstance(value, numbers.Real) and float(value).is_integer():
+            suffix += f"; did you mean {int(value)}?"
+        raise ArgumentTypeError(
+            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}{suffix}"
+        ) from None
+    if number < at_least:
+        raise ArgumentError(f"{name} must be at least {at_least}, got {number}{suffix}")
+    return number
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and hasattr(value, "dtype")):
+        return bool(value)
+    hint = "; a shuffle window comes with stream sources, over random access all is shuffled" * (name == "shuffle")
+    raise ArgumentTypeError(f"{name} must be True or False, got {value!r}{hint}")
+
+
+def _auto_flag(name: str, value: Any) -> bool | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    if isinstance(value, bool):
+        return value
+    raise ArgumentTypeError(f'{name} must be True, False or "auto", got {value!r}')
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(f"{name} must be a number of seconds or None, got {value!r}")
+    if not 0 < float(value) < float("inf"):
+        raise ArgumentError(f"{name} must be a positive, finite number of seconds or None, got {value!r}")
+    return float(value)
+
+
+def _pad(value: Any) -> Any:
+    if isinstance(value, bool):
+        return 0 if value else False
+    if isinstance(value, (numbers.Number, str, bytes)) or hasattr(value, "dtype"):
+        return value
+    raise ArgumentTypeError(f"pad must be False, True (zeros) or a pad value, got {value!r}")
+
+
+def _error_policy(value: Any) -> ErrorPolicy:
+    if isinstance(value, ErrorPolicy):
+        return value
+    action, budget = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if not isinstance(action, str) or action not in ("raise", "skip", "replace"):
+        raise ArgumentError(
+            'on_error must be "raise", "skip" or "replace", or a pair of one of the last two and a budget '
+            f"(a number or a rate per pass), got {value!r}"
+        )
+    if budget is None:
+        return ErrorPolicy(action)  # type: ignore[arg-type]
+    if action == "raise":
+        raise ArgumentError('on_error="raise" takes no budget')
+    if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
+        raise ArgumentTypeError(f"on_error's budget must be a number (int) or a rate (float), got {budget!r}")
+    if budget < 0 or (isinstance(budget, float) and budget > 1):
+        raise ArgumentError(f"on_error's budget must be a number >= 0 or a rate in 0 .. 1, got {budget!r}")
+    return ErrorPolicy(action, int(budget) if isinstance(budget, numbers.Integral) else float(budget))  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""What an engine hands to the loader: one or several batches that came together, and how to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.memory.form import BatchForm
+from loaderpool.memory.layout import ALIGNMENT_BYTES
+from loaderpool.worker.failures import RowFailure
+
+__all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty"]
+
+
+def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
+    """`uint8[nbytes]` at an address that TensorFlow aliases instead of copying."""
+    raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + nbytes]
+
+
+class Delivery:
+    """Batches that came together in one slot, or in a private copy of it.
+
+    Attributes:
+        first: number of its first batch, counted from its run's first epoch on.
+        count: how many batches.
+        rows: rows of each (packed batches tell their own).
+        row_failures: rows left out or replaced in it.
+    """
+
+    __slots__ = ("_anchor", "_form", "count", "first", "row_failures", "rows")
+
+    def __init__(
+        self,
+        form: BatchForm,
+        anchor: npt.NDArray[np.uint8],
+        first: int,
+        count: int,
+        rows: int,
+        row_failures: tuple[RowFailure, ...] = (),
+    ) -> None:
+        self._form = form
+        self._anchor = anchor
+        self.first, self.count, self.rows = first, count, rows
+        self.row_failures = row_failures
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data."""
+        if self._form.fixed is not None:
+            return self._form.fixed.used_bytes(self.rows * self.count)
+        return self._form.used_bytes(self._anchor, self.rows * self.count)
+
+    def batches(self) -> Iterator[tuple[int, list[Any]]]:
+        """Rows and components of each batch."""
+        return self._form.read(self._anchor, self.rows, self.count)
+
+    def joined(self) -> list[npt.NDArray[Any]]:
+        """The components of all batches in one array each, `dtype[count, rows, ...]`; for fixed forms only."""
+        assert self._form.fixed is not None
+        arrays = self._form.fixed.arrays(self._anchor, 0, self.rows * self.count)
+        return [array.reshape(self.count, self.rows, *array.shape[1:]) for array in arrays]
+
+
+class EngineRun(Protocol):
+    """Batches of consecutive epochs, in order (or as they are finished)."""
+
+    first_epoch: int
+
+    def take(self) -> Delivery:
+        """The next batches. Blocks until they are there. Raises what the user's function raised, and StopIteration."""
+
+    def extend(self, limit: int) -> None:
+        """Batches up to `limit` (counted from the first epoch on) are wanted, or may be made ahead."""
+
+    def end(self) -> None:
+        """Nobody wants the rest. Never blocks; may be called in a finalizer, and twice."""
+
+
+class Engine(Protocol):
+    """Makes one loader's batches: a pool's workers, or this process."""
+
+    def form(self) -> BatchForm:
+        """The batches' form. Blocks until the first sample has been made."""
+
+    def begin(self, first_epoch: int, start: int, limit: int) -> EngineRun:
+        """Begin a run at batch `start` of the first epoch."""
+
+    def close(self) -> None:
+        """End; runs end with it."""

@@ -1,0 +1,110 @@
+"""Every error loaderpool raises: a `LoaderpoolError` that is also the builtin one would expect.
+
+A message says what happened, to whom, the likely cause, and the setting to change with its present value.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "ClosedError",
+    "ForeignProcessError",
+    "LoaderpoolError",
+    "MemoryLimitError",
+    "PoolBrokenError",
+    "SampleError",
+    "SampleTimeoutError",
+    "SetupError",
+    "SourceError",
+    "SpecMismatchError",
+    "SupervisorLostError",
+    "UnpicklableError",
+    "WorkerLostError",
+]
+
+
+class LoaderpoolError(Exception):
+    """The base of all errors that loaderpool raises."""
+
+
+class ArgumentError(LoaderpoolError, ValueError):
+    """An argument has a wrong value; raised in the caller's line, naming the argument."""
+
+
+class ArgumentTypeError(LoaderpoolError, TypeError):
+    """An argument has a wrong type; raised in the caller's line, naming the argument."""
+
+
+class SourceError(LoaderpoolError, TypeError):
+    """The source cannot be read by index (no length, a str, a dict of scalars, ...)."""
+
+
+class UnpicklableError(LoaderpoolError, TypeError):
+    """The function or source cannot travel to the workers; the message names the offending variable."""
+
+
+class SetupError(LoaderpoolError, RuntimeError):
+    """The payload could not be loaded in the supervisor, or the `setup` hook failed in a worker."""
+
+
+class SampleError(LoaderpoolError, RuntimeError):
+    """The user's function raised.
+
+    The instance is also of the user's exception type where a subclass of both can be made.
+
+    Attributes:
+        index: index into the source of the failing item, or None where a whole batch failed.
+        epoch: epoch in which it failed.
+        worker: number of the worker that ran it (None: it ran in this process).
+        remote_traceback: the traceback as text, from the process that ran the function.
+        original_type: qualified name of the user's exception class.
+    """
+
+    index: int | None = None
+    epoch: int | None = None
+    worker: int | None = None
+    remote_traceback: str = ""
+    original_type: str = ""
+
+
+class SampleTimeoutError(SampleError, TimeoutError):
+    """One sample ran longer than `timeout_s`; `remote_traceback` is the worker's Python stack."""
+
+
+class SpecMismatchError(LoaderpoolError, ValueError):
+    """A sample's structure, shape or dtype is not what the element spec says."""
+
+
+class MemoryLimitError(LoaderpoolError, MemoryError):
+    """`memory_limit`, or what the machine has free, is too small; the message names the least that works."""
+
+
+class ClosedError(LoaderpoolError, RuntimeError):
+    """The loader or pool was closed by us."""
+
+
+class ForeignProcessError(LoaderpoolError, RuntimeError):
+    """A loader was used in a process that does not own it: a fork of the trainer, a worker, the supervisor."""
+
+
+class PoolBrokenError(LoaderpoolError, RuntimeError):
+    """The pool was ended by something else than us."""
+
+
+class WorkerLostError(PoolBrokenError):
+    """A worker process died and its work could not be redone.
+
+    Attributes:
+        index: source index of the sample that was running, where known.
+        epoch: its epoch, where known.
+        signal_name: for example "SIGKILL"; empty where the worker exited by itself.
+    """
+
+    index: int | None = None
+    epoch: int | None = None
+    signal_name: str = ""
+
+
+class SupervisorLostError(PoolBrokenError):
+    """The supervisor process died."""

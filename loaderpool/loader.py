@@ -1,0 +1,467 @@
+"""`Loader`: a source, a function and a plan, whose batches a pool of workers makes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from loaderpool import role
+from loaderpool.config import LoaderConfig
+from loaderpool.delivery import Engine
+from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError
+from loaderpool.memory.form import BatchForm
+from loaderpool.passes import EpochHooks, Pass, PassBook
+from loaderpool.plan.order import Plan
+from loaderpool.pool import Pool, resolve_workers
+from loaderpool.sources import as_source
+from loaderpool.spec import ElementSpec, read_spec
+from loaderpool.telemetry.statistics import Statistics
+from loaderpool.worker.work import unit_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["Loader", "LoaderIterator"]
+
+
+class Loader:
+    """Batches of a Python function's results, made in worker processes, in an order that no worker count changes.
+
+    Construction checks the arguments, pickles function and source and starts the pool in the background; objects that
+    the function captures are seen as they are now. Iterating gives NumPy batches, one pass is one epoch;
+    `as_dataset()` gives a `tf.data.Dataset`.
+
+    Args:
+        source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
+            arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a DataFrame (by row), or any object with
+            `__len__` and `__getitem__`. Items may be any picklable objects.
+        fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
+            With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
+            write into that (a structure of arrays like its result, lying in the batch itself; None at the first call)
+            and return None. None: the items are the samples.
+        batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
+        batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
+        workers: worker processes, "auto" for one per usable CPU, or 0 to run in this process (same bits).
+        shuffle: another permutation of all indices each epoch, keyed by seed and epoch.
+        seed: keys order and random streams, at least 0.
+        drop_remainder: leave out the last batch if it is smaller.
+        deterministic: False hands batches over as they are finished, each exactly once.
+        num_shards: how many loaders share each epoch.
+        shard_index: which share is this one's, from 0.
+        element_spec: the spec of a batch, as a nested structure of `loaderpool.ArraySpec` or `tf.TensorSpec`; None:
+            found from the first sample.
+        pad: True or a pad value: samples of varied shape are padded to the batch's largest.
+        ragged: samples of varied length become a `RaggedArray` (a `tf.RaggedTensor` in `as_dataset`).
+        on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
+            of either and a budget: a number of errors, or their share of the rows, that a pass may have.
+        timeout_s: seconds for one sample.
+        memory_limit: bytes for buffered batches, a number or such as "512MiB"; None: a quarter of what is free, at most
+            2 GiB.
+        setup: called once in each worker before its first sample: open files there.
+        pool: share this `Pool` and its workers with other loaders; excludes `workers`.
+        seed_globals: reseed `random` and `numpy.random` for each sample; "auto": once the function is seen to use them.
+        max_restarts_per_item: deaths of workers over one ticket after which it is given up.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: a wrong argument, named.
+        SourceError: the source cannot be read by index.
+        UnpicklableError: function or source cannot travel; names the variable.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        fn: Callable[..., Any] | None = None,
+        batch_size: int | None = 32,
+        batch_fn: Callable[..., Any] | None = None,
+        workers: int | Literal["auto"] = "auto",
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_remainder: bool = False,
+        deterministic: bool = True,
+        num_shards: int = 1,
+        shard_index: int = 0,
+        element_spec: Any = None,
+        pad: Any = False,
+        ragged: bool = False,
+        on_error: Any = "raise",
+        timeout_s: float | None = None,
+        memory_limit: int | str | None = None,
+        setup: Callable[[], Any] | None = None,
+        pool: Pool | None = None,
+        *,
+        seed_globals: bool | Literal["auto"] = "auto",
+        max_restarts_per_item: int = 3,
+        _hooks: EpochHooks | None = None,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self._arguments: dict[str, Any] = arguments
+        settings = {name: arguments[name] for name in _CONFIG_NAMES}
+        self._config = LoaderConfig.checked(**settings)
+        config = self._config
+        if pool is not None:
+            if not isinstance(pool, Pool):
+                raise ArgumentTypeError(f"pool must be a loaderpool.Pool, got {type(pool).__name__}")
+            if workers != "auto":
+                raise ArgumentError(f"pool and workers exclude each other: the pool has {pool.workers} workers already")
+        _check_functions(fn, batch_fn, setup, config)
+        self._given_spec: ElementSpec | None = read_spec(element_spec) if element_spec is not None else None
+        readable = as_source(source)
+        size = len(readable)
+        self._plan = Plan(
+            size,
+            config.batch_size,
+            config.shuffle,
+            config.seed,
+            config.drop_remainder,
+            config.num_shards,
+            config.shard_index,
+        )
+        if not self._plan.batches_per_epoch:
+            raise ArgumentError(
+                f"drop_remainder=True leaves no batch at all: {size} items, batch_size={config.batch_size}, "
+                f"num_shards={config.num_shards}"
+            )
+        parameters = _parameters(batch_fn or fn)
+        self._payload: dict[str, Any] | None = {
+            "source": readable,
+            "fn": fn,
+            "batch_fn": batch_fn,
+            "setup": setup,
+            "config": config,
+            "plan": self._plan,
+            "takes_rng": "rng" in parameters,
+            "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
+        }
+        self._unit = unit_of(config, batch_fn)
+        self._owner_pid = os.getpid()
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._own_pool: Pool | None = None
+        self._pool = pool
+        self._is_closed = False
+        self._finalizer: Any = None
+        # The book outlives the loader in its iterators, so it reaches the engine without holding the loader.
+        self._book = PassBook(_EngineHandle(self), config, self._plan, _hooks)
+        if role.is_trainer():
+            self._start()
+
+    # ---- the interface ----
+
+    @property
+    def config(self) -> LoaderConfig:
+        """The settings, checked."""
+        return self._config
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes there are; 0: this process."""
+        if self._pool is not None:
+            return self._pool.workers
+        return 0 if self._config.workers == 0 else resolve_workers(self._config.workers)
+
+    @property
+    def element_spec(self) -> Any:
+        """The nested structure of `ArraySpec` of one batch. Blocks until the first sample has been made."""
+        return self.form.spec.pack()
+
+    @property
+    def form(self) -> BatchForm:
+        """How batches are stored and read. Blocks until the first sample has been made."""
+        return self._running_engine().form()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next pass; may be set."""
+        return self._book.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        if isinstance(epoch, bool) or not hasattr(epoch, "__index__"):
+            raise ArgumentTypeError(f"epoch must be a whole number, got {epoch!r}")
+        if epoch < 0:
+            raise ArgumentError(f"epoch must be at least 0, got {epoch}")
+        self._book.set_epoch(int(epoch))
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """The error that ended the latest failed pass, whole; through `tf.data` only its text arrives."""
+        return self._book.last_error
+
+    def __len__(self) -> int:
+        """Batches of this shard in an epoch.
+
+        Raises:
+            TypeError: unknown, as `on_error="skip"` may leave batches out.
+        """
+        if self._config.on_error.action == "skip":
+            raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
+        return self._plan.batches_per_epoch
+
+    def __iter__(self) -> LoaderIterator:
+        self._check_usable()
+        return LoaderIterator(self)
+
+    def as_dataset(
+        self, epochs: int | None = 1, prefetch: int = 2, device: str | None = None, checkpointable: bool = False
+    ) -> tf.data.Dataset:
+        """A `tf.data.Dataset` of the batches; tensors look at the workers' memory without a copy.
+
+        Args:
+            epochs: how many epochs one pass over the dataset has; None: it never ends (for `fit(steps_per_epoch=...)`).
+            prefetch: batches (or chunks of tiny ones) that tf.data keeps ready, at least 0.
+            device: such as "/GPU:0": prefetch to that device.
+            checkpointable: iterators can be saved by `tf.train.Checkpoint`.
+
+        Raises:
+            ImportError: TensorFlow is not installed.
+        """
+        from loaderpool.adapters.tensorflow import as_dataset
+
+        return as_dataset(self, epochs=epochs, prefetch=prefetch, device=device, checkpointable=checkpointable)
+
+    @classmethod
+    def from_sequence(cls, sequence: Any, workers: int | Literal["auto"] | None = None, **settings: Any) -> Loader:
+        """A loader for a `keras.utils.PyDataset` / `Sequence`, or anything whose `[i]` is batch i, as it is.
+
+        Args:
+            sequence: has `__len__` and `__getitem__(batch_index)`; its `on_epoch_begin` and `on_epoch_end` are called
+                on this very object, in this process, and what they change is seen by the next epoch.
+            workers: as in `Loader`; None: the sequence's own `workers` where it is above 1, else "auto".
+            **settings: further arguments of `Loader` (not batch_size, fn and batch_fn).
+        """
+        from loaderpool.adapters.keras import loader_from_sequence
+
+        return loader_from_sequence(cls, sequence, workers, settings)
+
+    def replace(self, **changes: Any) -> Loader:
+        """A new loader with other arguments where `changes` says so, and otherwise the same."""
+        unknown = sorted(set(changes) - set(self._arguments))
+        if unknown:
+            raise ArgumentTypeError(f"Loader has no argument named {', '.join(unknown)}")
+        if "workers" in changes and "pool" not in changes:
+            changes["pool"] = None
+        return type(self)(**{**self._arguments, **changes})
+
+    def resize(self, workers: int) -> None:
+        """Have this many workers from now on, also in mid-epoch; the batches stay the same to the bit.
+
+        Raises:
+            ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
+        """
+        self._check_usable()
+        pool = self._pool or self._own_pool
+        if pool is None:
+            raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
+        pool.resize(workers)
+
+    def statistics(self) -> Statistics:
+        """A snapshot of counts and rates."""
+        from loaderpool.snapshot import take_snapshot
+
+        return take_snapshot(self._book, self._engine)
+
+    def close(self) -> None:
+        """End the loader, and its pool if it is its own. Twice is fine; arrays handed out stay valid."""
+        self._is_closed = True
+        self._book.drop_parked()
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def __enter__(self) -> Loader:  # noqa: PYI034 - Self is in typing from 3.11 on
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = "closed" if self._is_closed else f"{self.workers} workers"
+        return f"<loaderpool.Loader of {self._plan.size:,} items, batch_size={self._config.batch_size}, {where}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Loader cannot be pickled: it owns processes. Does the function refer to it? Give it what it needs"
+        )
+
+    # ---- starting ----
+
+    def _start(self) -> None:
+        """Start the engine in the background; what can go wrong in the caller's line goes wrong here."""
+        assert self._payload is not None
+        arguments = (self._payload, self._config, self._plan, self._unit, self._given_spec, self._book.epoch)
+        if self._pool is None and self._config.workers == 0:
+            from loaderpool.local_engine import LocalEngine
+
+            self._engine = LocalEngine(*arguments)
+            return
+        from loaderpool.pool_engine import PoolEngine
+
+        pool = self._pool
+        if pool is None:
+            pool = self._own_pool = Pool(self._config.workers)
+        session = pool.session
+        try:
+            engine = PoolEngine(session, *arguments)
+        except BaseException:
+            if self._own_pool is not None:
+                self._own_pool.close()
+            raise
+        self._engine = engine
+        self._payload = None  # what travelled is kept in shared memory
+        self._finalizer = weakref.finalize(self, _end, engine, self._own_pool)
+
+    def _running_engine(self) -> Engine:
+        self._check_usable()
+        assert self._engine is not None
+        return self._engine
+
+    def _check_usable(self) -> None:
+        if self._engine is None:
+            raise ForeignProcessError(
+                f"this loader was constructed inside a loaderpool {role.role()} (pid {os.getpid()}), where it starts "
+                "nothing: only the training process can iterate it"
+            )
+        if self._is_closed:
+            raise ClosedError("this Loader is closed; make a new one")
+        if os.getpid() != self._owner_pid and self.workers:
+            raise ForeignProcessError(
+                f"this loader belongs to process {self._owner_pid}; process {os.getpid()} is a fork of it and must "
+                "make a loader of its own"
+            )
+
+
+class LoaderIterator(Iterator[Any]):
+    """One pass over a loader; batches as nested structures of NumPy arrays."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader  # keeps the pool alive
+        self._book = loader._book
+        self._pass = Pass(self._book)
+        self._batches: Iterator[tuple[int, list[Any]]] = iter(())
+        self._pack: Callable[[list[Any]], Any] = _unpacked
+        self._skips = loader._config.on_error.action == "skip"
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            for rows, parts in self._batches:
+                if rows or not self._skips:
+                    tally = self._book.tally
+                    tally.batches += 1
+                    tally.samples += rows
+                    return self._pack(parts)
+            self._batches = iter(())
+            delivery = self._pass.next_delivery()
+            self._book.tally.tick(delivery)
+            self._batches = delivery.batches()
+            if self._pack is _unpacked:
+                self._pack = self._loader.form.spec.structure.pack
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this pass, or -1 before its first batch."""
+        return self._pass.epoch
+
+    def close(self) -> None:
+        """End the pass; the next one starts anew."""
+        self._batches = iter(())
+        self._pass.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pass"):
+            self._pass.close()
+
+
+class _EngineHandle:
+    """Reaches a loader's engine without keeping the loader alive."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = weakref.ref(loader)
+
+    def __call__(self) -> Engine:
+        loader = self._loader()
+        if loader is None:
+            raise ClosedError("the Loader was dropped and so closed; keep it while you iterate")
+        return loader._running_engine()
+
+
+_CONFIG_NAMES = (
+    "batch_size",
+    "workers",
+    "shuffle",
+    "seed",
+    "drop_remainder",
+    "deterministic",
+    "num_shards",
+    "shard_index",
+    "pad",
+    "ragged",
+    "on_error",
+    "timeout_s",
+    "memory_limit",
+    "seed_globals",
+    "max_restarts_per_item",
+)
+
+
+def _unpacked(parts: list[Any]) -> Any:
+    raise AssertionError("no delivery yet")
+
+
+def _end(engine: Engine, own_pool: Pool | None) -> None:
+    if own_pool is not None:
+        own_pool.close()
+    else:
+        engine.close()
+
+
+def _check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) -> None:
+    if fn is not None and batch_fn is not None:
+        raise ArgumentError("fn and batch_fn exclude each other: one makes samples, the other whole batches")
+    for name, function, example in (("fn", fn, "item"), ("batch_fn", batch_fn, "list_of_items"), ("setup", setup, "")):
+        if function is None:
+            continue
+        if not callable(function):
+            raise ArgumentTypeError(f"{name} must be callable, got {function!r} of type {type(function).__name__}")
+        _check_signature(name, function, example)
+    if batch_fn is not None:
+        if config.batch_size is None:
+            raise ArgumentError("batch_fn needs a batch_size: how many items it is given")
+        if config.pad is not False or config.ragged:
+            raise ArgumentError("pad and ragged are for fn; batch_fn makes its batch itself")
+
+
+def _check_signature(name: str, function: Callable[..., Any], example: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a C function without one
+        return
+    arguments = [None] if example else []
+    keywords = {word: None for word in ("rng", "out") if word in signature.parameters}
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{name} must be callable as {name}({example}), but {_name(function)}{signature} is not: {error}"
+        ) from None
+
+
+def _parameters(function: Callable[..., Any] | None) -> set[str]:
+    if function is None:
+        return set()
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+

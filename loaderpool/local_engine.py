@@ -1,0 +1,131 @@
+"""One loader's batches made in the caller's process (`workers=0`): the very same code and bits, for a debugger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loaderpool.config import LoaderConfig
+from loaderpool.delivery import Delivery, aligned_empty
+from loaderpool.failures import sample_error
+from loaderpool.memory.board import BOARD_BYTES
+from loaderpool.memory.form import BatchForm, UnitKind, batch_form
+from loaderpool.plan.order import Plan
+from loaderpool.plan.randomness import SavedGlobals
+from loaderpool.ring import with_chunk
+from loaderpool.spec import ElementSpec
+from loaderpool.spec_choice import batch_bytes_like, choose_spec
+from loaderpool.worker.work import Filled, Job, Work, WorkFailed
+
+__all__ = ["LocalEngine"]
+
+_RUN = 1  # any number whose mark on the stand-in board is not set
+
+
+class LocalEngine:
+    """Makes a loader's batches when they are asked for.
+
+    Args:
+        payload: what `Work` needs; used as it is, nothing is pickled.
+        config: the loader's settings.
+        plan: its plan.
+        unit: what one call of the function makes.
+        given_spec: the user's element_spec.
+        first_epoch: the epoch whose first sample is made to find the spec.
+    """
+
+    def __init__(
+        self,
+        payload: Mapping[str, Any],
+        config: LoaderConfig,
+        plan: Plan,
+        unit: UnitKind,
+        given_spec: ElementSpec | None,
+        first_epoch: int,
+    ) -> None:
+        self.config, self.plan, self.unit = config, plan, unit
+        self._given_spec = given_spec
+        self._first_epoch = first_epoch
+        board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
+        self.work = Work(payload, board, 0, None, catches=Exception)
+        self._form: BatchForm | None = None
+
+    def form(self) -> BatchForm:
+        """The batches' form; makes the first sample."""
+        if self._form is None:
+            with SavedGlobals():
+                try:
+                    self.work.ensure_setup()
+                    probe = self.work.probe(self._first_epoch)
+                except WorkFailed as error:
+                    raise sample_error(error.failure, error.error) from error.error
+            spec = choose_spec(probe.spec, self._given_spec, self.config, self.unit)
+            form = batch_form(
+                spec,
+                self.unit,
+                batch_size=self.config.batch_size,
+                batch_bytes_seen=batch_bytes_like(probe, self.config, self.unit),
+                may_leave_rows_out=self.config.on_error.action == "skip",
+                may_replace_rows=self.config.on_error.action == "replace",
+            )
+            form = with_chunk(form, 1)
+            self.work.set_form(form, self._given_spec is not None)
+            self._form = form
+        return self._form
+
+    def begin(self, first_epoch: int, start: int, limit: int) -> LocalRun:
+        """Begin a run at batch `start` of the first epoch."""
+        self.form()
+        return LocalRun(self, first_epoch, start, limit)
+
+    def update(self, changes: dict[str, Any]) -> None:
+        """Nothing to do: the function looks at the user's own object."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def make(self, epoch: int, batch: int, number: int) -> Delivery:
+        """One batch in memory of its own."""
+        form = self.form()
+        rows = self.plan.rows(batch)
+        job = Job(_RUN, epoch, batch, 1, 0, rows)
+        anchor = aligned_empty(form.slot_bytes)
+        with SavedGlobals():
+            try:
+                filled: Filled = self.work.fill(job, anchor, 0, anchor.nbytes)
+            except WorkFailed as error:
+                raise sample_error(error.failure, error.error) from error.error
+        if filled.oversize is not None:
+            anchor = aligned_empty(filled.oversize.nbytes)
+            filled.oversize.write(anchor, 0)
+        return Delivery(form, anchor, number, 1, rows, filled.row_failures)
+
+
+class LocalRun:
+    """Batches of consecutive epochs, each made when it is taken."""
+
+    wait_ns = 0
+
+    def __init__(self, engine: LocalEngine, first_epoch: int, start: int, limit: int) -> None:
+        self._engine = engine
+        self.first_epoch = first_epoch
+        self._next = start
+        self._limit = limit
+        self.is_over = False
+
+    def take(self) -> Delivery:
+        """The next batch."""
+        if self.is_over or self._next >= self._limit:
+            raise StopIteration
+        number = self._next
+        epoch, batch = divmod(number, self._engine.plan.batches_per_epoch)
+        self._next += 1
+        return self._engine.make(self.first_epoch + epoch, batch, number)
+
+    def extend(self, limit: int) -> None:
+        """More batches are wanted."""
+        self._limit = limit
+
+    def end(self) -> None:
+        """Nobody wants the rest."""
+        self.is_over = True

@@ -1,0 +1,244 @@
+"""What this machine is and allows; the only module with Linux-only calls.
+
+Each has the fallback the design names: POSIX shared memory unlinked at birth for `memfd_create`, a look at the
+process table for `pidfd_open`, `getppid` for `PR_SET_PDEATHSIG`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from loaderpool.errors import MemoryLimitError
+
+__all__ = [
+    "available_memory_bytes",
+    "cgroup_cpu_quota",
+    "create_memory_file",
+    "die_with_parent",
+    "open_pidfd",
+    "pipe_capacity_bytes",
+    "process_cpu_s",
+    "raise_oom_score",
+    "reserve",
+    "restore_malloc_thresholds",
+    "return_pages",
+    "usable_cpu_count",
+]
+
+LINUX = sys.platform.startswith("linux")
+_PR_SET_PDEATHSIG = 1
+_F_GETPIPE_SZ = 1032
+_FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_GLIBC_DEFAULT_TRIM = 128 * 1024
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def create_memory_file(name: str) -> int:
+    """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC)
+    from multiprocessing import shared_memory  # the fallback: named for an instant, unlinked at birth
+
+    block = shared_memory.SharedMemory(create=True, size=1)
+    descriptor = os.dup(block._fd)  # type: ignore[attr-defined]
+    block.close()
+    block.unlink()
+    return descriptor
+
+
+def reserve(descriptor: int, offset: int, nbytes: int) -> None:
+    """Give a range of a memory file its pages now, so that no later write can fail for lack of them.
+
+    Raises:
+        MemoryLimitError: the machine refused; set a smaller `memory_limit`.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, offset, nbytes)
+    except OSError as error:
+        raise MemoryLimitError(
+            f"the machine refused {nbytes:,} bytes of shared memory ({error.strerror}); set a smaller memory_limit"
+        ) from error
+
+
+def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
+    """Give the pages of a range back to the machine; the range reads as zeros afterwards. Best effort."""
+    if not LINUX:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate(
+        ctypes.c_int(descriptor),
+        ctypes.c_int(_FALLOC_KEEP_SIZE_PUNCH_HOLE),
+        ctypes.c_int64(offset),
+        ctypes.c_int64(nbytes),
+    )
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends, or None where the machine has no such thing."""
+    if hasattr(os, "pidfd_open"):
+        try:
+            return os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise
+        except OSError:
+            return None
+    return None
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the parent's forking *thread* ends; for single-threaded parents only."""
+    if LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the call took effect
+        os._exit(1)
+
+
+def raise_oom_score() -> None:
+    """Ask the kernel's OOM killer to take this process before the trainer. Best effort."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("500")
+    except OSError:
+        pass
+
+
+def pipe_capacity_bytes(descriptor: int) -> int:
+    """How many bytes the pipe holds (one page where the user's pipe budget is spent)."""
+    if not LINUX:
+        return 4096
+    import fcntl
+
+    return fcntl.fcntl(descriptor, _F_GETPIPE_SZ)
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU time the process has used so far in seconds; 0.0 where it is gone or cannot be read."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def restore_malloc_thresholds() -> bool:
+    """Put glibc's mmap and trim thresholds back to where large NumPy arrays are cheap.
+
+    The first `from_generator` of a process sets both to 128 KiB for good (TensorFlow's answer to its issue 65675);
+    large arrays then cost a page fault per page each time. Returns False where there is no glibc.
+    """
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:
+        return False
+    largest_dynamic = 32 * 1024 * 1024  # glibc's own upper bound for the sliding threshold
+    return bool(
+        libc.mallopt(ctypes.c_int(_M_MMAP_THRESHOLD), ctypes.c_int(largest_dynamic))
+        and libc.mallopt(ctypes.c_int(_M_TRIM_THRESHOLD), ctypes.c_int(2 * largest_dynamic))
+    )
+
+
+def cgroup_cpu_quota() -> float | None:
+    """CPUs' worth of time that this process's cgroups grant (v2 and v1), or None without a quota."""
+    quotas = [quota for quota in _cgroup_quotas() if quota is not None]
+    return min(quotas) if quotas else None
+
+
+def _cgroup_quotas() -> Iterable[float | None]:
+    for directory in _cgroup_directories("cpu"):
+        try:
+            if (directory / "cpu.max").exists():
+                quota, period = (directory / "cpu.max").read_text().split()[:2]
+                yield None if quota == "max" else int(quota) / int(period)
+            elif (directory / "cpu.cfs_quota_us").exists():
+                quota_us = int((directory / "cpu.cfs_quota_us").read_text())
+                period_us = int((directory / "cpu.cfs_period_us").read_text())
+                yield quota_us / period_us if quota_us > 0 else None
+        except (OSError, ValueError):
+            continue
+
+
+def _cgroup_directories(controller: str) -> Iterable[Path]:
+    """The directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = _CGROUP
+        elif controller in controllers.split(","):
+            root = _CGROUP / controllers
+            if not root.exists():
+                root = _CGROUP / controller
+        else:
+            continue
+        inner = root / path.lstrip("/")
+        while True:
+            if inner.exists():
+                yield inner
+            if inner == root or root not in inner.parents:
+                break
+            inner = inner.parent
+    if not lines:
+        yield _CGROUP
+
+
+def usable_cpu_count() -> int:
+    """CPUs this process may really use, at least 1: the smallest of `os.cpu_count()`, affinity mask, cgroup quota."""
+    counts = [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        counts.append(len(os.sched_getaffinity(0)))
+    quota = cgroup_cpu_quota()
+    if quota is not None:
+        counts.append(int(quota + 0.5))
+    return max(1, min(counts))
+
+
+def available_memory_bytes() -> int:
+    """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
+    free = [_machine_available_bytes()]
+    for directory in _cgroup_directories("memory"):
+        limit = _read_int(directory / "memory.max") or _read_int(directory / "memory.limit_in_bytes")
+        used = _read_int(directory / "memory.current") or _read_int(directory / "memory.usage_in_bytes")
+        if limit is not None and used is not None and limit < 1 << 60:
+            free.append(max(0, limit - used + _reclaimable_bytes(directory)))
+    return min(free)
+
+
+def _machine_available_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 4 << 30
+
+
+def _reclaimable_bytes(directory: Path) -> int:
+    try:
+        for line in (directory / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("inactive_file", "total_inactive_file"):
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # absent, or "max"
+        return None

@@ -1,0 +1,158 @@
+"""The arena: one anonymous shared memory file, mapped once by trainer, supervisor and (through fork) every worker.
+
+It has no name, so nothing is left behind by any death, and it is large and sparse, so mapping it costs address space
+and nothing else. The board lies at its start; slots and blobs are extents behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool import machine
+from loaderpool.errors import MemoryLimitError
+from loaderpool.memory.board import BOARD_BYTES, Board
+from loaderpool.memory.extents import Extent, ExtentMap
+
+__all__ = ["Arena", "map_whole_file"]
+
+# Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
+_ARENA_BYTES = 1 << 40
+_SMALLEST_ARENA_BYTES = 1 << 30
+# What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
+_HEADROOM_BYTES = 64 << 20
+
+
+class Arena:
+    """The shared memory file and its mapping.
+
+    Ownership: the creator (trainer) hands out extents. The mapping is never closed by hand: arrays look at it, and it
+    goes with the last of them.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self.descriptor = descriptor
+        self.nbytes = nbytes
+        self.map = mmap.mmap(descriptor, nbytes)
+        if hasattr(mmap, "MADV_DONTDUMP"):
+            self.map.madvise(mmap.MADV_DONTDUMP)
+        self.board = Board(self.map)
+        self.extents = ExtentMap(BOARD_BYTES, nbytes)
+
+    @staticmethod
+    def create() -> Arena:
+        """A new arena, as large in address space as the process's limits allow.
+
+        Raises:
+            MemoryLimitError: not even the smallest fits (`ulimit -v`).
+        """
+        descriptor = machine.create_memory_file("arena")
+        nbytes = _ARENA_BYTES
+        while True:
+            try:
+                os.ftruncate(descriptor, nbytes)
+                return Arena(descriptor, nbytes)
+            except OSError as error:
+                nbytes //= 4
+                if nbytes < _SMALLEST_ARENA_BYTES:
+                    os.close(descriptor)
+                    raise MemoryLimitError(
+                        f"no address space for the arena ({error.strerror}): the limit on virtual memory "
+                        "(ulimit -v, RLIMIT_AS) must leave at least 1 GiB"
+                    ) from error
+
+    def close_descriptor(self) -> None:
+        """Drop the file descriptor; the mapping stays for those who look at it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def take(self, nbytes: int, purpose: str) -> Extent:
+        """Reserve an extent with its pages.
+
+        Raises:
+            MemoryLimitError: the machine or its cgroup has too little free.
+        """
+        free = machine.available_memory_bytes()
+        if nbytes + _HEADROOM_BYTES > free:
+            raise MemoryLimitError(
+                f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
+                f"{free:,} bytes free; set a smaller memory_limit or batch_size"
+            )
+        extent = self.extents.take(nbytes)
+        try:
+            machine.reserve(self.descriptor, extent.offset, extent.nbytes)
+        except BaseException:
+            self.give_back(extent)
+            raise
+        return extent
+
+    def give_back(self, extent: Extent) -> None:
+        """Return an extent and its pages."""
+        if self.descriptor >= 0:
+            machine.return_pages(self.descriptor, extent.offset, extent.nbytes)
+        self.extents.give_back(extent)
+
+    def anchor(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """A new `uint8[nbytes]` array built directly on the mapping.
+
+        NumPy collapses `.base` of views down to the first array that is not built on another array: this one. So it
+        lives exactly as long as any view made from it (docs/explanation/memory.md, "Anchors").
+        """
+        return np.ndarray((nbytes,), np.uint8, buffer=self.map, offset=offset)
+
+    def put(self, blob: bytes) -> Extent:
+        """Copy bytes into an extent of their own."""
+        extent = self.take(len(blob), "a message to the workers")
+        self.map[extent.offset : extent.offset + len(blob)] = blob
+        return extent
+
+    def put_object(self, value: Any) -> tuple[Extent, int]:
+        """Pickle an object of ours into an extent; returns it and the pickle's length."""
+        blob = pickle.dumps(value, protocol=5)
+        return self.put(blob), len(blob)
+
+    def get_object(self, offset: int, nbytes: int) -> Any:
+        """The object that `put_object` stored."""
+        return pickle.loads(self.map[offset : offset + nbytes])
+
+
+def map_whole_file(descriptor: int, nbytes: int) -> Any:
+    """Map a memory file shared and readable, as a buffer that unmaps itself; the descriptor may be closed afterwards.
+
+    `mmap.mmap` keeps a duplicate of the descriptor (before Python 3.13), and a consumer may keep thousands of these.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    ]
+    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap of an oversize batch failed")
+    return _Mapping.make(address, nbytes)
+
+
+class _Mapping:
+    """Makes ctypes arrays over mapped memory that unmap it when they die."""
+
+    @staticmethod
+    def make(address: int, nbytes: int) -> Any:
+        import weakref
+
+        buffer = (ctypes.c_ubyte * nbytes).from_address(address)
+        libc = ctypes.CDLL(None)
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        weakref.finalize(buffer, libc.munmap, address, nbytes).atexit = False
+        return buffer

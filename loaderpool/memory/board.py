@@ -1,0 +1,75 @@
+"""The board: a cell of counters for each worker and an "abandoned" mark for each run, at the arena's start.
+
+Every number has one writer (a worker its cell, the trainer the marks) and is written whole, so no lock is needed. A
+cell's *finished* word is the truth about a ticket after a death (PROTO-4 in docs/explanation/protocol.md): it is
+stored after the rows are in the slot and before the completion is sent.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+
+from loaderpool.config import MAX_WORKERS
+
+__all__ = ["BOARD_BYTES", "RUN_MARKS", "Board", "Field"]
+
+_WORDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
+# Runs share marks by number modulo this; a mark is reused long after its run ended.
+RUN_MARKS = 2048
+_MARKS_START = MAX_WORKERS * _WORDS_PER_CELL
+BOARD_BYTES = -(-(_MARKS_START + RUN_MARKS) * 8 // 4096) * 4096
+
+
+class Field(enum.IntEnum):
+    """A word of a worker's cell."""
+
+    FINISHED = 0  # ticket << 16 | attempt, of the last ticket whose rows are all in the slot (or whose error is known)
+    TICKET = 1  # the ticket that is running
+    INDEX = 2  # 1 + source index of the sample that is running; 0: none
+    STARTED_NS = 3  # when it (or the block of rows it is in) began, monotonic
+    SAMPLES = 4
+    BATCHES = 5
+    BUSY_NS = 6
+    WAIT_NS = 7
+    BYTES = 8
+    PID = 9
+    STATUS = 10  # Status of the last finished ticket
+
+
+class Board:
+    """Reads and writes the board. `words` is the whole board as a memoryview of u64."""
+
+    def __init__(self, arena_map: mmap.mmap) -> None:
+        self.words: memoryview = memoryview(arena_map)[:BOARD_BYTES].cast("Q")
+
+    @staticmethod
+    def base(cell: int) -> int:
+        """Index of the cell's first word in `words`."""
+        return cell * _WORDS_PER_CELL
+
+    @staticmethod
+    def mark(run: int) -> int:
+        """Index in `words` of the run's abandoned mark."""
+        return _MARKS_START + run % RUN_MARKS
+
+    def read(self, cell: int, field: Field) -> int:
+        """One word of a worker's cell."""
+        return int(self.words[cell * _WORDS_PER_CELL + field])
+
+    def write(self, cell: int, field: Field, value: int) -> None:
+        """Set one word of a cell."""
+        self.words[cell * _WORDS_PER_CELL + field] = value
+
+    def clear(self, cell: int) -> None:
+        """Zero a cell before a new worker takes it."""
+        for word in range(cell * _WORDS_PER_CELL, (cell + 1) * _WORDS_PER_CELL):
+            self.words[word] = 0
+
+    def abandon(self, run: int) -> None:
+        """Tell workers that nobody wants this run any more. SYNC: pairs with `is_abandoned` before each row."""
+        self.words[self.mark(run)] = run
+
+    def is_abandoned(self, run: int) -> bool:
+        """Whether the trainer has abandoned the run."""
+        return bool(self.words[self.mark(run)] == run)

@@ -1,0 +1,174 @@
+"""The form of a loader's batches: their spec, how a slot holds them, and how they are read out of it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.memory.layout import FixedLayout, aligned, packed_nbytes, read_packed
+from loaderpool.ragged import RaggedArray
+from loaderpool.spec import ArraySpec, ElementSpec
+
+__all__ = ["BatchForm", "UnitKind", "batch_form", "read_text", "spec_of_batches"]
+
+# What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
+UnitKind = Literal["sample", "batch", "element"]
+
+# A chunk is at most this large: smaller makes tiny batches pay per batch again, larger leaves the cache.
+_CHUNK_BYTES = 1 << 20
+_MAX_CHUNK = 64
+_INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchForm:
+    """Spec and storage of one loader's batches; made in the trainer, read in every worker."""
+
+    spec: ElementSpec  # of a batch, batch axis included
+    unit: UnitKind  # what one call of the function makes
+    batch_rows: int  # rows of a full batch; 1 for units that are whole elements
+    fixed: FixedLayout | None  # None: packed
+    max_chunk: int  # most batches that one ticket may cover
+    can_split: bool  # whether a ticket may cover some rows of a batch
+    slot_bytes: int  # bytes of a slot; a packed batch may outgrow it
+
+    @functools.cached_property
+    def block_dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """Dtypes of the blocks of a packed batch, in order."""
+        dtypes: list[np.dtype[Any]] = []
+        for component in self.spec.components:
+            if component.text is not None:
+                dtypes += [_INT64, _BYTE]
+            elif component.ragged:
+                dtypes += [component.dtype, _INT64]
+            else:
+                dtypes.append(component.dtype)
+        return tuple(dtypes)
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """Bytes of a full batch, where they are known beforehand."""
+        return self.fixed.used_bytes(self.batch_rows) if self.fixed is not None else None
+
+    def used_bytes(self, anchor: npt.NDArray[np.uint8], rows: int) -> int:
+        """Bytes from the slot's start to the end of the data in it, `rows` rows of a fixed form."""
+        if self.fixed is None:
+            return packed_nbytes(anchor)
+        return self.fixed.offsets[-1] + self.fixed.row_bytes[-1] * rows
+
+    def read(self, anchor: npt.NDArray[np.uint8], rows: int, count: int) -> Iterator[tuple[int, list[Any]]]:
+        """The batches in a slot: for each its rows and its components, as views of `anchor` (text is copied out).
+
+        Args:
+            anchor: the slot's bytes.
+            rows: rows of each batch in it (packed slots tell themselves).
+            count: how many batches a fixed slot holds.
+        """
+        if self.fixed is None:
+            for batch_rows, blocks in read_packed(anchor, self.block_dtypes):
+                yield batch_rows, self._components(blocks)
+            return
+        arrays = self.fixed.arrays(anchor, 0, rows * count)
+        if count == 1:
+            yield rows, arrays
+            return
+        if len(arrays) == 1:
+            array = arrays[0]
+            for start in range(0, rows * count, rows):
+                yield rows, [array[start : start + rows]]
+            return
+        for start in range(0, rows * count, rows):
+            yield rows, [array[start : start + rows] for array in arrays]
+
+    def _components(self, blocks: list[npt.NDArray[Any]]) -> list[Any]:
+        components: list[Any] = []
+        position = 0
+        for component in self.spec.components:
+            if component.text is not None:
+                components.append(read_text(blocks[position], blocks[position + 1], component.text))
+                position += 2
+            elif component.ragged:
+                components.append(RaggedArray(blocks[position], blocks[position + 1]))
+                position += 2
+            else:
+                components.append(blocks[position])
+                position += 1
+        return components
+
+
+def read_text(
+    lengths: npt.NDArray[np.int64], blob: npt.NDArray[np.uint8], text: Literal["str", "bytes"]
+) -> npt.NDArray[np.object_]:
+    """An object array of str or bytes from lengths of the array's shape and the UTF-8 data end to end."""
+    data = blob.tobytes()
+    out = np.empty(lengths.size, object)
+    start = 0
+    for position, length in enumerate(lengths.ravel().tolist()):
+        piece = data[start : start + length]
+        out[position] = piece.decode("utf-8", "surrogateescape") if text == "str" else piece
+        start += length
+    return out.reshape(lengths.shape)
+
+
+def batch_form(
+    spec: ElementSpec,
+    unit: UnitKind,
+    *,
+    batch_size: int | None,
+    batch_bytes_seen: int,
+    may_leave_rows_out: bool,
+    may_replace_rows: bool,
+) -> BatchForm:
+    """The form for a batch spec: fixed where every row has one known shape and no row may be missing, else packed.
+
+    Args:
+        spec: of a batch.
+        unit: what one call of the function makes.
+        batch_size: rows of a full batch, None for whole elements.
+        batch_bytes_seen: what a batch like the sample seen would take; sizes packed slots.
+        may_leave_rows_out: `on_error="skip"`.
+        may_replace_rows: `on_error="replace"`: the next good row must be in the same ticket.
+    """
+    components = spec.components
+    is_fixed = (
+        unit == "sample"
+        and not may_leave_rows_out
+        and all(c.text is None and not c.ragged and None not in c.shape[1:] for c in components)
+    )
+    rows = batch_size or 1
+    if not is_fixed:
+        # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
+        batch_bytes = aligned(batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(components)))
+        max_chunk = max(1, min(_MAX_CHUNK, _CHUNK_BYTES // batch_bytes))
+        return BatchForm(spec, unit, rows, None, max_chunk, can_split=False, slot_bytes=batch_bytes * max_chunk)
+    row_shapes = tuple(tuple(int(n) for n in c.shape[1:] if n is not None) for c in components)
+    dtypes = tuple(c.dtype for c in components)
+    batch_bytes = FixedLayout(row_shapes, dtypes, rows).used_bytes(rows)
+    max_chunk = max(1, min(_MAX_CHUNK, _CHUNK_BYTES // max(1, batch_bytes)))
+    fixed = FixedLayout(row_shapes, dtypes, rows * max_chunk)
+    can_split = not may_replace_rows and rows > 1
+    return BatchForm(spec, unit, rows, fixed, max_chunk, can_split, fixed.slot_bytes)
+
+
+def spec_of_batches(sample: ElementSpec, *, pad: bool, ragged: bool, static_rows: int | None) -> ElementSpec:
+    """The batch spec for samples like `sample`.
+
+    Under `pad` and `ragged` no axis of a component with axes can be known from one sample: with `pad` all are None,
+    with `ragged` the first is; an explicit `element_spec` says it more precisely.
+    """
+    components = []
+    for component in sample.components:
+        shape: tuple[int | None, ...] = component.shape
+        is_ragged = False
+        if shape and component.text is None:
+            if pad:
+                shape = (None,) * len(shape)
+            elif ragged:
+                shape, is_ragged = (None, *shape[1:]), True
+        components.append(ArraySpec((static_rows, *shape), component.dtype, component.text, is_ragged))
+    return ElementSpec(sample.structure, tuple(components))

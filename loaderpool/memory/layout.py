@@ -1,0 +1,150 @@
+"""Where the rows of a batch lie in a slot. The only module that knows byte offsets.
+
+Two forms, chosen once per loader:
+
+- `FixedLayout`: every row of every component has one known shape. Component c is one C-contiguous array
+  `dtype[rows, ...]` at a fixed, aligned offset, so workers write rows straight into place, several workers may fill
+  different rows of one slot, and several batches in a row (a chunk) are one longer array.
+- packed: shapes vary, or there is text. Each batch is a header of int64 words and aligned blocks behind it; a slot
+  holds a table of batches. It describes itself, so an oversize batch in a memory file of its own reads the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ALIGNMENT_BYTES", "Block", "FixedLayout", "Packing", "aligned", "packed_nbytes", "read_packed"]
+
+# TensorFlow aliases from 64 on; 128 keeps neighbours' adjacent-line prefetch apart. Smaller would cost a copy.
+ALIGNMENT_BYTES = 128
+_WORD = 8
+
+
+def aligned(nbytes: int) -> int:
+    """Rounded up to the alignment of components."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedLayout:
+    """Components of one known shape per row."""
+
+    row_shapes: tuple[tuple[int, ...], ...]  # of one row of each component
+    dtypes: tuple[np.dtype[Any], ...]
+    capacity_rows: int  # rows that a slot holds: batch_size times the largest chunk
+
+    @functools.cached_property
+    def row_bytes(self) -> tuple[int, ...]:
+        """Bytes of one row of each component."""
+        return tuple(
+            int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            for shape, dtype in zip(self.row_shapes, self.dtypes, strict=True)
+        )
+
+    @functools.cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Offset of each component from the slot's start."""
+        offsets, end = [], 0
+        for row_bytes in self.row_bytes:
+            offsets.append(end)
+            end += aligned(row_bytes * self.capacity_rows)
+        return tuple(offsets)
+
+    @functools.cached_property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return max(ALIGNMENT_BYTES, sum(aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes))
+
+    def arrays(self, buffer: Any, base: int, rows: int) -> list[npt.NDArray[Any]]:
+        """The components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
+        return [
+            np.ndarray((rows, *shape), dtype, buffer, base + offset)
+            for shape, dtype, offset in zip(self.row_shapes, self.dtypes, self.offsets, strict=True)
+        ]
+
+    def used_bytes(self, rows: int) -> int:
+        """Bytes of data in `rows` rows."""
+        return rows * sum(self.row_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One contiguous array that a component of a packed batch brings."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Callable[[npt.NDArray[Any]], None]  # writes the data into the array it is given
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Packing:
+    """Plans where the blocks of some batches lie, tells the size, and writes them.
+
+    Args:
+        batches: for each batch its rows and its blocks, in the order the reader expects.
+    """
+
+    def __init__(self, batches: Sequence[tuple[int, Sequence[Block]]]) -> None:
+        self._batches = batches
+        self._table: list[int] = [len(batches), 0]
+        self._headers: list[tuple[int, list[int]]] = []
+        self._places: list[tuple[int, Block]] = []
+        end = aligned((2 + len(batches)) * _WORD)
+        for rows, blocks in batches:
+            words = [rows]
+            start = end
+            end = aligned(start + _WORD * (1 + sum(2 + len(block.shape) for block in blocks)))
+            for block in blocks:
+                words += [end, len(block.shape), *block.shape]
+                self._places.append((end, block))
+                end = aligned(end + block.nbytes)
+            self._table.append(start)
+            self._headers.append((start, words))
+        self.nbytes = self._table[1] = end
+        self.data_bytes = sum(block.nbytes for _, block in self._places)
+
+    def write(self, buffer: Any, base: int) -> None:
+        """Write table, headers and blocks; the buffer must hold `nbytes` from `base` on."""
+        self._write_words(buffer, base, self._table)
+        for start, words in self._headers:
+            self._write_words(buffer, base + start, words)
+        for offset, block in self._places:
+            block.fill(np.ndarray(block.shape, block.dtype, buffer, base + offset))
+
+    @staticmethod
+    def _write_words(buffer: Any, offset: int, words: list[int]) -> None:
+        np.ndarray((len(words),), np.int64, buffer, offset)[:] = words
+
+
+def packed_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
+    """How many bytes of a slot the batches in it take."""
+    return int(anchor[_WORD : 2 * _WORD].view(np.int64)[0])
+
+
+def read_packed(
+    anchor: npt.NDArray[np.uint8], block_dtypes: Sequence[np.dtype[Any]]
+) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
+    """The batches that a `Packing` wrote: rows and blocks of each, as views of `anchor`."""
+    words = anchor[: anchor.nbytes // _WORD * _WORD].view(np.int64)
+    count = int(words[0])
+    for start in words[2 : 2 + count].tolist():
+        position = start // _WORD
+        rows = int(words[position])
+        position += 1
+        blocks = []
+        for dtype in block_dtypes:
+            offset, ndim = words[position : position + 2].tolist()
+            shape = tuple(words[position + 2 : position + 2 + ndim].tolist())
+            position += 2 + ndim
+            blocks.append(np.ndarray(shape, dtype, anchor, offset))
+        yield rows, blocks

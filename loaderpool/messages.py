@@ -1,0 +1,122 @@
+"""The words that trainer, supervisor and workers say to each other: eight unsigned 64-bit numbers a message.
+
+Every message is `MESSAGE_BYTES` long, far below PIPE_BUF, so that a write to a pipe is atomic whoever else writes, and
+one `read` drains many. The first number is the kind; the others are listed beside it here, and only here.
+
+    trainer -> supervisor   control pipe      Control
+    supervisor -> worker    ticket pipe       Order
+    worker -> supervisor    report pipe       Report
+    worker, supervisor -> trainer  completion pipe  Notice
+    worker, supervisor -> trainer  socket     a Notice, then bytes, in the same packet or in a memory file beside it
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+
+__all__ = [
+    "MESSAGE_BYTES",
+    "READ_BYTES",
+    "Control",
+    "Notice",
+    "Order",
+    "Report",
+    "Status",
+    "Words",
+    "join32",
+    "pack",
+    "split32",
+    "unpack_all",
+]
+
+_MESSAGE = struct.Struct("<8Q")
+MESSAGE_BYTES = _MESSAGE.size
+# One read takes what a default pipe can hold; smaller costs system calls, larger only an allocation.
+READ_BYTES = 65536
+
+Words = tuple[int, int, int, int, int, int, int, int]
+
+
+class Control(enum.IntEnum):
+    """Trainer to supervisor."""
+
+    LOAD = 1  # loader, shipment offset, nbytes, epoch to probe + 1 (0: no probe), deaths allowed for one ticket
+    LAYOUT = 2  # loader, offset, nbytes, max_chunk|can_split, batch rows|last batch's rows, full_batches, batch_ns
+    SLOT_ADD = 3  # loader, slot, offset, nbytes
+    SLOT_RETIRE = 4  # slot
+    RUN_BEGIN = 5  # run, loader, first_epoch, batches_per_epoch, start, limit, quota
+    RUN_EXTEND = 6  # run, limit, quota
+    RUN_END = 7  # run
+    RELEASE = 8  # slot
+    RESIZE = 9  # workers
+    UNLOAD = 10  # loader
+    CLOSE = 11
+    REDO = 12  # ticket, slot: its completion arrived maimed (no descriptor left to receive it)
+    UPDATE = 13  # loader, offset, nbytes: changed attributes of the source's object
+
+
+class Order(enum.IntEnum):
+    """Supervisor to worker."""
+
+    TICKET = 1  # ticket, run, first_batch, count|attempt, row_start|row_stop, slot
+    PROBE = 2  # ticket, loader, epoch
+    LAYOUT = 3  # loader, offset, nbytes
+    RUN = 4  # run, loader, first_epoch, batches_per_epoch
+    RUN_OVER = 5  # run
+    EXIT = 6
+    SLOT = 7  # slot, offset, nbytes
+
+
+class Report(enum.IntEnum):
+    """Worker to supervisor, always after the completion that it stands for."""
+
+    DONE = 1  # ticket, worker, status, busy_ns, rows, count, attempt
+    READY = 2  # worker
+
+
+class Notice(enum.IntEnum):
+    """To the trainer, over the completion pipe or (with bytes) the socket."""
+
+    COMPLETION = 1  # ticket, run, first_batch, count|attempt, row_start|row_stop, slot, status|worker
+    SPEC = 2  # loader, worker; bytes: the pickled spec
+    RUN_ENDED = 3  # run
+    SLOT_RETIRED = 4  # slot
+    LOADED = 5  # loader
+    WORKER_STARTED = 6  # worker, pid, cell
+    WORKER_ENDED = 7  # worker, pid, was_lost
+    UNLOADED = 9  # loader
+    SPEC_FAILED = 10  # loader, worker; bytes: the pickled Failure of the first sample
+    LOAD_FAILED = 11  # loader (0: all); bytes: pickled (Failure, advice)
+    LOST = 12  # loader (0: all); bytes: the pickled LostReport of a probe, or of workers that die before any ticket
+
+
+class Status(enum.IntEnum):
+    """How a ticket ended."""
+
+    FINISHED = 0
+    FAILED = 1  # the completion came over the socket, with the pickled report of the user's exception
+    OVERSIZE = 2  # the completion came over the socket, with the batch in a memory file
+    ABANDONED = 3
+    LOST = 4  # from the supervisor, over the socket: workers died over it too often; with the pickled LostReport
+
+
+def pack(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0, f: int = 0, g: int = 0) -> bytes:
+    """One message as bytes."""
+    return _MESSAGE.pack(kind, a, b, c, d, e, f, g)
+
+
+def unpack_all(data: bytes) -> Iterator[Words]:
+    """The messages in what one read returned; whole ones only, for every write is atomic."""
+    return _MESSAGE.iter_unpack(data)  # type: ignore[return-value]
+
+
+def join32(low: int, high: int) -> int:
+    """Two 32-bit numbers in one word."""
+    return low | high << 32
+
+
+def split32(word: int) -> tuple[int, int]:
+    """The two numbers of `join32`."""
+    return word & 0xFFFFFFFF, word >> 32

@@ -1,0 +1,233 @@
+"""Passes over a loader: which epoch each is, where its run stands, and what is parked for the next one.
+
+A run reads ahead over the end of its epoch. When a pass has delivered its last batch the run is parked, and the next
+pass, if it is the next epoch, goes on with it: its first batches are made already.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from loaderpool import clock
+from loaderpool.config import LoaderConfig
+from loaderpool.delivery import Delivery, Engine, EngineRun
+from loaderpool.errors import LoaderpoolError
+from loaderpool.plan.order import Plan
+
+__all__ = ["EpochHooks", "Pass", "PassBook", "Tally"]
+
+_LATEST_INDICES = 1000
+_READ_AHEAD_TICKETS_PER_WORKER = 2
+
+
+class EpochHooks(Protocol):
+    """What happens in the trainer between epochs: a Sequence's `on_epoch_begin` and `on_epoch_end`."""
+
+    changes_data: bool  # whether any hook is overridden, so that nothing may be made ahead over an epoch's edge
+
+    def before_epoch(self) -> dict[str, Any] | None:
+        """Run the hook of an epoch's begin; returns what it changed, for `Engine.update`."""
+
+    def after_epoch(self) -> dict[str, Any] | None:
+        """Run the hook of an epoch's end; returns what it changed."""
+
+
+class Tally:
+    """What was handed to consumers, over all passes."""
+
+    def __init__(self) -> None:
+        self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
+        self.first_ns = self.last_ns = 0
+        self.first_samples = self.first_bytes = 0  # of the first delivery: they came before the clock ran
+        self.wait_ns = 0
+        self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
+        self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
+
+    def tick(self, delivery: Delivery) -> None:
+        """Note a delivery's time and bytes; who unpacks it counts batches and rows."""
+        now = clock.monotonic_ns()
+        if not self.first_ns:
+            self.first_ns = now
+            self.first_samples, self.first_bytes = delivery.count * delivery.rows, delivery.nbytes
+        self.last_ns = now
+        self.nbytes += delivery.nbytes
+
+
+class PassBook:
+    """What passes of one loader share. The lock guards epoch numbers and the parked run, never a wait.
+
+    Args:
+        engine: gives the engine, started now if it was not.
+        config: the loader's settings.
+        plan: its plan.
+        hooks: hooks between epochs, or None.
+    """
+
+    def __init__(
+        self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: EpochHooks | None
+    ) -> None:
+        self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
+        self.epoch = 0  # of the next pass
+        self.tally = Tally()
+        self.last_error: BaseException | None = None
+        self._parked: tuple[EngineRun, int] | None = None  # a run, and the epoch it stands before
+        self._lock = threading.Lock()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next pass's."""
+        with self._lock:
+            self.epoch = epoch
+
+    def open_run(self) -> tuple[EngineRun, int]:
+        """A run that stands before the next epoch, and that epoch's number, which is now taken."""
+        engine = self.engine()
+        engine.form()  # outside the lock: it waits for the first sample
+        with self._lock:
+            epoch = self.epoch
+            self.epoch += 1
+            parked, self._parked = self._parked, None
+        if self.hooks is not None and self.hooks.changes_data:
+            changes = self.hooks.before_epoch()
+            if changes:
+                engine.update(changes)
+        per_epoch = self.plan.batches_per_epoch
+        if parked is not None:
+            run, stands_before = parked
+            if stands_before == epoch:
+                run.extend((epoch - run.first_epoch + 1) * per_epoch + self._read_ahead())
+                return run, epoch
+            run.end()
+        return engine.begin(epoch, 0, per_epoch + self._read_ahead()), epoch
+
+    def park(self, run: EngineRun, epoch: int) -> None:
+        """Keep a run whose epoch before `epoch` is delivered for the pass that comes next."""
+        with self._lock:
+            if self._parked is None and self.epoch == epoch:
+                self._parked = (run, epoch)
+                return
+        run.end()
+
+    def give_up_epoch(self, epoch: int) -> None:
+        """The pass that took this epoch delivered nothing: it does not count."""
+        with self._lock:
+            if self.epoch == epoch + 1:
+                self.epoch = epoch
+
+    def drop_parked(self) -> None:
+        """End the parked run, if there is one."""
+        with self._lock:
+            parked, self._parked = self._parked, None
+        if parked is not None:
+            parked[0].end()
+
+    def after_epoch(self) -> None:
+        """Run the hook of an epoch's end and send on what it changed."""
+        if self.hooks is not None and self.hooks.changes_data:
+            changes = self.hooks.after_epoch()
+            if changes:
+                self.engine().update(changes)
+
+    def _read_ahead(self) -> int:
+        """Batches of the next epoch that may be made before anybody asks for it."""
+        if self.hooks is not None and self.hooks.changes_data:
+            return 0
+        engine = self.engine()
+        form = engine.form()
+        tickets = _READ_AHEAD_TICKETS_PER_WORKER * getattr(getattr(engine, "session", None), "workers_wanted", 0)
+        return min(self.plan.batches_per_epoch, tickets * form.max_chunk)
+
+
+class Pass:
+    """One pass over a loader: the deliveries of one epoch.
+
+    Ownership: `close` (or the end, or an error) lets go of the run; a pass that is dropped must be closed.
+    """
+
+    def __init__(self, book: PassBook) -> None:
+        self._book = book
+        self._run: EngineRun | None = None
+        self._epoch = -1
+        self._delivered = 0  # batches
+        self._rows_seen = 0
+        self._errors = 0
+        self._is_over = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, or -1 before the first delivery was asked for."""
+        return self._epoch
+
+    def next_delivery(self) -> Delivery:
+        """The next batches of the epoch. Blocks until they are there.
+
+        Raises:
+            StopIteration: the epoch is over.
+            LoaderpoolError: what ended the pass; the next pass starts anew.
+        """
+        book = self._book
+        if self._is_over:
+            raise StopIteration
+        try:
+            if self._run is None:
+                self._run, self._epoch = book.open_run()
+            if self._delivered >= book.plan.batches_per_epoch:
+                self._finish()
+                raise StopIteration
+            waited = self._run.wait_ns
+            delivery = self._run.take()
+            book.tally.wait_ns += self._run.wait_ns - waited
+        except StopIteration:
+            raise
+        except BaseException as error:
+            if isinstance(error, LoaderpoolError):
+                book.last_error = error
+            if not self._delivered and self._epoch >= 0:
+                book.give_up_epoch(self._epoch)
+            self.close()
+            raise
+        if not self._delivered:
+            book.tally.passes += 1
+        self._delivered += delivery.count
+        self._rows_seen += delivery.count * delivery.rows
+        if delivery.row_failures:
+            self._count_failures(delivery)
+        return delivery
+
+    def _count_failures(self, delivery: Delivery) -> None:
+        from loaderpool.failures import sample_error
+
+        tally, policy = self._book.tally, self._book.config.on_error
+        indices = tally.skipped if policy.action == "skip" else tally.replaced
+        for row_failure in delivery.row_failures:
+            failure = row_failure.failure
+            indices.extend(failure.indices if failure.index is None else (failure.index,))
+            tally.errors += 1
+            self._errors += 1
+        rows = self._book.plan.batches_per_epoch * delivery.rows if isinstance(policy.budget, float) else 0
+        if not policy.allows(self._errors, rows):
+            error = sample_error(delivery.row_failures[-1].failure)
+            text = (
+                f"{self._errors} samples of this pass failed, more than on_error=({policy.action!r}, {policy.budget}) "
+                f"allows; the last one:\n{error}"
+            )
+            error.args = (text,)
+            self._book.last_error = error
+            self.close()
+            raise error
+
+    def _finish(self) -> None:
+        self._is_over = True
+        run, self._run = self._run, None
+        assert run is not None
+        self._book.park(run, self._epoch + 1)
+        self._book.after_epoch()
+
+    def close(self) -> None:
+        """Let go; the next pass is whole. Never blocks; may run in a finalizer, and twice."""
+        self._is_over = True
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()

@@ -1,0 +1,101 @@
+"""A supervisor and its workers, apart from any loader, so that several loaders may share them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Literal
+
+from loaderpool import machine, role
+from loaderpool.config import check_workers
+from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError
+from loaderpool.session import Session
+
+__all__ = ["Pool", "resolve_workers"]
+
+
+def resolve_workers(workers: int | Literal["auto"]) -> int:
+    """A number of workers; "auto" is one for each usable CPU."""
+    return machine.usable_cpu_count() if workers == "auto" else workers
+
+
+class Pool:
+    """A supervisor and its workers, which several loaders may share: `Loader(..., pool=pool)`.
+
+    It starts in the background when the first loader needs it, and ends with `close()`, with the `with` block, when it
+    is collected, or when the interpreter exits. Closing it ends the loaders that use it.
+
+    Args:
+        workers: worker processes, at least 1, or "auto": one for each CPU that this process may use (the smallest of
+            `os.cpu_count()`, the affinity mask and the cgroup's quota).
+
+    Raises:
+        ArgumentError: fewer than 1 worker.
+        ArgumentTypeError: not a number.
+    """
+
+    def __init__(self, workers: int | Literal["auto"] = "auto") -> None:
+        checked = check_workers(workers)
+        if checked == 0:
+            raise ArgumentError("a Pool needs at least 1 worker; workers=0 (in this process) is a Loader's setting")
+        self._workers = resolve_workers(checked)
+        self._session: Session | None = None
+        self._finalizer: Any = None
+        self._is_closed = False
+
+    @property
+    def workers(self) -> int:
+        """How many workers it has."""
+        return self._workers
+
+    @property
+    def session(self) -> Session:
+        """The running session; started now if it was not.
+
+        Raises:
+            ForeignProcessError: asked for in a worker or supervisor.
+        """
+        if not role.is_trainer():
+            raise ForeignProcessError(
+                f"a loader was used inside a loaderpool {role.role()} (pid {os.getpid()}): it may be constructed where "
+                "the function's module is imported, but only the training process can iterate it"
+            )
+        if self._session is None:
+            if self._is_closed:
+                raise ClosedError("this Pool is closed; make a new one")
+            self._session = Session(self._workers)
+            self._finalizer = weakref.finalize(self, self._session.close)
+        return self._session
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def resize(self, workers: int) -> None:
+        """Have this many workers from now on, also in the middle of an epoch; the batches stay the same to the bit.
+
+        Args:
+            workers: at least 1.
+
+        Raises:
+            ArgumentError: fewer than 1.
+        """
+        checked = check_workers(workers)
+        if checked == 0:
+            raise ArgumentError("a running pool cannot shrink to 0 workers; make a Loader with workers=0")
+        self._workers = resolve_workers(checked)
+        if self._session is not None:
+            self._session.resize(self._workers)
+
+    def close(self) -> None:
+        """End the supervisor and its workers. May be called twice; arrays that were handed out stay valid."""
+        self._is_closed = True
+        if self._session is not None:
+            self._session.close()
+
+    def __enter__(self) -> Pool:  # noqa: PYI034 - Self is in typing from 3.11 on
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,176 @@
+"""The slots of one loader: how many, how large, who may hold how many, and when one is lent rather than copied.
+
+All numbers obey one budget of bytes, `memory_limit`. A ring begins small and grows when a batch would have to be copied
+for lack of a free slot; slots that batches outgrow are replaced by larger ones as they come back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from loaderpool import machine
+from loaderpool.errors import MemoryLimitError
+from loaderpool.memory.extents import Extent
+from loaderpool.memory.form import BatchForm
+from loaderpool.memory.layout import FixedLayout
+from loaderpool.memory.lease import Lender
+from loaderpool.messages import Control
+from loaderpool.session import Listener, Session
+
+__all__ = ["Ring", "RingPlan", "plan_ring", "with_chunk"]
+
+_DEFAULT_LIMIT_BYTES = 2 << 30
+_SHARE_OF_FREE = 4
+# A run that must share needs one slot to fill while the consumer looks at another.
+_LEAST_SLOTS = 2
+# Slots up to this size are all made at once; larger ones are made when they are needed.
+_SMALL_SLOT_BYTES = 4 << 20
+# Beyond the workers' tickets: what tf.data holds under prefetch(2) (five or six), and some look-ahead.
+_CONSUMER_SLOTS = 8
+# Small slots cost little: enough of them to keep all workers busy behind a straggler.
+_LOOK_AHEAD_SLOTS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class RingPlan:
+    """How a ring of one loader is cut from its budget."""
+
+    form: BatchForm
+    slot_bytes: int
+    first_slots: int  # made at the start
+    most_slots: int  # made when needed
+
+
+def plan_ring(form: BatchForm, *, workers: int, memory_limit: int | None) -> RingPlan:
+    """Choose chunk size and number of slots within the budget.
+
+    Raises:
+        MemoryLimitError: two slots of one batch do not fit; the message names the least that works.
+    """
+    limit = memory_limit
+    if limit is None:
+        limit = min(_DEFAULT_LIMIT_BYTES, machine.available_memory_bytes() // _SHARE_OF_FREE)
+    wanted = 2 * workers + _CONSUMER_SLOTS
+    form = with_chunk(form, max(1, min(form.max_chunk, form.max_chunk * limit // max(1, form.slot_bytes * wanted))))
+    slot_bytes = _page_rounded(form.slot_bytes)
+    affordable = limit // slot_bytes
+    if affordable < _LEAST_SLOTS:
+        least = slot_bytes * _LEAST_SLOTS
+        setting = f"memory_limit={memory_limit:,}" if memory_limit is not None else f"the default of {limit:,}"
+        raise MemoryLimitError(
+            f"{setting} bytes is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
+            f"needed. The least that works is memory_limit={least} ({least / 2**20:.1f} MiB); or lower batch_size"
+        )
+    if slot_bytes <= _SMALL_SLOT_BYTES:
+        wanted = max(wanted, _LOOK_AHEAD_SLOTS, 4 * workers)
+        most = min(affordable, wanted)
+        return RingPlan(form, slot_bytes, most, most)
+    most = min(affordable, wanted)
+    return RingPlan(form, slot_bytes, min(most, 2 * workers + 3), most)
+
+
+class Ring:
+    """A loader's slots in the session's arena. The session's lock is held by whoever calls.
+
+    Args:
+        session: whose arena and pipe.
+        owner: who is told of retired slots.
+        loader: the loader's number.
+        plan: sizes and counts.
+    """
+
+    def __init__(self, session: Session, owner: Listener, loader: int, plan: RingPlan) -> None:
+        self._session = session
+        self._owner = owner
+        self._loader = loader
+        self.plan = plan
+        self.lender = Lender(session.arena, session.pipe)
+        self.extents: dict[int, Extent] = {}
+        self._retiring: set[int] = set()
+        self._grow(plan.first_slots)
+
+    @property
+    def count(self) -> int:
+        """Slots that stay."""
+        return len(self.extents) - len(self._retiring)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a new slot."""
+        return self.plan.slot_bytes
+
+    def grow_by_one(self) -> bool:
+        """Add a slot if the budget has room for it."""
+        if self.count >= self.plan.most_slots:
+            return False
+        try:
+            self._grow(1)
+        except MemoryLimitError:
+            self.plan = dataclasses.replace(self.plan, most_slots=self.count)
+            return False
+        return True
+
+    def make_room(self, slots: int) -> int:
+        """Add up to `slots` slots for a run beside others, beyond what one run may use; returns how many.
+
+        Raises:
+            MemoryLimitError: not even the least fits the budget.
+        """
+        self.plan = dataclasses.replace(self.plan, most_slots=self.plan.most_slots + slots)
+        added = 0
+        while added < slots and self.grow_by_one():
+            added += 1
+        return added
+
+    def outgrown(self, nbytes: int, memory_limit: int | None) -> None:
+        """A batch of `nbytes` did not fit: make new slots that large, and retire the old ones as they come back."""
+        new_bytes = _page_rounded(2 * nbytes)
+        if new_bytes <= self.plan.slot_bytes:
+            return
+        budget = memory_limit or max(_DEFAULT_LIMIT_BYTES, self.plan.slot_bytes * self.plan.most_slots)
+        most = min(self.plan.most_slots, budget // new_bytes)
+        if most < _LEAST_SLOTS:
+            return  # such batches go on arriving in memory of their own
+        self.plan = dataclasses.replace(self.plan, slot_bytes=new_bytes, most_slots=most)
+        for slot in list(self.extents):
+            if slot not in self._retiring:
+                self._retiring.add(slot)
+                self._session.order(Control.SLOT_RETIRE, slot)
+        self._grow(min(most, 2 * self._session.workers_wanted + 3))
+
+    def retired(self, slot: int) -> None:
+        """The supervisor has taken a retiring slot out of its hands."""
+        self._retiring.discard(slot)
+        extent = self.extents.pop(slot, None)
+        if extent is not None:
+            self._session.arena.give_back(extent)
+
+    def give_back_all(self) -> None:
+        """The loader is unloaded: all slots that nobody looks at are free memory again."""
+        for slot, extent in list(self.extents.items()):
+            if slot not in self.lender.lent:
+                self._session.slots.pop(slot, None)
+                self._session.arena.give_back(extent)
+                del self.extents[slot]
+
+    def _grow(self, slots: int) -> None:
+        for _ in range(slots):
+            extent = self._session.arena.take(self.plan.slot_bytes, "a slot for batches")
+            number = self._session.take_number()
+            self.extents[number] = extent
+            self._session.slots[number] = self._owner
+            self._session.order(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
+
+
+def with_chunk(form: BatchForm, max_chunk: int) -> BatchForm:
+    """The form with slots for at most `max_chunk` batches."""
+    if max_chunk == form.max_chunk:
+        return form
+    if form.fixed is None:
+        return dataclasses.replace(form, max_chunk=max_chunk, slot_bytes=form.slot_bytes // form.max_chunk * max_chunk)
+    fixed = FixedLayout(form.fixed.row_shapes, form.fixed.dtypes, form.batch_rows * max_chunk)
+    return dataclasses.replace(form, max_chunk=max_chunk, fixed=fixed, slot_bytes=fixed.slot_bytes)
+
+
+def _page_rounded(nbytes: int) -> int:
+    return -(-nbytes // 4096) * 4096

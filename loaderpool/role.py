@@ -1,0 +1,28 @@
+"""Which of the actors this process is. A loader constructed outside the trainer starts nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+__all__ = ["become", "is_trainer", "role"]
+
+Role = Literal["trainer", "supervisor", "worker"]
+_role: Role = "trainer"
+
+
+def become(new_role: Role) -> None:
+    """Say what this process is from now on."""
+    global _role
+    _role = new_role
+    os.environ["LOADERPOOL_ROLE"] = new_role  # seen by users' setup hooks, and by processes they start
+
+
+def role() -> Role:
+    """What this process is."""
+    return _role
+
+
+def is_trainer() -> bool:
+    """Whether loaders may start here."""
+    return _role == "trainer"

@@ -1,0 +1,71 @@
+"""Takes the snapshot that `Loader.statistics()` returns."""
+
+from __future__ import annotations
+
+from loaderpool import machine
+from loaderpool.delivery import Engine
+from loaderpool.memory.board import Field
+from loaderpool.passes import PassBook
+from loaderpool.pool_engine import PoolEngine
+from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+
+__all__ = ["take_snapshot"]
+
+
+def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
+    """The counts of a loader's passes, and of its ring and pool where it has them."""
+    tally = book.tally
+    elapsed_s = (tally.last_ns - tally.first_ns) / 1e9
+    workers: tuple[WorkerStatistics, ...] = ()
+    slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = 0
+    if isinstance(engine, PoolEngine):
+        workers = _workers(engine)
+        restarts = engine.session.restarts
+        lent, copied, oversize = engine.batches_lent, engine.batches_copied, engine.batches_oversize
+        if engine.ring is not None:
+            slots, slot_bytes = engine.ring.count, engine.ring.slot_bytes
+            slots_lent = len(engine.ring.lender.lent)
+    return Statistics(
+        passes=tally.passes,
+        epoch=book.epoch,
+        batches=tally.batches,
+        samples=tally.samples,
+        bytes=tally.nbytes,
+        elapsed_s=elapsed_s,
+        samples_per_s=(tally.samples - tally.first_samples) / elapsed_s if elapsed_s > 0 else 0.0,
+        bytes_per_s=(tally.nbytes - tally.first_bytes) / elapsed_s if elapsed_s > 0 else 0.0,
+        consumer_wait_s=tally.wait_ns / 1e9,
+        worker_wait_s=sum(worker.wait_s for worker in workers),
+        slots=slots,
+        slot_bytes=slot_bytes,
+        slots_lent=slots_lent,
+        batches_lent=lent,
+        batches_copied=copied,
+        batches_oversize=oversize,
+        repeated_rows=book.plan.repeated_rows,
+        skipped_indices=tuple(tally.skipped),
+        replaced_indices=tuple(tally.replaced),
+        errors=tally.errors,
+        restarts=restarts,
+        workers=workers,
+    )
+
+
+def _workers(engine: PoolEngine) -> tuple[WorkerStatistics, ...]:
+    session = engine.session
+    if session.is_closed:
+        return ()
+    session.catch_up()
+    board = session.arena.board
+    return tuple(
+        WorkerStatistics(
+            index=worker.number,
+            pid=worker.pid,
+            batches=board.read(worker.cell, Field.BATCHES),
+            samples=board.read(worker.cell, Field.SAMPLES),
+            busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
+            wait_s=board.read(worker.cell, Field.WAIT_NS) / 1e9,
+            cpu_s=machine.process_cpu_s(worker.pid),
+        )
+        for worker in list(session.workers.values())
+    )

@@ -1,0 +1,88 @@
+"""Why an object cannot be read by index, and what to pass instead."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+import os
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+__all__ = ["refusal"]
+
+
+def refusal(obj: Any) -> str | None:
+    """What follows "source" in the error for an object that cannot be read by index; None where it can.
+
+    Asks only for types and attributes: nothing of the object is called, iterated or indexed.
+    """
+    if obj is None:
+        return "is None: pass a sequence, arrays, or range(n) for just the index"
+    if isinstance(obj, type):
+        return f"is the class {obj.__name__}, not an object of it: pass {obj.__name__}(...)"
+    if isinstance(obj, (str, bytes, bytearray)):
+        return f"is one {type(obj).__name__}, {_short(obj)}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"
+    if isinstance(obj, os.PathLike):
+        return f"is one path, {_short(obj)}: pass a list of paths, such as sorted(path.glob('*.png'))"
+    # NumPy's scalars too, but not its arrays, which are no numbers to Python.
+    if isinstance(obj, numbers.Number):
+        if isinstance(obj, numbers.Integral) and not isinstance(obj, bool):
+            return f"is a number: did you mean range({obj})?"
+        return f"is {obj!r}, a {type(obj).__name__}: pass a sequence, arrays, or range(n) for just the index"
+    return _of_tensorflow(obj) or _unordered(obj) or _without_index(obj)
+
+
+def _of_tensorflow(obj: Any) -> str | None:
+    kinds = {cls.__name__ for cls in type(obj).__mro__ if cls.__module__.partition(".")[0] == "tensorflow"}
+    if "DatasetV2" in kinds:
+        return (
+            "is a tf.data.Dataset, which workers cannot read: pass what it was made from, "
+            "or list(ds.as_numpy_iterator()) where it fits in memory"
+        )
+    if kinds and ("Tensor" in kinds or callable(getattr(obj, "numpy", None))):
+        return f"is a TensorFlow {type(obj).__name__}: pass its .numpy(), for workers run without TensorFlow"
+    return None
+
+
+def _unordered(obj: Any) -> str | None:
+    if isinstance(obj, AbstractSet) and not hasattr(type(obj), "__getitem__"):
+        # The keys or items of a dict are a Set too, but in order.
+        if type(obj).__name__.startswith(("dict_", "odict_")):
+            return f"is a {type(obj).__name__}: pass list(source)"
+        return "is a set, which has no order: pass sorted(source)"
+    if isinstance(obj, Mapping) and (not isinstance(obj, dict) or type(obj).__getitem__ is not dict.__getitem__):
+        return (
+            f"is a mapping ({type(obj).__name__}), read by key and not by index: pass dict(source) where its values "
+            "are columns of equal length, or list(source.items())"
+        )
+    return None
+
+
+def _without_index(obj: Any) -> str | None:
+    kind = type(obj)
+    name = kind.__name__
+    has_length, has_items = hasattr(kind, "__len__"), hasattr(kind, "__getitem__")
+    if has_length and has_items:
+        return None
+    if inspect.isgeneratorfunction(obj):
+        return f"is a generator function: pass list({obj.__name__}()) where it fits in memory, or what it reads from"
+    if isinstance(obj, Iterator):
+        return f"is a {name}, which is read once and in order: pass list(source) where it fits in memory"
+    if callable(obj) and not has_items and not hasattr(kind, "__iter__"):
+        return f"is a function: pass the items as the source and the function as fn, as in Loader(items, {_name(obj)})"
+    if has_items:
+        return f"is a {name} without a length: give it a __len__, or pass range(n) and index it in fn"
+    if hasattr(kind, "__iter__"):
+        return f"is a {name} that can only be iterated: give it a __getitem__, or pass list(source)"
+    return f"is a {name}, which has neither length nor items: pass a sequence, arrays, or range(n) for just the index"
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__name__", "fn")
+    return name if name.isidentifier() else "fn"  # a lambda's is "<lambda>"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

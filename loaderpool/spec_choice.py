@@ -1,0 +1,55 @@
+"""Which spec a loader's batches have: the user's, or what one sample showed."""
+
+from __future__ import annotations
+
+from loaderpool.config import LoaderConfig
+from loaderpool.errors import SpecMismatchError
+from loaderpool.memory.form import UnitKind, spec_of_batches
+from loaderpool.spec import ArraySpec, ElementSpec
+from loaderpool.worker.work import Probe
+
+__all__ = ["batch_bytes_like", "choose_spec"]
+
+
+def choose_spec(seen: ElementSpec, given: ElementSpec | None, config: LoaderConfig, unit: UnitKind) -> ElementSpec:
+    """The spec of a batch, batch axis included.
+
+    Args:
+        seen: of what one call of the function returned.
+        given: the user's element_spec, of a batch.
+        config: the loader's settings.
+        unit: what one call of the function makes.
+
+    Raises:
+        SpecMismatchError: the given spec has another structure than what the function returns.
+    """
+    if given is not None:
+        if given.structure != seen.structure:
+            raise SpecMismatchError(
+                f"element_spec has the structure {given.structure}, but the function returns {seen.structure}"
+            )
+        return _as_function_returns(given, seen)
+    if unit == "sample":
+        static_rows = config.batch_size if config.drop_remainder else None
+        return spec_of_batches(
+            seen, pad=config.pad is not False, ragged=config.ragged, static_rows=static_rows
+        )
+    # A whole batch: its first axis is the batch's own, and the last one may be shorter.
+    components = tuple(
+        ArraySpec((None, *c.shape[1:]) if c.shape else (), c.dtype, c.text, c.ragged) for c in seen.components
+    )
+    return ElementSpec(seen.structure, components)
+
+
+def _as_function_returns(given: ElementSpec, seen: ElementSpec) -> ElementSpec:
+    """A given `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does."""
+    components = tuple(
+        ArraySpec(g.shape, g.dtype, s.text if g.text is not None and s.text is not None else g.text, g.ragged)
+        for g, s in zip(given.components, seen.components, strict=True)
+    )
+    return ElementSpec(given.structure, components)
+
+
+def batch_bytes_like(probe: Probe, config: LoaderConfig, unit: UnitKind) -> int:
+    """About how many bytes a batch takes, judged by the one call that was made."""
+    return probe.nbytes * (config.batch_size or 1) if unit == "sample" else probe.nbytes

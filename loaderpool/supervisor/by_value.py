@@ -1,0 +1,114 @@
+"""A payload pickled so that it needs no TensorFlow where it arrives, or the news that it cannot be.
+
+The pickler meets everything that the payload's code refers to, so it is also the one that notices a reference to the
+framework itself. Then it gives up, and the whole payload goes by reference: never some functions of a module by value
+and others not, which would give that module's globals two lives.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable, Iterator
+from pickle import PickleBuffer
+from typing import IO, Any
+
+from cloudpickle import cloudpickle
+
+from loaderpool.supervisor.framework_imports import FrameworkImports, home_of, is_framework
+from loaderpool.supervisor.keras_stand_in import PyDatasetStandIn, py_dataset_stand_in
+from loaderpool.supervisor.reducers import PayloadPickler
+
+__all__ = ["FrameworkFreePickler", "FrameworkNeededError"]
+
+_SEQUENCE_BASES = frozenset({"PyDataset", "Sequence"})
+
+
+class FrameworkNeededError(Exception):
+    """The payload's own code refers to TensorFlow or Keras; it never leaves `ship`."""
+
+
+class FrameworkFreePickler(PayloadPickler):
+    """What it pickles is loaded without an import of TensorFlow or Keras; else it raises FrameworkNeededError.
+
+    Functions and classes of modules that import a framework go by value, with just the globals they use; a Keras
+    `PyDataset` or `Sequence` becomes `PyDatasetStandIn`.
+    """
+
+    def __init__(self, file: IO[bytes], buffer_callback: Callable[[PickleBuffer], Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self._imports = FrameworkImports()
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if not issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
+            return super().reducer_override(obj)
+        if _is_sequence_base(obj):
+            return py_dataset_stand_in, ()
+        home = home_of(obj)
+        if is_framework(home):
+            raise FrameworkNeededError(f"{obj!r} is used")
+        if issubclass(kind, types.ModuleType) and self._imports.of(home):
+            raise FrameworkNeededError(f"the module {home}, which imports it, is used as a whole")
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and self._imports.of(home):
+            if issubclass(kind, type):
+                reduced = cloudpickle._dynamic_class_reduce(obj)
+            elif issubclass(kind, types.FunctionType):
+                reduced = self._dynamic_function_reduce(obj)
+        if isinstance(reduced, tuple) and len(reduced) > 2:
+            self._check_code(obj)
+            _spell_out_annotations(reduced[2])
+        return reduced
+
+    def is_by_value(self, named: Any) -> bool:
+        return super().is_by_value(named) or self._imports.of(named.__module__)
+
+    def _check_code(self, obj: Any) -> None:
+        if isinstance(obj, types.FunctionType):
+            for name in _imported_inside(obj.__code__):
+                if is_framework(name):
+                    raise FrameworkNeededError(f"{obj.__qualname__} imports {name}")
+            return
+        bases = [base for base in obj.__mro__ if _is_sequence_base(base)]
+        if bases:
+            lacking = set(dir(bases[0])) - set(dir(PyDatasetStandIn))
+            for code in _codes_of(obj):
+                if not lacking.isdisjoint(code.co_names):
+                    raise FrameworkNeededError(f"{obj.__qualname__} uses {sorted(lacking.intersection(code.co_names))}")
+
+
+def _is_sequence_base(obj: Any) -> bool:
+    return isinstance(obj, type) and is_framework(obj.__module__) and obj.__name__ in _SEQUENCE_BASES
+
+
+def _imported_inside(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imported_inside(constant)
+
+
+def _codes_of(cls: type) -> Iterator[types.CodeType]:
+    for value in vars(cls).values():
+        for function in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))):
+            if isinstance(function, types.FunctionType):
+                yield function.__code__
+
+
+def _spell_out_annotations(state: Any) -> None:
+    """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""
+    for part in state:  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
+        annotations = part.get("__annotations__")
+        if annotations:
+            part["__annotations__"] = {
+                name: repr(hint) if _names_framework(hint) else hint for name, hint in annotations.items()
+            }
+
+
+def _names_framework(hint: Any) -> bool:
+    if is_framework(home_of(hint)):
+        return True
+    return any(_names_framework(each) for each in getattr(hint, "__args__", None) or ())

@@ -1,0 +1,344 @@
+"""The supervisor's hands: pipes, forks and deaths; what to do is decided by `state`.
+
+Descriptors of the supervisor (the whole table: docs/explanation/protocol.md, "Descriptors"):
+
+    control      read    from the trainer
+    reports      both    from all workers; both ends stay open here, so it never ends
+    completions  write   to the trainer, shared with all workers
+    socket       write   to the trainer, shared with all workers
+    arena        memory  the trainer's
+    a ticket pipe's write end and a pidfd per worker, a pidfd of the trainer
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from loaderpool import machine, role
+from loaderpool.memory.arena import Arena
+from loaderpool.memory.board import Field
+from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
+from loaderpool.supervisor import state as s
+from loaderpool.supervisor.loading import Payloads
+from loaderpool.worker.failures import LostReport, describe_failure
+from loaderpool.worker.hygiene import become_worker
+from loaderpool.worker.loop import WorkerChannels, WorkerLoop, send_with_bytes
+
+__all__ = ["Supervisor", "main"]
+
+# Without pidfds the process table is looked at this often.
+_POLL_MS = 200
+_MAX_WRITE_BYTES = 4096  # PIPE_BUF: whole messages or none
+
+
+class _WorkerProcess:
+    """A worker as the supervisor holds it."""
+
+    def __init__(self, process: Any, cell: int, tickets: int, pidfd: int | None) -> None:
+        self.process = process
+        self.cell = cell
+        self.tickets = tickets  # write end of its pipe
+        self.pidfd = pidfd
+        self.unsent: collections.deque[bytes] = collections.deque()
+
+
+class Supervisor:
+    """Reads events, asks the state, carries out its instructions; returns from `run` when all is over.
+
+    Runs in: the supervisor process, on its only thread.
+    """
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._trainer_pid: int = start["trainer_pid"]
+        self._control: int = start["control"]
+        self._completions: int = start["completions"]
+        self._socket = socket.socket(fileno=start["socket"])
+        self._arena = Arena(start["arena"], start["arena_bytes"])
+        self._payloads = Payloads(self._arena)
+        self._reports_read, self._reports_write = os.pipe()
+        os.set_blocking(self._control, False)
+        os.set_blocking(self._reports_read, False)
+        self._state = s.SupervisorState(start["workers"])
+        self._workers: dict[int, _WorkerProcess] = {}
+        self._by_pidfd: dict[int, int] = {}
+        self._unsent: collections.deque[bytes] = collections.deque()  # to the trainer's pipe
+        self._is_over = False
+        self._poll = select.poll()
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._reports_read, select.POLLIN)
+        self._trainer_pidfd = machine.open_pidfd(self._trainer_pid)
+        if self._trainer_pidfd is not None:
+            self._poll.register(self._trainer_pidfd, select.POLLIN)
+        from multiprocess import get_context
+
+        self._context = get_context("fork")
+
+    def run(self) -> None:
+        """Serve until the trainer says close, or dies."""
+        has_pidfds = self._trainer_pidfd is not None
+        try:
+            while not self._is_over:
+                for descriptor, _ in self._poll.poll(None if has_pidfds else _POLL_MS):
+                    if descriptor == self._reports_read:
+                        self._drain(self._reports_read, self._state.on_report)
+                    elif descriptor == self._control:
+                        if not self._drain(self._control, self._state.on_control):
+                            return  # the trainer's end is gone
+                    elif descriptor == self._trainer_pidfd:
+                        return
+                    elif descriptor in self._by_pidfd:
+                        self._worker_gone(self._by_pidfd[descriptor])
+                    else:
+                        self._flush()
+                if not has_pidfds:
+                    self._look_for_deaths()
+        finally:
+            self._end_workers()
+
+    def _drain(self, descriptor: int, handle: Any) -> bool:
+        """Handle what one read brings; False at the end of the pipe."""
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        instructions: list[s.Instruction] = []
+        for words in unpack_all(data):
+            instructions += handle(words)
+            if instructions and not isinstance(instructions[-1], (s.ToWorker, s.ToTrainer)):
+                self._carry_out(instructions)
+                instructions = []
+        self._carry_out(instructions)
+        return True
+
+    # ---- instructions ----
+
+    def _carry_out(self, instructions: Iterable[s.Instruction]) -> None:
+        pending = collections.deque(instructions)
+        while pending:
+            instruction = pending.popleft()
+            if isinstance(instruction, s.ToWorker):
+                message = instruction.message
+                while pending and isinstance(pending[0], s.ToWorker) and pending[0].worker == instruction.worker:
+                    message += pending.popleft().message  # type: ignore[union-attr]
+                self._to_worker(instruction.worker, message)
+            elif isinstance(instruction, s.ToTrainer):
+                self._to_trainer(instruction.message)
+            elif isinstance(instruction, s.Fork):
+                self._fork(instruction.worker, instruction.cell)
+            elif isinstance(instruction, s.Load):
+                pending.extend(self._load(instruction))
+            elif isinstance(instruction, s.Update):
+                self._payloads.update(instruction.loader, instruction.offset, instruction.nbytes)
+                pending.extend(self._state.on_loaded(instruction.loader))
+            elif isinstance(instruction, s.Unload):
+                self._payloads.unload(instruction.loader)
+            elif isinstance(instruction, s.LoseTicket):
+                self._lose(instruction)
+            else:
+                self._is_over = True
+
+    def _load(self, load: s.Load) -> list[s.Instruction]:
+        try:
+            self._payloads.load(load.loader, load.offset, load.nbytes)
+        except BaseException as error:
+            from loaderpool.supervisor.shipping import describe_load_error
+
+            failure = describe_failure(error, epoch=0, worker=None)
+            self._to_trainer_bytes(pack(Notice.LOAD_FAILED, load.loader), (failure, describe_load_error(error)))
+            return []
+        gc.collect()
+        gc.freeze()  # so that a worker's collections do not write to, and so copy, these pages
+        return self._state.on_loaded(load.loader)
+
+    def _lose(self, lost: s.LoseTicket) -> None:
+        word = self._arena.board.read(lost.cell, Field.INDEX)
+        process = self._last_gone
+        report = LostReport(
+            index=word - 1 if word else None,
+            epoch=lost.epoch,
+            exit_code=process.exitcode if process is not None else None,
+            pid=process.pid if process is not None else None,
+            deaths=lost.deaths,
+        )
+        message = lost.completion or pack(Notice.LOST, lost.loader)
+        self._to_trainer_bytes(message, report)
+
+    def _to_trainer_bytes(self, message: bytes, value: Any) -> None:
+        import pickle
+
+        # Rare and small, and the trainer reads the socket whenever it waits; its buffer holds many of these.
+        send_with_bytes(self._socket, message, pickle.dumps(value))
+
+    # ---- writing ----
+
+    def _to_worker(self, number: int, message: bytes) -> None:
+        worker = self._workers.get(number)
+        if worker is None:
+            return
+        pieces = [message[at : at + _MAX_WRITE_BYTES] for at in range(0, len(message), _MAX_WRITE_BYTES)]
+        if worker.unsent:
+            worker.unsent.extend(pieces)
+            return
+        for at, piece in enumerate(pieces):
+            try:
+                os.write(worker.tickets, piece)
+            except BlockingIOError:
+                worker.unsent.extend(pieces[at:])
+                self._poll.register(worker.tickets, select.POLLOUT)
+                return
+            except OSError:  # it is dead; its pidfd tells
+                return
+
+    def _to_trainer(self, message: bytes) -> None:
+        if not self._unsent:
+            try:
+                os.write(self._completions, message)
+                return
+            except BlockingIOError:
+                self._poll.register(self._completions, select.POLLOUT)
+            except OSError:
+                self._is_over = True
+                return
+        self._unsent.append(message)
+
+    def _flush(self) -> None:
+        """Write what was left over, to whomever can take it now."""
+        while self._unsent:
+            try:
+                os.write(self._completions, self._unsent[0])
+            except BlockingIOError:
+                break
+            except OSError:
+                self._is_over = True
+                return
+            self._unsent.popleft()
+        else:
+            self._forget(self._completions)
+        for worker in self._workers.values():
+            while worker.unsent:
+                try:
+                    os.write(worker.tickets, worker.unsent[0])
+                except BlockingIOError:
+                    break
+                except OSError:
+                    worker.unsent.clear()
+                    break
+                worker.unsent.popleft()
+            else:
+                self._forget(worker.tickets)
+
+    def _forget(self, descriptor: int) -> None:
+        try:
+            self._poll.unregister(descriptor)
+        except KeyError:
+            pass
+
+    # ---- processes ----
+
+    def _fork(self, number: int, cell: int) -> None:
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        self._arena.board.clear(cell)
+        arguments = (number, cell, read_end)
+        process = self._context.Process(target=self._worker_main, args=arguments, name=f"worker-{number}")
+        try:
+            process.start()
+        except OSError as error:
+            os.close(read_end)
+            os.close(write_end)
+            self._to_trainer_bytes(
+                pack(Notice.LOAD_FAILED, 0), (describe_failure(error, epoch=0, worker=number), _fork_advice(error))
+            )
+            return
+        os.close(read_end)
+        pidfd = machine.open_pidfd(process.pid)
+        self._workers[number] = _WorkerProcess(process, cell, write_end, pidfd)
+        if pidfd is not None:
+            self._by_pidfd[pidfd] = number
+            self._poll.register(pidfd, select.POLLIN)
+        self._to_trainer(pack(Notice.WORKER_STARTED, number, process.pid, cell))
+
+    def _worker_main(self, number: int, cell: int, tickets: int) -> None:
+        """Runs in: the new worker."""
+        role.become("worker")
+        channels = WorkerChannels(tickets, self._reports_write, self._completions, self._socket)
+        mine = [self._control, self._reports_read, self._arena.descriptor]
+        if self._trainer_pidfd is not None:
+            mine.append(self._trainer_pidfd)
+        for other in self._workers.values():
+            mine.append(other.tickets)
+            if other.pidfd is not None:
+                mine.append(other.pidfd)
+        become_worker(self._pid, [tickets], mine)
+        WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run()
+
+    def _worker_gone(self, number: int) -> None:
+        worker = self._workers.pop(number)
+        worker.process.join()  # reaped: only now is its cell the last word
+        if worker.pidfd is not None:
+            del self._by_pidfd[worker.pidfd]
+            self._poll.unregister(worker.pidfd)
+            os.close(worker.pidfd)
+        self._forget(worker.tickets)
+        os.close(worker.tickets)
+        # Reports it wrote before it died count: read them first, so that only real losses are redone.
+        self._drain(self._reports_read, self._state.on_report)
+        self._last_gone = worker.process
+        board = self._arena.board
+        finished = board.read(worker.cell, Field.FINISHED)
+        status = board.read(worker.cell, Field.STATUS)
+        self._to_trainer(pack(Notice.WORKER_ENDED, number, worker.process.pid, int(worker.process.exitcode != 0)))
+        self._carry_out(self._state.on_worker_gone(number, finished, status))
+
+    def _look_for_deaths(self) -> None:
+        """The fallback where there are no pidfds."""
+        for number, worker in list(self._workers.items()):
+            if worker.process.exitcode is not None:
+                self._worker_gone(number)
+        if os.getppid() != self._trainer_pid:
+            self._is_over = True
+
+    def _end_workers(self) -> None:
+        for worker in self._workers.values():
+            try:
+                os.kill(worker.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for worker in self._workers.values():
+            worker.process.join()
+
+    _last_gone: Any = None
+    _pid = os.getpid()
+
+
+def _fork_advice(error: OSError) -> str:
+    return (
+        f"a worker could not be started: {error.strerror}. The machine is out of memory or of processes "
+        "(ulimit -u, or the container's pids limit): use fewer workers, or raise the limit"
+    )
+
+
+def main(start: Mapping[str, Any]) -> None:
+    """The supervisor process, from the first import to its end."""
+    role.become("supervisor")
+    Supervisor._pid = os.getpid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getppid() != start["trainer_pid"]:
+        return  # it died while we started
+    sys.argv = list(start["argv"])
+    supervisor = Supervisor(start)
+    supervisor.run()
+    # No atexit hooks, no finalizers: nothing here is anybody's to clean up.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

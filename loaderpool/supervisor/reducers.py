@@ -1,0 +1,115 @@
+"""How objects travel that cloudpickle refuses, copies whole, or would look for in a `__main__` that is not there."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+__all__ = ["PayloadPickler"]
+
+_LruCacheWrapper = type(functools.lru_cache(lambda: None))
+
+
+class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle, and also: a `numpy.memmap` goes by path, cached functions of `__main__` go, open files do not."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is np.memmap:
+            return _reduce_memmap(obj)
+        if kind is _LruCacheWrapper:
+            return self._reduce_cached_function(obj)
+        if kind is functools.cached_property:
+            return _reduce_cached_property(obj)
+        if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
+            # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
+            raise TypeError("cannot pickle an open text file")
+        return super().reducer_override(obj)
+
+    def _reduce_cached_function(self, cached: Any) -> Any:
+        return _by_value_of_cached(cached) if self.is_by_value(cached) else NotImplemented
+
+    def is_by_value(self, named: Any) -> bool:
+        """Whether a function or class is to be sent itself, not its name."""
+        return not _is_found_by_name(named)
+
+
+def _is_found_by_name(named: Any) -> bool:
+    if named.__module__ == "__main__":  # another one there
+        return False
+    found: Any = sys.modules.get(named.__module__)
+    for name in named.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is named
+
+
+# Of itself a cached function is looked up by name where it arrives, which in `__main__` finds nothing. It is rebuilt
+# with an empty cache. Where one has arrived, cloudpickle shall be able to send it, and the class it is in, back.
+
+
+def _by_value_of_cached(cached: Any) -> Any:
+    return _remake_cached_function, (cached.__wrapped__, cached.cache_parameters())
+
+
+def _remake_cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    copyreg.pickle(_LruCacheWrapper, _reduce_remade_function)  # type: ignore[arg-type]  # a str is a name, as documented
+    return functools.lru_cache(**parameters)(function)
+
+
+def _reduce_remade_function(cached: Any) -> Any:
+    return cached.__qualname__ if _is_found_by_name(cached) else _by_value_of_cached(cached)
+
+
+# Up to Python 3.11 a cached property holds a lock, which cannot be pickled.
+
+
+def _reduce_cached_property(cached: functools.cached_property[Any]) -> Any:
+    return _remake_cached_property, (cached.func, cached.attrname)
+
+
+def _remake_cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    copyreg.pickle(functools.cached_property, _reduce_cached_property)
+    remade = functools.cached_property(function)
+    if name is not None:
+        remade.__set_name__(object, name)
+    return remade
+
+
+def _reduce_memmap(array: Any) -> Any:
+    """By path, so that a file larger than memory is neither read nor copied; by value where the path is not enough."""
+    root = array
+    while isinstance(root.base, np.memmap):
+        root = root.base
+    if array._mmap is None or array.size == 0 or not _is_file_of(root):
+        return NotImplemented
+    start = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    if array.flags.c_contiguous or array.flags.f_contiguous:
+        order = "C" if array.flags.c_contiguous else "F"
+        mode = "r" if root.mode == "r" else "r+"  # "w+" would empty the file
+        return _reopen, (str(root.filename), array.dtype, mode, root.offset + start, array.shape, order)
+    return _view, (root, array.dtype, array.shape, array.strides, start)
+
+
+def _is_file_of(root: Any) -> bool:
+    if root.filename is None or root.mode == "c":  # "c": what was written to it is not in the file
+        return False
+    try:
+        return bool(os.stat(root.filename).st_size >= root.offset + root.nbytes)
+    except OSError:  # deleted since: only the mapping has it
+        return False
+
+
+def _reopen(path: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any) -> Any:
+    return np.memmap(path, dtype=dtype, mode=mode, offset=offset, shape=shape, order=order)
+
+
+def _view(root: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> Any:
+    return np.ndarray(shape, dtype, buffer=root, offset=start, strides=strides)

@@ -1,0 +1,168 @@
+"""The user's function, source and hooks as bytes in the trainer, and as objects again in the supervisor.
+
+The trainer may have TensorFlow loaded; the supervisor is a clean interpreter, which finds the trainer's `sys.path` and
+working directory but never runs its `__main__`. See `docs/explanation/` for "Getting there".
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loaderpool.errors import UnpicklableError
+from loaderpool.supervisor.by_value import FrameworkFreePickler
+from loaderpool.supervisor.framework_imports import is_framework_loaded
+from loaderpool.supervisor.offender import describe_offender
+from loaderpool.supervisor.reducers import PayloadPickler
+
+__all__ = ["OUT_OF_BAND_BYTES", "Shipment", "describe_load_error", "ship", "unship"]
+
+# Smaller: each buffer is a mapping of its own in the supervisor, and thousands of small arrays would use up the
+# process's mappings (65530 by default). Larger: more arrays are copied into the pickle and once more out of it.
+OUT_OF_BAND_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A payload ready to travel. Ownership: `buffers` are views of the user's own arrays, which they keep alive."""
+
+    pickled: bytes
+    """One pickle of protocol 5."""
+    buffers: tuple[memoryview, ...]
+    """uint8[n] each, contiguous, at least `OUT_OF_BAND_BYTES` long, in the order in which the pickle asks for them."""
+    is_framework_free: bool = False
+    """Code of modules that import TensorFlow or Keras is in the pickle by value, so that loading it imports neither."""
+
+
+def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
+    """The payload as one pickle, so that its parts still share what they share, such as globals.
+
+    Where its own code does not use TensorFlow, loading it does not import TensorFlow either, whatever the modules that
+    the code comes from import. Runs in: the trainer.
+
+    Args:
+        payload: what the workers need, by name; the names are those that an error gives.
+        by_reference: leave code in its modules, TensorFlow or not. For what follows an earlier shipment: classes are the
+            same in both only if this is `not first.is_framework_free`.
+
+    Raises:
+        UnpicklableError: something in it cannot be pickled; the message names the variable, the path to it, its type,
+            and what to do. The cause is what pickling raised.
+    """
+    if is_framework_loaded() and not by_reference:
+        try:
+            pickled, buffers = _pickled(payload, FrameworkFreePickler)
+            return Shipment(pickled, buffers, is_framework_free=True)
+        except MemoryError:
+            raise
+        except Exception:
+            # It needs the framework, or a global that can be imported but not pickled (a lock, say): by reference then.
+            pass
+    try:
+        return Shipment(*_pickled(payload, _payload_pickler))
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnpicklableError(describe_offender(payload, error, _why_unpicklable)) from error
+
+
+def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[str, Any]:
+    """The payload again; arrays of `Shipment.buffers` lie in the given memory, writable where the memory is.
+
+    Runs in: the supervisor; imports the user's modules.
+
+    Args:
+        pickled: `Shipment.pickled`.
+        buffers: the contents of `Shipment.buffers`, in their order.
+
+    Raises:
+        BaseException: whatever an import or a `__setstate__` of the user's raises; see `describe_load_error`.
+    """
+    payload: dict[str, Any] = pickle.loads(pickled, buffers=buffers)
+    return payload
+
+
+def describe_load_error(error: BaseException) -> str:
+    """One or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
+
+    Runs in: the process in which `unship` failed, as it names that process's search path.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"The workers cannot import the module {error.name!r}, which the function or the source needs. They have "
+            f"the trainer's sys.path and working directory, so it was probably made at run time, or sys.path or the "
+            f"directory has changed since its import. Put the module in a directory on sys.path, or define the "
+            f"function in the script itself. Here os.getcwd() is {_working_directory()!r} and sys.path is {sys.path!r}."
+        )
+    if isinstance(error, AttributeError):
+        return (
+            f"A function or class is not found by its name in its module ({error}). It was probably replaced, or set "
+            f"in the module, while the trainer ran, or the file was changed since the trainer imported it. Restart the "
+            f"trainer (the kernel, in a notebook), or give the function as a lambda or a local function: those are "
+            f"sent by value."
+        )
+    if isinstance(error, ImportError):
+        return f"An import in a module of yours failed in the supervisor, a clean interpreter without a GPU: {error}"
+    return (
+        f"Loading the function and the source in the supervisor raised {type(error).__name__}. Modules are imported "
+        f"there anew, without what the script did before; the traceback shows the line."
+    )
+
+
+def _payload_pickler(file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> PayloadPickler:
+    return PayloadPickler(file, protocol=5, buffer_callback=buffer_callback)
+
+
+def _pickled(
+    payload: object, make_pickler: Callable[[Any, Callable[[pickle.PickleBuffer], bool]], PayloadPickler]
+) -> tuple[bytes, tuple[memoryview, ...]]:
+    buffers: list[memoryview] = []
+
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
+        flat = _flat(buffer)
+        if flat is None or flat.nbytes < OUT_OF_BAND_BYTES:
+            return True
+        buffers.append(flat)
+        return False
+
+    with io.BytesIO() as file:
+        make_pickler(file, is_in_band).dump(payload)
+        return file.getvalue(), tuple(buffers)
+
+
+def _flat(buffer: pickle.PickleBuffer) -> memoryview | None:
+    """The buffer's bytes; None where they are not contiguous, which pickle refuses with a message of its own."""
+    try:
+        return buffer.raw()
+    except BufferError:
+        return None
+
+
+def _why_unpicklable(part: object) -> Exception | None:
+    """What pickling this part alone raises; None where it works. Nothing is kept of it and no array is copied."""
+    try:
+        _payload_pickler(_Nowhere(), lambda buffer: _flat(buffer) is None).dump(part)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
+class _Nowhere:
+    """A file for picklers that keeps nothing."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "(deleted)"

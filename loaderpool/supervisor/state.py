@@ -1,0 +1,633 @@
+"""The supervisor's mind: events in, instructions out, no I/O and no clock.
+
+    trainer's Control words ─▶ on_control ─┐
+    workers' Report words   ─▶ on_report  ─┼─▶ list of instructions, carried out by `engine`
+    a reaped process        ─▶ on_worker_gone
+    a payload unpickled     ─▶ on_loaded   ─┘
+
+A ticket's life: due → dealt (in a worker's pipe, at most two) → answered. A slot's: free → ticketed → (the trainer's)
+→ free. Invariants (ids of docs/explanation/protocol.md) are checked by `check_invariants`; tests call it after each
+event.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import NamedTuple
+
+from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32
+
+__all__ = [
+    "Close",
+    "Fork",
+    "Instruction",
+    "Load",
+    "LoseTicket",
+    "SupervisorState",
+    "ToTrainer",
+    "ToWorker",
+    "Unload",
+    "Update",
+]
+
+# A chunk should take about this long: shorter pays for messages, longer delays the first batch and the end of an epoch.
+_CHUNK_NS = 2_000_000
+# A batch slower than the first is cut into row ranges of about the second, so that all workers share it.
+_SPLIT_NS = 250_000_000
+_PART_NS = 100_000_000
+# A second ticket waits in a worker's pipe only where tickets are short; behind a long one it would wait in vain.
+_SHORT_TICKET_NS = 30_000_000
+_TICKETS_PER_WORKER = 2
+# Deaths in a row of workers that had no ticket: more means that nothing ever will work.
+_IDLE_DEATHS = 5
+
+
+class ToWorker(NamedTuple):
+    """Write a message to a worker's pipe."""
+
+    worker: int
+    message: bytes
+
+
+class ToTrainer(NamedTuple):
+    """Write a message to the trainer."""
+
+    message: bytes
+
+
+class Fork(NamedTuple):
+    """Start a worker."""
+
+    worker: int
+    cell: int
+
+
+class Load(NamedTuple):
+    """Unpickle a loader's payload, then call `on_loaded`."""
+
+    loader: int
+    offset: int
+    nbytes: int
+
+
+class Unload(NamedTuple):
+    """Forget a loader's payload."""
+
+    loader: int
+
+
+class Update(NamedTuple):
+    """Apply changed attributes to a loader's source, then call `on_loaded`."""
+
+    loader: int
+    offset: int
+    nbytes: int
+
+
+class LoseTicket(NamedTuple):
+    """Tell the trainer that a ticket was given up (completion words, epoch, the cell of its last worker, deaths)."""
+
+    completion: bytes
+    epoch: int
+    cell: int
+    deaths: int
+    loader: int
+
+
+class Close(NamedTuple):
+    """End everything."""
+
+
+Instruction = ToWorker | ToTrainer | Fork | Load | Unload | Update | LoseTicket | Close
+
+
+@dataclasses.dataclass(slots=True)
+class _Ticket:
+    ticket: int
+    run: _Run | None  # None: a probe
+    loader: _Loader
+    first: int  # first batch, counted from the run's first epoch on; the epoch of a probe
+    count: int
+    row_start: int
+    row_stop: int
+    slot: int
+    attempt: int = 0
+    deaths: int = 0
+
+    def order(self) -> bytes:
+        if self.run is None:
+            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first)
+        return pack(
+            Order.TICKET,
+            self.ticket,
+            self.run.run,
+            self.first,
+            join32(self.count, self.attempt),
+            join32(self.row_start, self.row_stop),
+            self.slot,
+        )
+
+    def completion(self, status: Status, worker: int) -> bytes:
+        assert self.run is not None
+        return pack(
+            Notice.COMPLETION,
+            self.ticket,
+            self.run.run,
+            self.first,
+            join32(self.count, self.attempt),
+            join32(self.row_start, self.row_stop),
+            self.slot,
+            join32(status, worker),
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class _Loader:
+    loader: int
+    max_deaths: int
+    probe_epoch: int | None
+    is_loaded: bool = False
+    layout: tuple[int, int] | None = None  # where the form's pickle lies in the arena
+    max_chunk: int = 1
+    can_split: bool = False
+    batch_rows: int = 1
+    last_rows: int = 1
+    full_batches: int = 0
+    batch_ns: int = 0
+    is_measured: bool = False
+    first_worker: int | None = None  # ran the probe and keeps its result
+    free: list[int] = dataclasses.field(default_factory=list)  # last freed, first used: hot in cache
+    is_unloading: bool = False
+    outstanding: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _Slot:
+    slot: int
+    loader: _Loader
+    offset: int
+    nbytes: int
+    run: _Run | None = None  # who holds it; None: free
+    is_retiring: bool = False
+    tickets: list[_Ticket] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class _Run:
+    run: int
+    loader: _Loader
+    first_epoch: int
+    batches_per_epoch: int
+    next: int  # next batch to cut into tickets
+    limit: int
+    quota: int  # most slots it may hold
+    held: int = 0
+    outstanding: int = 0  # tickets dealt or due again
+    is_ended: bool = False
+    part_slot: int | None = None  # of a batch that is being cut into row ranges
+    part_row: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _Worker:
+    worker: int
+    cell: int
+    tickets: collections.deque[_Ticket] = dataclasses.field(default_factory=collections.deque)
+    runs: set[int] = dataclasses.field(default_factory=set)  # that it has been told of
+    layouts: set[int] = dataclasses.field(default_factory=set)
+    slots: set[int] = dataclasses.field(default_factory=set)
+    is_leaving: bool = False
+    is_ready: bool = False
+
+
+class SupervisorState:
+    """Decides who does what next.
+
+    Args:
+        workers: how many workers there should be.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.target_workers = workers
+        self.workers: dict[int, _Worker] = {}
+        self.loaders: dict[int, _Loader] = {}
+        self.runs: dict[int, _Run] = {}
+        self.slots: dict[int, _Slot] = {}
+        self.restarts = 0
+        self._turn: collections.deque[_Run] = collections.deque()  # runs, the next to be served first
+        self._due: collections.deque[_Ticket] = collections.deque()  # to be redone, before anything new
+        # Workers by how many tickets they have, longest waiting first.
+        self._with: list[dict[int, None]] = [{} for _ in range(_TICKETS_PER_WORKER + 1)]
+        self._free_cells: list[int] = []
+        self._cells_used = 0
+        self._next_ticket = 1
+        self._next_worker = 0
+        self._idle_deaths = 0
+        self._out: list[Instruction] = []
+
+    # ---- events ----
+
+    def on_control(self, words: Words) -> list[Instruction]:
+        """The trainer said something."""
+        kind = words[0]
+        if kind == Control.RELEASE:
+            self._release(words[1])
+        elif kind == Control.RUN_BEGIN:
+            _, run, of, epoch, per_epoch, start, limit, quota = words
+            state = _Run(run, self.loaders[of], epoch, per_epoch, start, limit, quota)
+            self.runs[run] = state
+            self._turn.append(state)
+        elif kind == Control.RUN_EXTEND:
+            extended = self.runs.get(words[1])
+            if extended is not None:
+                extended.limit, extended.quota = words[2], words[3]
+        elif kind == Control.RUN_END:
+            self._end_run(words[1])
+        elif kind == Control.SLOT_ADD:
+            loader = self.loaders[words[1]]
+            self.slots[words[2]] = _Slot(words[2], loader, words[3], words[4])
+            loader.free.append(words[2])
+        elif kind == Control.SLOT_RETIRE:
+            self._retire_slot(words[1])
+        elif kind == Control.LOAD:
+            _, loader_id, offset, nbytes, probe, max_deaths, _, _ = words
+            self.loaders[loader_id] = _Loader(loader_id, max_deaths, probe - 1 if probe else None)
+            self._out.append(Load(loader_id, offset, nbytes))
+        elif kind == Control.LAYOUT:
+            self._set_layout(words)
+        elif kind == Control.RESIZE:
+            self.target_workers = words[1]
+            self._adjust_workers()
+        elif kind == Control.REDO:
+            self._redo(words[1], words[2])
+        elif kind == Control.UPDATE:
+            self._out.append(Update(words[1], words[2], words[3]))
+        elif kind == Control.UNLOAD:
+            self.loaders[words[1]].is_unloading = True
+            self._finish_unload(self.loaders[words[1]])
+        elif kind == Control.CLOSE:
+            self._out.append(Close())
+        self._deal()
+        return self._take_out()
+
+    def on_report(self, words: Words) -> list[Instruction]:
+        """A worker said something."""
+        if words[0] == Report.READY:
+            worker = self.workers.get(words[1])
+            if worker is not None:
+                worker.is_ready = True
+        else:
+            self._answered(words)
+        self._deal()
+        return self._take_out()
+
+    def on_loaded(self, loader_id: int) -> list[Instruction]:
+        """A payload is there: fork workers that have it, and have the first of them run the probe."""
+        loader = self.loaders[loader_id]
+        is_first = not loader.is_loaded
+        loader.is_loaded = True
+        self._out.append(ToTrainer(pack(Notice.LOADED, loader_id)))
+        for worker in list(self.workers.values()):  # they were forked without it
+            self._send_away(worker)
+        if is_first and loader.probe_epoch is not None:
+            self._due.append(
+                _Ticket(self._take_ticket_number(), None, loader, loader.probe_epoch, 0, 0, 0, 0)
+            )
+            loader.outstanding += 1
+        self._adjust_workers(one_first=True)
+        self._deal()
+        self._adjust_workers()
+        self._deal()
+        return self._take_out()
+
+    def on_worker_gone(self, number: int, finished: int, status: int) -> list[Instruction]:
+        """A worker's process was reaped.
+
+        Args:
+            number: its number.
+            finished: the *finished* word of its cell.
+            status: the status word of its cell.
+        """
+        worker = self.workers.pop(number, None)
+        if worker is None:
+            return self._take_out()
+        for place in self._with:
+            place.pop(number, None)
+        was_lost = bool(worker.tickets) or not worker.is_leaving
+        unanswered: list[_Ticket] = []
+        for ticket in worker.tickets:
+            if finished == ticket.ticket << 16 | ticket.attempt and ticket.run is not None:
+                # PROTO-4: finished on the board; the completion may or may not have been sent: send it (again).
+                # One that carries bytes was sent over the socket before the note.
+                if status in (Status.FINISHED, Status.ABANDONED):
+                    self._out.append(ToTrainer(ticket.completion(Status(status), number)))
+                self._settle(ticket)
+            else:
+                unanswered.append(ticket)
+        for position, ticket in reversed(list(enumerate(unanswered))):
+            ticket.attempt += 1
+            if position == 0:  # the one it was working on; the others only waited
+                ticket.deaths += 1
+            if ticket.deaths >= ticket.loader.max_deaths:
+                self._give_up(ticket, worker)
+            else:
+                self._due.appendleft(ticket)
+        if was_lost:
+            self.restarts += 1
+            self._idle_deaths = 0 if unanswered else self._idle_deaths + 1
+            if self._idle_deaths > _IDLE_DEATHS + self.target_workers:
+                self._out += [LoseTicket(b"", 0, worker.cell, self._idle_deaths, 0), Close()]
+                return self._take_out()
+        self._free_cells.append(worker.cell)
+        self._adjust_workers()
+        self._deal()
+        return self._take_out()
+
+    # ---- runs and slots ----
+
+    def _end_run(self, run_id: int) -> None:
+        run = self.runs.get(run_id)
+        if run is None:
+            return
+        run.is_ended = True
+        self._turn.remove(run)
+        if run.part_slot is not None:  # the rest of a batch being cut: nobody will make it
+            rows = self._rows_of(run, run.next)
+            rest = _Ticket(0, run, run.loader, run.next, 1, run.part_row, rows, run.part_slot)
+            self._out.append(ToTrainer(rest.completion(Status.ABANDONED, 0)))
+            run.part_slot = None
+        for ticket in [ticket for ticket in self._due if ticket.run is run]:
+            self._due.remove(ticket)
+            self._out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
+            self._settle(ticket)
+        self._finish_run(run)
+
+    def _finish_run(self, run: _Run) -> None:
+        if not run.is_ended or run.outstanding or self.runs.get(run.run) is not run:
+            return
+        del self.runs[run.run]
+        for worker in self.workers.values():
+            if run.run in worker.runs:
+                worker.runs.discard(run.run)
+                if not worker.is_leaving:
+                    self._out.append(ToWorker(worker.worker, pack(Order.RUN_OVER, run.run)))
+        self._out.append(ToTrainer(pack(Notice.RUN_ENDED, run.run)))
+
+    def _release(self, number: int) -> None:
+        slot = self.slots.get(number)
+        if slot is None or slot.run is None:
+            return
+        slot.run.held -= 1
+        slot.run = None
+        slot.tickets = []
+        if slot.is_retiring:
+            self._drop_slot(slot)
+        else:
+            slot.loader.free.append(number)
+
+    def _retire_slot(self, number: int) -> None:
+        slot = self.slots.get(number)
+        if slot is None:
+            return
+        slot.is_retiring = True
+        if slot.run is None:
+            slot.loader.free.remove(number)
+            self._drop_slot(slot)
+
+    def _drop_slot(self, slot: _Slot) -> None:
+        del self.slots[slot.slot]
+        for worker in self.workers.values():
+            worker.slots.discard(slot.slot)
+        self._out.append(ToTrainer(pack(Notice.SLOT_RETIRED, slot.slot)))
+
+    def _redo(self, ticket_number: int, slot_number: int) -> None:
+        slot = self.slots.get(slot_number)
+        for ticket in slot.tickets if slot is not None else ():
+            if ticket.ticket == ticket_number and ticket.run is not None:
+                ticket.attempt += 1
+                ticket.run.outstanding += 1
+                ticket.loader.outstanding += 1
+                self._due.append(ticket)
+
+    def _finish_unload(self, loader: _Loader) -> None:
+        if loader.is_unloading and not loader.outstanding and loader.loader in self.loaders:
+            del self.loaders[loader.loader]
+            for number in [slot.slot for slot in self.slots.values() if slot.loader is loader]:
+                del self.slots[number]
+            self._due = collections.deque(ticket for ticket in self._due if ticket.loader is not loader)
+            self._out += [Unload(loader.loader), ToTrainer(pack(Notice.UNLOADED, loader.loader))]
+
+    def _set_layout(self, words: Words) -> None:
+        _, loader_id, offset, nbytes, chunk_split, rows, full_batches, batch_ns = words
+        loader = self.loaders[loader_id]
+        loader.layout = (offset, nbytes)
+        loader.max_chunk, can_split = split32(chunk_split)
+        loader.can_split = bool(can_split)
+        loader.batch_rows, loader.last_rows = split32(rows)
+        loader.full_batches, loader.batch_ns = full_batches, batch_ns
+
+    # ---- workers ----
+
+    def _adjust_workers(self, one_first: bool = False) -> None:
+        """Have as many workers as wanted; none before there is something loaded."""
+        if not any(loader.is_loaded for loader in self.loaders.values()):
+            return
+        staying = [worker for worker in self.workers.values() if not worker.is_leaving]
+        missing = self.target_workers - len(staying)
+        for _ in range(min(missing, 1) if one_first else missing):
+            cell = self._free_cells.pop() if self._free_cells else self._take_cell()
+            number = self._next_worker
+            self._next_worker += 1
+            self.workers[number] = _Worker(number, cell)
+            self._with[0][number] = None
+            self._out.append(Fork(number, cell))
+        for worker in staying[self.target_workers :]:
+            self._send_away(worker)
+
+    def _take_cell(self) -> int:
+        self._cells_used += 1
+        return self._cells_used - 1
+
+    def _send_away(self, worker: _Worker) -> None:
+        if worker.is_leaving:
+            return
+        worker.is_leaving = True
+        for place in self._with:
+            place.pop(worker.worker, None)
+        self._out.append(ToWorker(worker.worker, pack(Order.EXIT)))
+
+    # ---- tickets ----
+
+    def _deal(self) -> None:
+        while True:
+            number, has = self._roomiest()
+            if number is None:
+                return
+            ticket = self._due.popleft() if self._due else self._cut(must_be_short=has > 0)
+            if ticket is None:
+                return
+            if ticket.run is not None and ticket.first == 0 and ticket.loader.first_worker in self._with[has]:
+                number = ticket.loader.first_worker
+                ticket.loader.first_worker = None
+                assert number is not None
+            self._send(self.workers[number], ticket, has)
+
+    def _roomiest(self) -> tuple[int | None, int]:
+        for has in range(_TICKETS_PER_WORKER):
+            for number in self._with[has]:
+                return number, has
+        return None, 0
+
+    def _send(self, worker: _Worker, ticket: _Ticket, has: int) -> None:
+        out, number = self._out, worker.worker
+        loader, run = ticket.loader, ticket.run
+        if run is None:
+            loader.first_worker = number
+        else:
+            if loader.loader not in worker.layouts and loader.layout is not None:
+                worker.layouts.add(loader.loader)
+                out.append(ToWorker(number, pack(Order.LAYOUT, loader.loader, *loader.layout)))
+            if run.run not in worker.runs:
+                worker.runs.add(run.run)
+                told = pack(Order.RUN, run.run, loader.loader, run.first_epoch, run.batches_per_epoch)
+                out.append(ToWorker(number, told))
+            if ticket.slot not in worker.slots:
+                worker.slots.add(ticket.slot)
+                slot = self.slots[ticket.slot]
+                out.append(ToWorker(number, pack(Order.SLOT, slot.slot, slot.offset, slot.nbytes)))
+        worker.tickets.append(ticket)
+        del self._with[has][number]
+        self._with[has + 1][number] = None
+        out.append(ToWorker(number, ticket.order()))
+
+    def _cut(self, must_be_short: bool) -> _Ticket | None:
+        """The next new ticket, runs taking turns."""
+        turn = self._turn
+        for _ in range(len(turn)):
+            run = turn[0]
+            turn.rotate(-1)
+            loader = run.loader
+            if loader.layout is None or (must_be_short and self._ticket_ns(loader) > _SHORT_TICKET_NS):
+                continue
+            if run.part_slot is not None:
+                return self._cut_rows(run)
+            if run.next < run.limit and loader.free and run.held < run.quota:
+                slot = self.slots[loader.free.pop()]
+                slot.run = run
+                run.held += 1
+                if loader.can_split and loader.batch_ns > _SPLIT_NS:
+                    run.part_slot, run.part_row = slot.slot, 0
+                    return self._cut_rows(run)
+                return self._cut_batches(run, slot)
+        return None
+
+    def _cut_batches(self, run: _Run, slot: _Slot) -> _Ticket:
+        loader = run.loader
+        in_epoch = run.next % run.batches_per_epoch
+        count = 1
+        if loader.max_chunk > 1 and loader.is_measured:
+            left = min(loader.full_batches - in_epoch, run.limit - run.next)
+            fair = -(-left // (_TICKETS_PER_WORKER * max(1, self.target_workers)))
+            count = max(1, min(loader.max_chunk, _CHUNK_NS // max(1, loader.batch_ns), left, fair))
+        ticket = self._new_ticket(run, slot, run.next, count, 0, self._rows_of(run, run.next))
+        run.next += count
+        return ticket
+
+    def _cut_rows(self, run: _Run) -> _Ticket:
+        loader = run.loader
+        assert run.part_slot is not None
+        rows = self._rows_of(run, run.next)
+        step = max(1, loader.batch_rows * _PART_NS // max(1, loader.batch_ns))
+        stop = min(rows, run.part_row + step)
+        ticket = self._new_ticket(run, self.slots[run.part_slot], run.next, 1, run.part_row, stop)
+        run.part_row = stop
+        if stop == rows:
+            run.part_slot = None
+            run.next += 1
+        return ticket
+
+    def _new_ticket(self, run: _Run, slot: _Slot, first: int, count: int, start: int, stop: int) -> _Ticket:
+        ticket = _Ticket(self._take_ticket_number(), run, run.loader, first, count, start, stop, slot.slot)
+        slot.tickets.append(ticket)
+        run.outstanding += 1
+        run.loader.outstanding += 1
+        return ticket
+
+    def _take_ticket_number(self) -> int:
+        self._next_ticket += 1
+        return self._next_ticket - 1
+
+    def _rows_of(self, run: _Run, batch: int) -> int:
+        loader = run.loader
+        return loader.batch_rows if batch % run.batches_per_epoch < loader.full_batches else loader.last_rows
+
+    def _ticket_ns(self, loader: _Loader) -> int:
+        if loader.can_split and loader.batch_ns > _SPLIT_NS:
+            return _PART_NS
+        return loader.batch_ns
+
+    def _answered(self, words: Words) -> None:
+        _, number, worker_number, status, busy_ns, rows, _, attempt = words
+        worker = self.workers.get(worker_number)
+        if worker is None or not worker.tickets or worker.tickets[0].ticket != number:
+            return  # a report of a process already given up
+        ticket = worker.tickets.popleft()
+        if not worker.is_leaving:
+            has = len(worker.tickets)
+            self._with[has + 1].pop(worker_number, None)
+            self._with[has][worker_number] = None
+        self._idle_deaths = 0
+        loader = ticket.loader
+        if status == Status.FINISHED and rows and ticket.run is not None:
+            # Units that are whole elements have one "row" a batch in the plan, whatever the batch itself has.
+            planned = ticket.count * (ticket.row_stop - ticket.row_start)
+            batch_ns = busy_ns * loader.batch_rows // max(1, planned)
+            loader.batch_ns = (3 * loader.batch_ns + batch_ns) // 4 if loader.is_measured else batch_ns
+            loader.is_measured = True
+        self._settle(ticket)
+
+    def _settle(self, ticket: _Ticket) -> None:
+        """A ticket needs nothing more."""
+        ticket.loader.outstanding -= 1
+        if ticket.run is not None:
+            ticket.run.outstanding -= 1
+            self._finish_run(ticket.run)
+        self._finish_unload(ticket.loader)
+
+    def _give_up(self, ticket: _Ticket, worker: _Worker) -> None:
+        run = ticket.run
+        if run is None:
+            self._out.append(LoseTicket(b"", ticket.first, worker.cell, ticket.deaths, ticket.loader.loader))
+        else:
+            epoch = run.first_epoch + ticket.first // run.batches_per_epoch
+            lost = LoseTicket(
+                ticket.completion(Status.LOST, worker.worker),
+                epoch,
+                worker.cell,
+                ticket.deaths,
+                ticket.loader.loader,
+            )
+            self._out.append(lost)
+        self._settle(ticket)
+
+    def _take_out(self) -> list[Instruction]:
+        out, self._out = self._out, []
+        return out
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where an invariant of docs/explanation/protocol.md does not hold."""
+        for loader in self.loaders.values():  # RING-1: a slot is free or held by one run
+            assert len(set(loader.free)) == len(loader.free)
+            assert all(self.slots[slot].run is None for slot in loader.free)
+        for run in self.runs.values():  # RING-2: no run holds more than its quota
+            held = sum(1 for slot in self.slots.values() if slot.run is run)
+            assert held == run.held <= max(run.quota, held if run.is_ended else 0)
+        dealt = [ticket for worker in self.workers.values() for ticket in worker.tickets] + list(self._due)
+        assert len({id(ticket) for ticket in dealt}) == len(dealt)  # TICKET-1: in one place
+        for run in self.runs.values():
+            assert run.outstanding == sum(1 for ticket in dealt if ticket.run is run)  # TICKET-2
+        for worker in self.workers.values():  # TICKET-3: at most two in a pipe
+            assert len(worker.tickets) <= _TICKETS_PER_WORKER
+            if not worker.is_leaving:
+                assert worker.worker in self._with[len(worker.tickets)]

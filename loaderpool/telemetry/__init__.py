@@ -1,0 +1,1 @@
+"""Counters and what is shown of them."""

@@ -1,0 +1,48 @@
+"""What a loader tells of itself: a frozen snapshot."""
+
+from __future__ import annotations
+
+import dataclasses
+
+__all__ = ["Statistics", "WorkerStatistics"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerStatistics:
+    """One worker's counts since it (or the worker whose place it took) started."""
+
+    index: int  # number of the worker, from 0
+    pid: int  # its process
+    batches: int  # full batches' worth of tickets finished, a part of a batch counted once it ends the batch
+    samples: int  # samples finished
+    busy_s: float  # seconds spent on tickets
+    wait_s: float  # seconds spent waiting for a ticket: for a slot, or for work
+    cpu_s: float  # CPU seconds of the process so far
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """A loader's counts since it was made; `workers` and `restarts` are the pool's."""
+
+    passes: int  # passes that delivered at least a batch
+    epoch: int  # epoch of the next pass
+    batches: int  # batches handed to consumers
+    samples: int  # rows handed to consumers
+    bytes: int  # bytes of the batches handed to consumers
+    elapsed_s: float  # seconds between the first and the latest hand-over, all passes
+    samples_per_s: float  # samples after the first hand-over / elapsed_s; 0.0 before there are two
+    bytes_per_s: float  # likewise
+    consumer_wait_s: float  # seconds that consumers waited for a batch
+    worker_wait_s: float  # seconds that workers waited for a slot or for work, summed
+    slots: int  # slots in the ring
+    slot_bytes: int  # bytes of one slot
+    slots_lent: int  # slots that the consumer's arrays look at now
+    batches_lent: int  # batches handed over without a copy
+    batches_copied: int  # batches copied out, as too few slots were free to lend one
+    batches_oversize: int  # batches that outgrew their slot and came in memory of their own
+    repeated_rows: int  # rows repeated in each epoch, so that all shards have the same number of batches
+    skipped_indices: tuple[int, ...]  # source indices left out by on_error="skip" (the latest 1000)
+    replaced_indices: tuple[int, ...]  # source indices replaced by on_error="replace" (the latest 1000)
+    errors: int  # samples skipped or replaced, all
+    restarts: int  # workers that died and were replaced
+    workers: tuple[WorkerStatistics, ...]

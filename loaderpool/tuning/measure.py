@@ -1,0 +1,257 @@
+"""How fast a loader is with each number of workers: rates over windows of time, nothing concluded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Protocol
+
+from loaderpool import clock
+from loaderpool.errors import ArgumentError
+from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+
+__all__ = ["Measurable", "Measurement", "Watcher", "Window", "default_counts", "measure", "measure_counts"]
+
+# The start is not the steady state: first calls import and open files, first batches fault the slots' pages in.
+# Smaller counts some of that; larger only lengthens the measuring, and slow batches have no ring to fill anyway.
+_WARM_UP_S = 1.0
+# A bar needs no more, and each report costs the time of a cheap batch.
+_REPORT_EVERY_S = 0.1
+
+
+class Measurable(Protocol):
+    """The part of a `Loader` that is needed to measure it."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def statistics(self) -> Statistics: ...
+
+    def replace(self, **changes: Any) -> Measurable: ...
+
+    def close(self) -> None: ...
+
+
+class Watcher:
+    """Is told how the measuring goes, in its thread; this one does not care."""
+
+    def begin(self, workers: int, round_number: int) -> None:
+        """A window for this many workers begins, in this round (from 1)."""
+
+    def advance(self, fraction: float) -> None:
+        """This much of the window's time is over, 0.0 to 1.0."""
+
+    def end(self, window: Window) -> None:
+        """The window is over."""
+
+    def skip(self, workers: int, round_number: int) -> None:
+        """The window is left out, as an earlier one of the same count was long enough."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What one loader handed over in one stretch of time."""
+
+    wanted_s: float  # seconds that were asked for
+    elapsed_s: float  # seconds that it took: longer, up to the end of a batch of each worker
+    batches: int  # batches handed over
+    samples: int  # rows handed over
+    nbytes: int  # bytes of these batches
+    consumer_wait_s: float  # seconds that this process waited for a batch
+    own_cpu_s: float  # CPU seconds of this process
+    workers: tuple[WorkerStatistics, ...]  # each worker's counts over this window
+
+    @property
+    def samples_per_s(self) -> float:
+        """Rows per second."""
+        return self.samples / self.elapsed_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes per second."""
+        return self.nbytes / self.elapsed_s
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds from one hand-over to the next, on average."""
+        return self.elapsed_s / self.batches
+
+    @property
+    def workers_cpu_s(self) -> float:
+        """CPU seconds of all workers."""
+        return sum(worker.cpu_s for worker in self.workers)
+
+    @property
+    def cpu_use(self) -> float:
+        """CPUs in use by this process and its workers, on average."""
+        return (self.own_cpu_s + self.workers_cpu_s) / self.elapsed_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """All windows of one number of workers."""
+
+    workers: int  # how many; 0: in this process
+    windows: tuple[Window, ...]  # one for each round, at least one
+
+    @property
+    def best(self) -> Window:
+        """The fastest window: whatever else runs on the machine only ever makes one slower."""
+        return max(self.windows, key=lambda window: window.samples_per_s)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Rows per second in the fastest window."""
+        return self.best.samples_per_s
+
+    @property
+    def spread(self) -> float:
+        """By what share the slowest window is behind the fastest; 0.0 for a single one."""
+        rates = [window.samples_per_s for window in self.windows]
+        return 1 - min(rates) / max(rates) if max(rates) > 0 else 0.0
+
+    @property
+    def cpu_use(self) -> float:
+        """CPUs in use in the fastest window."""
+        return self.best.cpu_use
+
+
+def default_counts(cpus: int) -> tuple[int, ...]:
+    """0, 1, 2, 4, ... and `cpus` itself, up to twice `cpus`: blocking work gains from more workers than CPUs."""
+    counts = {0, cpus, 2 * cpus}
+    count = 1
+    while count <= 2 * cpus:
+        counts.add(count)
+        count *= 2
+    return tuple(sorted(counts))
+
+
+def measure_counts(
+    loader: Measurable, counts: Sequence[int], seconds: float, *, rounds: int = 2, watcher: Watcher | None = None
+) -> tuple[Measurement, ...]:
+    """Each count's measurement, in the order of `counts`; `loader` itself is not iterated.
+
+    The rounds go forth and back through the counts (0, 1, 2, 4, 4, 2, 1, 0), so that a machine that gets slower or
+    busier meanwhile is not held against the later ones.
+
+    Blocks: `seconds` for each count, and longer where batches take longer.
+
+    Args:
+        loader: each count is measured on `loader.replace(workers=count)`.
+        counts: numbers of workers, at least 0.
+        seconds: for each count, over all rounds.
+        rounds: windows for each count, at least 1.
+        watcher: is told how it goes.
+    """
+    watcher = watcher or Watcher()
+    windows: dict[int, list[Window]] = {count: [] for count in counts}
+    for number in range(1, rounds + 1):
+        for count in counts if number % 2 else reversed(counts):
+            # A window that lasted for all rounds together has the accuracy of all of them: slow batches end sooner.
+            if any(window.elapsed_s >= seconds for window in windows[count]):
+                watcher.skip(count, number)
+                continue
+            watcher.begin(count, number)
+            with contextlib.closing(loader.replace(workers=count)) as measured:
+                window = measure(measured, seconds / rounds, on_progress=watcher.advance)
+            windows[count].append(window)
+            watcher.end(window)
+    return tuple(Measurement(count, tuple(windows[count])) for count in counts)
+
+
+def measure(
+    loader: Measurable,
+    seconds: float,
+    *,
+    now_s: Callable[[], float] = clock.monotonic_s,
+    own_cpu_ns: Callable[[], int] = clock.process_cpu_ns,
+    on_progress: Callable[[float], None] = lambda fraction: None,
+) -> Window:
+    """One window over a loader in its steady state; passes follow each other for as long as it takes.
+
+    Workers that began together finish together, so batches come in bursts of one from each. A window therefore begins
+    and ends at a hand-over and has a whole number of bursts: else a cut in mid-burst would be off by all of one.
+
+    Blocks: until `seconds` are over after the warm-up, and in any case for a batch of each worker.
+
+    Args:
+        loader: what is measured; it is not closed.
+        seconds: length of the window, above 0.
+        now_s: the clock.
+        own_cpu_ns: the CPU time of this process.
+        on_progress: called now and then with the share of the time that is over.
+
+    Raises:
+        ArgumentError: a pass over the loader has no batch.
+    """
+    with contextlib.closing(_batches(loader)) as batches:
+        _warm_up(loader, batches, now_s)
+        before, cpu_before_ns, start_s = loader.statistics(), own_cpu_ns(), now_s()
+        burst = max(1, len(before.workers))
+        taken, reported_s = 0, start_s
+        while True:
+            next(batches)
+            taken += 1
+            end_s = now_s()
+            if end_s - start_s >= seconds and taken % burst == 0:
+                break
+            if end_s - reported_s >= _REPORT_EVERY_S:
+                reported_s = end_s
+                on_progress(min(1.0, (end_s - start_s) / seconds))
+        cpu_after_ns, after = own_cpu_ns(), loader.statistics()
+    return Window(
+        wanted_s=seconds,
+        elapsed_s=end_s - start_s,
+        batches=after.batches - before.batches,
+        samples=after.samples - before.samples,
+        nbytes=after.bytes - before.bytes,
+        consumer_wait_s=after.consumer_wait_s - before.consumer_wait_s,
+        own_cpu_s=(cpu_after_ns - cpu_before_ns) / 1e9,
+        workers=_differences(before.workers, after.workers),
+    )
+
+
+def _batches(loader: Measurable) -> Generator[None, None, None]:
+    """Hand-overs without end, pass after pass; a batch is let go when the next one is asked for, as training does."""
+    while True:
+        is_empty = True
+        for _ in loader:
+            is_empty = False
+            yield
+        if is_empty:
+            raise ArgumentError("a pass over the loader has no batch, so there is nothing to measure")
+
+
+def _warm_up(loader: Measurable, batches: Iterator[None], now_s: Callable[[], float]) -> None:
+    """Take batches until each worker has made one and each slot was used once, or for a while; at least one."""
+    next(batches)
+    first_s = now_s()
+    while now_s() - first_s < _WARM_UP_S:
+        seen = loader.statistics()
+        if all(worker.samples for worker in seen.workers) and seen.batches >= seen.slots:
+            return
+        next(batches)
+
+
+def _differences(
+    before: Sequence[WorkerStatistics], after: Sequence[WorkerStatistics]
+) -> tuple[WorkerStatistics, ...]:
+    """What each worker that lives at the end did in between."""
+    starts = {worker.index: worker for worker in before}
+    return tuple(_difference(starts.get(worker.index), worker) for worker in after)
+
+
+def _difference(start: WorkerStatistics | None, end: WorkerStatistics) -> WorkerStatistics:
+    if start is None:
+        return end
+    # The counts go on when a worker is replaced; its process, and with it the CPU time, begins anew.
+    cpu_before_s = start.cpu_s if start.pid == end.pid else 0.0
+    return WorkerStatistics(
+        index=end.index,
+        pid=end.pid,
+        batches=end.batches - start.batches,
+        samples=end.samples - start.samples,
+        busy_s=end.busy_s - start.busy_s,
+        wait_s=end.wait_s - start.wait_s,
+        cpu_s=max(0.0, end.cpu_s - cpu_before_s),
+    )

@@ -1,0 +1,39 @@
+"""What a worker does right after its fork, before any user code: alone with its own pipes, quiet, and mortal."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterable
+
+from loaderpool import machine
+
+__all__ = ["become_worker"]
+
+
+def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_descriptors: Iterable[int]) -> None:
+    """Cut the ties to supervisor and trainer that a fork leaves.
+
+    Runs in: a worker, first thing. The supervisor is single-threaded, so its one thread is the one whose end kills us.
+
+    Args:
+        supervisor_pid: pid of the parent.
+        keep_descriptors: never closed, even if listed in the other.
+        close_descriptors: the supervisor's own pipes, and those of the other workers.
+    """
+    machine.die_with_parent(supervisor_pid)
+    machine.raise_oom_score()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    keep = set(keep_descriptors)
+    for descriptor in close_descriptors:
+        if descriptor not in keep:
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+    gc.enable()

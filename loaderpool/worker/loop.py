@@ -1,0 +1,250 @@
+"""A worker's life: read tickets from its pipe, fill slots, report.
+
+    supervisor ──Order──▶ [ticket pipe] ──▶ worker ──rows──▶ slot
+                                              │ 1 FINISHED on the board
+                                              │ 2 completion (pipe, or socket where bytes go with it)
+                                              └ 3 report to the supervisor
+
+The order of the three steps is PROTO-4 (docs/explanation/protocol.md): after a death *finished* on the board means
+that the supervisor may send the completion again, and anything else that none exists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from loaderpool import clock, machine
+from loaderpool.memory.arena import Arena
+from loaderpool.memory.board import Board, Field
+from loaderpool.messages import (
+    READ_BYTES,
+    Notice,
+    Order,
+    Report,
+    Status,
+    Words,
+    join32,
+    pack,
+    split32,
+    unpack_all,
+)
+from loaderpool.worker.failures import Failure, describe_failure
+from loaderpool.worker.work import Abandoned, Filled, Job, Work, WorkFailed
+
+__all__ = ["WorkerChannels", "WorkerLoop", "send_with_bytes"]
+
+# More goes into a memory file beside the message: a packet must stay far below the socket's buffer.
+INLINE_BYTES = 32768
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerChannels:
+    """The descriptors a worker owns."""
+
+    tickets: int  # read end
+    reports: int  # write end, shared by all workers
+    completions: int  # write end, shared by all workers and the supervisor
+    socket: socket.socket  # the trainer's other end
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    loader: int
+    first_epoch: int
+    batches_per_epoch: int
+
+
+class WorkerLoop:
+    """Runs tickets until told to exit, or until the supervisor's end of the pipe is gone.
+
+    Runs in: a worker. Blocks: in `read` on the ticket pipe while there is nothing to do.
+    """
+
+    def __init__(
+        self, worker: int, cell: int, arena: Arena, channels: WorkerChannels, payloads: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        self._worker, self._cell, self._arena, self._channels = worker, cell, arena, channels
+        self._words = arena.board.words
+        self._base = Board.base(cell)
+        self._payloads = payloads
+        self._works: dict[int, Work] = {}
+        self._runs: dict[int, _Run] = {}
+        self._slots: dict[int, tuple[int, int]] = {}
+
+    def run(self) -> None:
+        """Serve until the end."""
+        self._words[self._base + Field.PID] = os.getpid()
+        self._report(pack(Report.READY, self._worker))
+        while True:
+            waited = clock.monotonic_ns()
+            data = os.read(self._channels.tickets, READ_BYTES)
+            self._words[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
+            if not data:
+                return
+            for words in unpack_all(data):
+                if not self._obey(words):
+                    return
+
+    def _obey(self, words: Words) -> bool:
+        kind = words[0]
+        if kind == Order.TICKET:
+            self._ticket(words)
+        elif kind == Order.RUN:
+            self._runs[words[1]] = _Run(words[2], words[3], words[4])
+        elif kind == Order.RUN_OVER:
+            self._runs.pop(words[1], None)
+        elif kind == Order.SLOT:
+            self._slots[words[1]] = (words[2], words[3])
+        elif kind == Order.LAYOUT:
+            form, is_given = self._arena.get_object(words[2], words[3])
+            self._work(words[1]).set_form(form, is_given)
+        elif kind == Order.PROBE:
+            self._probe(ticket=words[1], loader=words[2], epoch=words[3])
+        elif kind == Order.EXIT:
+            return False
+        return True
+
+    def _work(self, loader: int) -> Work:
+        work = self._works.get(loader)
+        if work is None:
+            payload = self._payloads[loader]
+            work = self._works[loader] = Work(payload, self._words, self._base, self._worker)
+        return work
+
+    def _probe(self, ticket: int, loader: int, epoch: int) -> None:
+        import cloudpickle
+
+        try:
+            work = self._work(loader)
+            work.ensure_setup()
+            found = cloudpickle.dumps(work.probe(epoch))
+            status, notice = Status.FINISHED, Notice.SPEC
+        except WorkFailed as error:
+            found, status, notice = cloudpickle.dumps(error.failure), Status.FAILED, Notice.SPEC_FAILED
+        send_with_bytes(self._channels.socket, pack(notice, loader, self._worker), found)
+        self._report(pack(Report.DONE, ticket, self._worker, status))
+
+    def _ticket(self, words: Words) -> None:
+        _, ticket, run_id, first_batch, count_attempt, rows, slot, _ = words
+        count, attempt = split32(count_attempt)
+        row_start, row_stop = split32(rows)
+        run = self._runs[run_id]
+        board, base = self._words, self._base
+        board[base + Field.TICKET] = ticket
+        started = clock.monotonic_ns()
+        row_count = 0
+        failure_bytes = b""
+        filled: Filled | None = None
+        try:
+            work = self._work(run.loader)
+            work.ensure_setup()
+            offset, capacity = self._slots[slot]
+            epoch, batch = divmod(first_batch, run.batches_per_epoch)
+            job = Job(run_id, run.first_epoch + epoch, batch, count, row_start, row_stop, attempt)
+            filled = work.fill(job, self._arena.map, offset, capacity)
+            status = Status.FINISHED if filled.oversize is None else Status.OVERSIZE
+            row_count = filled.rows
+            board[base + Field.BYTES] += filled.data_bytes
+            if filled.row_failures:
+                failure_bytes = _dumps(filled.row_failures)
+        except Abandoned:
+            status = Status.ABANDONED
+        except WorkFailed as error:
+            status, failure_bytes = Status.FAILED, _dumps(error.failure)
+        except MemoryError as error:
+            status = Status.FAILED
+            failure_bytes = _dumps(describe_failure(error, epoch=run.first_epoch, worker=self._worker))
+        busy = clock.monotonic_ns() - started
+        board[base + Field.INDEX] = 0
+        board[base + Field.SAMPLES] += row_count
+        board[base + Field.BATCHES] += count if status == Status.FINISHED else 0
+        board[base + Field.BUSY_NS] += busy
+        completion = pack(
+            Notice.COMPLETION, ticket, run_id, first_batch, count_attempt, rows, slot, join32(status, self._worker)
+        )
+        if status == Status.OVERSIZE or failure_bytes:
+            # The bytes are the completion: one message carries both, so no death falls between them (PROTO-6).
+            self._send_large(completion, filled, failure_bytes)
+            board[base + Field.STATUS] = status
+            board[base + Field.FINISHED] = ticket << 16 | attempt
+        else:
+            board[base + Field.STATUS] = status
+            # SYNC: the rows are stored before this word; pairs with Supervisor's look at it after a death.
+            board[base + Field.FINISHED] = ticket << 16 | attempt
+            write_message(self._channels.completions, completion)
+        self._report(pack(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
+
+    def _send_large(self, completion: bytes, filled: Filled | None, failures: bytes) -> None:
+        if filled is None or filled.oversize is None:
+            send_with_bytes(self._channels.socket, completion, failures)
+            return
+        packing = filled.oversize
+        descriptor = machine.create_memory_file("oversize")
+        try:
+            nbytes = packing.nbytes + len(failures)
+            os.ftruncate(descriptor, nbytes)
+            machine.reserve(descriptor, 0, nbytes)
+            import mmap
+
+            with mmap.mmap(descriptor, nbytes) as view:
+                packing.write(view, 0)
+                view[packing.nbytes :] = failures
+            send_descriptor(self._channels.socket, completion, descriptor, packing.nbytes)
+        finally:
+            os.close(descriptor)
+
+    def _report(self, message: bytes) -> None:
+        write_message(self._channels.reports, message)
+
+
+def write_message(descriptor: int, message: bytes) -> None:
+    """Write one message, waiting while the pipe is full. Blocks: only ever a worker."""
+    while True:
+        try:
+            os.write(descriptor, message)
+            return
+        except BlockingIOError:
+            waiter = select.poll()
+            waiter.register(descriptor, select.POLLOUT)
+            waiter.poll()
+
+
+def send_with_bytes(to: socket.socket, message: bytes, extra: bytes) -> None:
+    """Send a message and bytes of any length; blocks while the socket is full."""
+    if len(extra) <= INLINE_BYTES:
+        _send_blocking(to, [message, extra], [])
+        return
+    descriptor = machine.create_memory_file("message")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(extra)
+        send_descriptor(to, message, descriptor, len(extra))
+    finally:
+        os.close(descriptor)
+
+
+def send_descriptor(to: socket.socket, message: bytes, descriptor: int, nbytes: int) -> None:
+    """Send a message whose bytes are the first `nbytes` of a memory file."""
+    _send_blocking(to, [message, nbytes.to_bytes(8, "little")], [descriptor])
+
+
+def _send_blocking(to: socket.socket, parts: list[bytes], descriptors: list[int]) -> None:
+    while True:
+        try:
+            socket.send_fds(to, parts, descriptors)
+            return
+        except BlockingIOError:
+            waiter = select.poll()
+            waiter.register(to, select.POLLOUT)
+            waiter.poll()
+
+
+def _dumps(value: Failure | Any) -> bytes:
+    import pickle
+
+    return pickle.dumps(value, protocol=5)

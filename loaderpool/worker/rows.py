@@ -1,0 +1,179 @@
+"""Writes what the user's function returned into rows of a fixed slot, refusing whatever is not as the spec says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.errors import SpecMismatchError
+from loaderpool.spec import ArraySpec, ElementSpec, can_write, convert_leaf, mismatch
+
+__all__ = ["Converter", "ReusedBuffer", "RowWriter"]
+
+# What a Python number may stand in for without loss, as NumPy's weak promotion has it.
+_WEAK_KINDS: dict[type, str] = {bool: "b", int: "iuf", float: "f"}
+# Leaves that cannot be changed under us while they wait for their block to be full.
+_IMMUTABLE = (bool, int, float, complex, np.generic)
+# From here on joining rows in one C call beats one assignment per row.
+_JOIN_ROWS = 4
+
+
+class ReusedBuffer(Exception):
+    """Results held together may look at one buffer that the function fills again and again."""
+
+
+class Converter:
+    """Turns leaves into arrays of the components' dtypes and shapes.
+
+    Args:
+        spec: of a batch.
+        is_given: the user gave the spec, so a `same_kind` cast is wanted; an inferred one allows no cast of arrays.
+        has_batch_axis: leaves are whole batches (axis 0 of the spec is theirs).
+    """
+
+    def __init__(self, spec: ElementSpec, *, is_given: bool, has_batch_axis: bool) -> None:
+        self._is_given = is_given
+        self.flatten = spec.structure.flatten
+        self.paths = spec.structure.paths
+        drop = 0 if has_batch_axis else 1
+        self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
+
+    def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
+        """All components of what one call returned, converted and checked.
+
+        Raises:
+            SpecMismatchError: naming path, index, expected and actual.
+        """
+        leaves = self.flatten(result)
+        return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
+
+    def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
+        """One component of what one call returned."""
+        expected, path = self.expected[component], self.paths[component]
+        try:
+            array = convert_leaf(value, path)
+        except SpecMismatchError as error:
+            raise SpecMismatchError(f"{error} (source index {index})") from None
+        if not _fits(array.shape, expected.shape):
+            raise mismatch(path, index, expected, array.shape, array.dtype)
+        if expected.text is not None:
+            if array.dtype != object:
+                raise mismatch(path, index, expected, array.shape, array.dtype)
+            return array
+        if array.dtype == expected.dtype:
+            return array
+        if array.dtype == object or not self._may_cast(value, array.dtype, expected.dtype):
+            raise mismatch(path, index, expected, array.shape, array.dtype)
+        with np.errstate(over="raise"):
+            try:
+                cast = array.astype(expected.dtype)
+            except FloatingPointError:
+                raise mismatch(path, index, expected, array.shape, array.dtype) from None
+        if array.dtype.kind in "iu" and expected.dtype.kind in "iu" and not np.array_equal(cast, array):
+            raise SpecMismatchError(
+                f"component {path or '(the whole element)'} of source index {index}: a value does not fit "
+                f"{expected.dtype} (came as {array.dtype}, {array.min()} to {array.max()})"
+            )
+        return cast
+
+    def _may_cast(self, value: Any, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+        if self._is_given:
+            return can_write(source, target)
+        return target.kind in _WEAK_KINDS.get(type(value), "") and type(value) is not bool
+
+
+class RowWriter:
+    """Writes rows into the arrays of a fixed slot."""
+
+    def __init__(self, converter: Converter) -> None:
+        self._converter = converter
+        self._is_single = converter.paths == ("",)
+        self._dtypes = [expected.dtype for expected in converter.expected]
+        self._shapes: list[tuple[int, ...]] = [
+            tuple(int(n) for n in expected.shape if n is not None) for expected in converter.expected
+        ]
+
+    def write(
+        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
+    ) -> None:
+        """Write `results` (one per row) into rows `row`, `row + 1`, ... of `arrays`.
+
+        Args:
+            arrays: the components' arrays over the slot.
+            row: the first row.
+            results: what the function returned for each.
+            indices: source index of each, for errors.
+
+        Raises:
+            SpecMismatchError: a result is not as the spec says.
+            ReusedBuffer: several results share memory, or may; make and write them one by one.
+        """
+        if self._is_single:
+            self._write_column(0, arrays[0], row, results, indices)
+            return
+        flatten = self._converter.flatten
+        try:
+            flat = [flatten(result) for result in results]
+        except SpecMismatchError as error:
+            bad = next(index for result, index in zip(results, indices, strict=True) if not self._flattens(result))
+            raise SpecMismatchError(f"{error} (source index {bad})") from None
+        if len(flat) == 1:
+            for component, leaf in enumerate(flat[0]):
+                self._write_column(component, arrays[component], row, (leaf,), indices)
+            return
+        for component, column in enumerate(zip(*flat, strict=True)):
+            self._write_column(component, arrays[component], row, column, indices)
+
+    def _flattens(self, result: Any) -> bool:
+        try:
+            self._converter.flatten(result)
+        except SpecMismatchError:
+            return False
+        return True
+
+    def _write_column(
+        self, component: int, array: npt.NDArray[Any], row: int, values: Sequence[Any], indices: Sequence[int]
+    ) -> None:
+        dtype, shape = self._dtypes[component], self._shapes[component]
+        ndarray = np.ndarray
+        count = len(values)
+        for value in values:
+            if type(value) is not ndarray or value.dtype != dtype or value.shape != shape:
+                self._write_converted(component, array, row, values, indices)
+                return
+            if count > 1 and value.base is not None:
+                raise ReusedBuffer
+        if count > 1 and len(set(map(id, values))) < count:
+            raise ReusedBuffer
+        if count >= _JOIN_ROWS and shape:
+            joined = array[row : row + count].reshape(count * shape[0], *shape[1:])
+            np.concatenate(values, out=joined)
+            return
+        for value in values:
+            array[row] = value
+            row += 1
+
+    def _write_converted(
+        self, component: int, array: npt.NDArray[Any], row: int, values: Sequence[Any], indices: Sequence[int]
+    ) -> None:
+        dtype = self._dtypes[component]
+        if array.ndim == 1 and all(isinstance(value, np.generic) and value.dtype == dtype for value in values):
+            array[row : row + len(values)] = values
+            return
+        if len(values) > 1 and any(not isinstance(value, _IMMUTABLE) for value in values):
+            raise ReusedBuffer
+        leaf = self._converter.leaf
+        for value, index in zip(values, indices, strict=True):
+            array[row] = leaf(value, component, index)
+            row += 1
+
+
+def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    if actual == expected:
+        return True
+    return len(actual) == len(expected) and all(
+        static is None or static == size for static, size in zip(expected, actual, strict=True)
+    )

@@ -1,0 +1,89 @@
+"""For any plan: shards agree on their batches, nothing is lost or doubled but what is said, chunks are batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderpool.plan.order import Plan
+
+plans = st.fixed_dictionaries(
+    {
+        "size": st.integers(0, 300),
+        "batch_size": st.none() | st.integers(1, 20),
+        "num_shards": st.integers(1, 9),
+        "drop_remainder": st.booleans(),
+        "shuffle": st.booleans(),
+        "seed": st.integers(0, 2**64),
+    }
+)
+
+
+def shards_of(fields: dict[str, Any]) -> list[Plan]:
+    return [Plan(**fields, shard_index=shard) for shard in range(fields["num_shards"])]
+
+
+def batches_of(plan: Plan) -> list[list[int]]:
+    return [plan.positions(batch).tolist() for batch in range(plan.batches_per_epoch)]
+
+
+@given(plans)
+@settings(max_examples=150, deadline=None)
+def test_shards_together_cover_the_epoch(fields: dict[str, Any]) -> None:
+    shards = shards_of(fields)
+    assert len({plan.batches_per_epoch for plan in shards}) == 1
+    seen = Counter(position for plan in shards for position in chain.from_iterable(batches_of(plan)))
+    step = fields["num_shards"] * (fields["batch_size"] or 1)
+    kept = fields["size"] // step * step if fields["drop_remainder"] else fields["size"]
+    assert sorted(seen) == list(range(kept))
+    assert {plan.repeated_rows for plan in shards} == {sum(seen.values()) - kept}
+    if fields["drop_remainder"] or fields["size"] % step >= fields["num_shards"]:
+        assert set(seen.values()) <= {1}
+    else:
+        assert all(seen[position] == 1 for position in range(fields["size"] // step * step))
+
+
+@given(plans)
+@settings(max_examples=150, deadline=None)
+def test_only_the_last_batch_may_be_short_and_shards_differ_by_one_row(fields: dict[str, Any]) -> None:
+    full_rows = fields["batch_size"] or 1
+    sizes = []
+    for plan in shards_of(fields):
+        rows = [len(batch) for batch in batches_of(plan)]
+        assert rows == [plan.rows(batch) for batch in range(plan.batches_per_epoch)]
+        assert rows[: plan.full_batches] == [full_rows] * plan.full_batches
+        assert len(rows) - plan.full_batches in (0, 1)
+        assert all(0 < count < full_rows for count in rows[plan.full_batches :])
+        sizes.append(rows)
+    for same_batch in zip(*sizes, strict=True):
+        assert max(same_batch) - min(same_batch) <= 1
+
+
+@given(plans, st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_chunk_is_its_batches_and_a_row_range_its_rows(fields: dict[str, Any], data: st.DataObject) -> None:
+    plan = data.draw(st.sampled_from(shards_of(fields)))
+    first = data.draw(st.integers(0, plan.batches_per_epoch))
+    count = data.draw(st.integers(0, plan.batches_per_epoch - first))
+    chunk = plan.positions_of(first, count)
+    assert chunk.dtype == np.int64
+    assert chunk.tolist() == list(chain.from_iterable(batches_of(plan)[first : first + count]))
+    if count:
+        whole = plan.positions(first)
+        start = data.draw(st.integers(0, len(whole)))
+        stop = data.draw(st.integers(start, len(whole)))
+        assert plan.positions(first, start, stop).tolist() == whole[start:stop].tolist()
+        assert whole.dtype == np.int64
+
+
+@given(plans, st.integers(0, 2**40))
+@settings(max_examples=100, deadline=None)
+def test_an_epoch_visits_each_item_once(fields: dict[str, Any], epoch: int) -> None:
+    plan = Plan(**{**fields, "num_shards": 1, "drop_remainder": False})
+    indices = plan.indices(epoch, plan.positions_of(0, plan.batches_per_epoch))
+    assert sorted(indices) == list(range(plan.size))

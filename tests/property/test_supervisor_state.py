@@ -1,0 +1,194 @@
+"""The supervisor's state machine walked by Hypothesis: workers finish, die, slots come back, runs begin and end.
+
+A model of workers and trainer stands at the other ends: it does what the messages say and checks that every batch of a
+run arrives exactly once, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, split32, unpack_all
+from loaderpool.supervisor import state as s
+
+PER_EPOCH, BATCH_ROWS, LAST_ROWS = 7, 4, 2
+FULL = PER_EPOCH - 1
+
+
+class ModelWorker:
+    def __init__(self, cell: int) -> None:
+        self.cell = cell
+        self.orders: collections.deque[Words] = collections.deque()
+        self.finished = 0
+        self.status = 0
+        self.runs: set[int] = set()
+        self.layouts: set[int] = set()
+        self.slots: set[int] = set()
+
+
+class Supervision(RuleBasedStateMachine):
+    """Events at random; the invariants after each."""
+
+    @initialize(workers=st.integers(1, 4), slots=st.integers(1, 5), split=st.booleans(), chunk=st.integers(1, 3))
+    def start(self, workers: int, slots: int, split: bool, chunk: int) -> None:
+        self.state = s.SupervisorState(workers)
+        self.workers: dict[int, ModelWorker] = {}
+        self.rows: dict[int, collections.Counter[tuple[int, int]]] = {}  # run -> (batch, row) -> times accepted
+        self.limits: dict[int, int] = {}
+        self.slot_rows: collections.Counter[int] = collections.Counter()  # slot -> rows answered, to give it back
+        self.seen: dict[int, set[tuple[int, int]]] = {}
+        self.filled: list[int] = []
+        self.ended: set[int] = set()
+        self.over: set[int] = set()
+        self.next_run = 1
+        self.obey(self.state.on_control((Control.LOAD, 1, 0, 0, 1, 1000, 0, 0)))
+        batch_ns = 400_000_000 if split else 1000
+        layout = (join32(chunk, split), join32(BATCH_ROWS, LAST_ROWS), FULL, batch_ns)
+        self.slots = set(range(1, slots + 1))
+        for slot in self.slots:
+            self.obey(self.state.on_control((Control.SLOT_ADD, 1, slot, slot * 4096, 4096, 0, 0, 0)))
+        self.obey(self.state.on_control((Control.LAYOUT, 1, 4096, 64, *layout)))
+
+    def obey(self, instructions: list[s.Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, s.Fork):
+                self.workers[instruction.worker] = ModelWorker(instruction.cell)
+            elif isinstance(instruction, s.Load):
+                self.obey(self.state.on_loaded(instruction.loader))
+            elif isinstance(instruction, s.ToWorker):
+                self.workers[instruction.worker].orders.extend(unpack_all(instruction.message))
+            elif isinstance(instruction, s.ToTrainer):
+                for words in unpack_all(instruction.message):
+                    self.trainer_gets(words)
+
+    def trainer_gets(self, words: Words) -> None:
+        if words[0] == Notice.RUN_ENDED:
+            assert words[1] in self.ended, "RUN-1: a run ends only when the trainer says so"
+            self.over.add(words[1])
+            return
+        if words[0] != Notice.COMPLETION:
+            return
+        _, _, run, first, count_attempt, row_range, slot, _ = words
+        assert run not in self.over, "RUN-2: nothing comes after RUN_ENDED"
+        (count, _), (start, stop) = split32(count_attempt), split32(row_range)
+        if (first, start) in self.seen[run]:
+            return
+        self.seen[run].add((first, start))
+        for batch in range(first, first + count):
+            for row in range(start, stop):
+                self.rows[run][batch, row] += 1
+        self.slot_rows[slot] += stop - start
+        if self.slot_rows[slot] == (BATCH_ROWS if first % PER_EPOCH < FULL else LAST_ROWS):
+            del self.slot_rows[slot]
+            self.filled.append(slot)
+
+    @rule(epochs=st.integers(1, 2))
+    def begin_run(self, epochs: int) -> None:
+        if len(self.rows) - len(self.over) >= len(self.slots):
+            return
+        run, self.next_run = self.next_run, self.next_run + 1
+        self.rows[run], self.seen[run] = collections.Counter(), set()
+        self.limits[run] = epochs * PER_EPOCH
+        self.obey(
+            self.state.on_control((Control.RUN_BEGIN, run, 1, 0, PER_EPOCH, 0, self.limits[run], len(self.slots)))
+        )
+
+    @precondition(lambda self: any(worker.orders for worker in self.workers.values()))
+    @rule(data=st.data())
+    def worker_acts(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(n for n, w in self.workers.items() if w.orders)))
+        self.act(number, data.draw(st.sampled_from(["done", "done", "done", "dies", "dies noted", "dies sent"])))
+
+    def act(self, number: int, how: str) -> None:
+        worker = self.workers[number]
+        words = worker.orders[0]
+        if words[0] == Order.EXIT:
+            return self.gone(number)
+        if words[0] not in (Order.TICKET, Order.PROBE):
+            worker.orders.popleft()
+            if words[0] == Order.RUN:
+                worker.runs.add(words[1])
+            elif words[0] == Order.LAYOUT:
+                worker.layouts.add(words[1])
+            elif words[0] == Order.SLOT:
+                worker.slots.add(words[1])
+            return None
+        if words[0] == Order.PROBE:
+            if how != "done":
+                return self.gone(number)
+            worker.orders.popleft()
+            return self.obey(self.state.on_report((Report.DONE, words[1], number, Status.FINISHED, 0, 0, 0, 0)))
+        _, ticket, run, first, count_attempt, row_range, slot, _ = words
+        count, attempt = split32(count_attempt)
+        start, stop = split32(row_range)
+        assert {run} <= worker.runs and worker.layouts and slot in worker.slots, "TICKET-4: told before it is asked"
+        if how == "dies":
+            return self.gone(number)
+        worker.finished, worker.status = ticket << 16 | attempt, Status.FINISHED
+        if how != "dies noted":
+            status = join32(Status.FINISHED, number)
+            self.trainer_gets((Notice.COMPLETION, ticket, run, first, count_attempt, row_range, slot, status))
+        if how != "done":
+            return self.gone(number)
+        worker.orders.popleft()
+        rows = count * (stop - start)
+        return self.obey(
+            self.state.on_report((Report.DONE, ticket, number, Status.FINISHED, 1000 * rows, rows, count, attempt))
+        )
+
+    def gone(self, number: int) -> None:
+        worker = self.workers.pop(number)
+        self.obey(self.state.on_worker_gone(number, worker.finished, worker.status))
+
+    @precondition(lambda self: bool(self.filled))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(self.filled))
+        self.filled.remove(slot)
+        self.obey(self.state.on_control((Control.RELEASE, slot, 0, 0, 0, 0, 0, 0)))
+
+    @precondition(lambda self: bool(set(self.rows) - self.ended))
+    @rule(data=st.data())
+    def end_run(self, data: st.DataObject) -> None:
+        run = data.draw(st.sampled_from(sorted(set(self.rows) - self.ended)))
+        self.ended.add(run)
+        self.obey(self.state.on_control((Control.RUN_END, run, 0, 0, 0, 0, 0, 0)))
+
+    @rule(workers=st.integers(1, 4))
+    def resize(self, workers: int) -> None:
+        self.obey(self.state.on_control((Control.RESIZE, workers, 0, 0, 0, 0, 0, 0)))
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "state"):
+            self.state.check_invariants()
+            for run, rows in self.rows.items():
+                assert not rows or max(rows.values()) == 1, "ROWS-1: no row twice"
+                assert all(batch < self.limits[run] for batch, _ in rows), "ROWS-2: none beyond the limit"
+
+    def teardown(self) -> None:
+        """From wherever it stands, everything ends: every row of every run that was not ended arrives."""
+        if not hasattr(self, "state"):
+            return
+        for _ in range(3000):
+            busy = [number for number, worker in self.workers.items() if worker.orders]
+            if busy:
+                self.act(busy[0], "done")
+            elif self.filled:
+                self.obey(self.state.on_control((Control.RELEASE, self.filled.pop(), 0, 0, 0, 0, 0, 0)))
+            else:
+                break
+            self.holds()
+        assert self.ended == self.over, "RUN-3: every ended run is answered"
+        for run in set(self.rows) - self.ended:
+            expected = sum(BATCH_ROWS if b % PER_EPOCH < FULL else LAST_ROWS for b in range(self.limits[run]))
+            assert sum(self.rows[run].values()) == expected, "ROWS-3: nothing is lost"
+        assert len(self.workers) == self.state.target_workers
+
+
+TestSupervision = Supervision.TestCase
+TestSupervision.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

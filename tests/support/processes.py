@@ -1,0 +1,124 @@
+"""What the kernel says of processes: whose child, alive or not, how much memory, how many descriptors.
+
+Linux only (`/proc`), as the tests that ask are. A process that ends while it is looked at counts as gone, never as an
+error: every list here is a look at one moment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["count_fds", "descendants", "describe", "end_all", "is_alive", "marked", "parents", "read_pss", "wait_gone"]
+
+_PROC = Path("/proc")
+# Far below what a test would notice, far above what a look at /proc costs (some ms with hundreds of processes).
+POLL_S = 0.02
+
+
+def parents() -> dict[int, int]:
+    """Every process of the machine with its parent, zombies too."""
+    found: dict[int, int] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            fields = _stat(int(entry.name))
+            if fields:
+                found[int(entry.name)] = int(fields[1])
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on, in whatever session; zombies too, `pid` itself not.
+
+    A process whose parent died is nobody's descendant any more: `marked` finds those.
+    """
+    children: dict[int, list[int]] = {}
+    for child, parent in parents().items():
+        children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found.append(child)
+            waiting.append(child)
+    return sorted(found)
+
+
+def marked(name: str, value: str) -> list[int]:
+    """Processes that were started with `name=value` in their environment, or forked by one that was.
+
+    This is the environment at exec: it finds orphans and processes in sessions of their own, and never the process
+    that set the variable for its children. Zombies have no environment left.
+    """
+    wanted = f"{name}={value}".encode()
+    found = []
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # gone, or another user's
+                continue
+    return sorted(found)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and still runs; a zombie does not."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def wait_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
+    """Blocks until none of the processes is alive, or for `timeout_s`; returns those that still are."""
+    deadline_s = time.monotonic() + timeout_s
+    remaining = [pid for pid in pids if is_alive(pid)]
+    while remaining and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+        remaining = [pid for pid in remaining if is_alive(pid)]
+    return remaining
+
+
+def end_all(pids: Iterable[int]) -> None:
+    """Kill the processes, stopped ones too; those that are gone already are no error."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def read_pss(pid: int) -> int:
+    """Bytes of memory that are this process's share: pages shared by n processes count one n-th."""
+    for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(f"process {pid} has no memory (a zombie?)")
+
+
+def count_fds(pid: int) -> int:
+    """Descriptors that the process has open; asked of oneself, the one for the look is not counted."""
+    return len(os.listdir(_PROC / str(pid) / "fd")) - (1 if pid == os.getpid() else 0)
+
+
+def describe(pid: int) -> str:
+    """One line for a message: pid, parent, state, and the command with its arguments."""
+    fields = _stat(pid)
+    if not fields:
+        return f"process {pid} (gone by now)"
+    try:
+        command = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        command = ""
+    return f"process {pid}, parent {fields[1]}, state {fields[0]}: {command[:200] or '(no command line)'}"
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, … of `/proc/PID/stat`; empty where the process is gone."""
+    try:
+        # The name in parentheses may hold spaces and parentheses itself.
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,46 @@
+"""TensorFlow as the tests use it: three CPU devices, no GPU, and a way to make it drop arrays it no longer needs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+__all__ = ["let_go_of_arrays", "load", "quieten"]
+
+LOGICAL_CPUS = 3  # the host's own, and two more to place things on
+_loaded: Any = None
+
+
+def quieten() -> None:
+    """TensorFlow logs nothing below an error, in this process and its children; to be called before its import."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+
+def load() -> Any:
+    """The `tensorflow` module, set up with `LOGICAL_CPUS` CPU devices and without GPUs.
+
+    Raises:
+        ImportError: it is not installed.
+        RuntimeError: something used TensorFlow before and so fixed its devices; make that test use the `tf` fixture.
+    """
+    global _loaded
+    if _loaded is None:
+        quieten()
+        import tensorflow as tf
+
+        tf.config.set_visible_devices([], "GPU")
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
+        )
+        _loaded = tf
+    return _loaded
+
+
+def let_go_of_arrays() -> None:
+    """TensorFlow has dropped the NumPy arrays whose tensors are gone; nothing happens where it is not loaded.
+
+    It keeps a list of arrays to release and goes through it only when some later eager tensor dies.
+    """
+    if _loaded is not None:
+        _loaded.constant(0)  # made and dropped at once

@@ -1,0 +1,125 @@
+"""A permutation is a bijection, the same on every machine, well mixed at every size, and free of charge at any."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from loaderpool.errors import ArgumentError
+from loaderpool.plan.permutation import MAX_SIZE, TABLE_SIZE, Permutation
+
+NETWORK_SIZE = 3 * TABLE_SIZE + 1
+"""Above the table, and no power of two, so that the network walks."""
+
+
+def z_score(counts: list[int], expected: float) -> float:
+    """Chi-squared of equally likely outcomes, in standard deviations from what chance gives."""
+    freedom = len(counts) - 1
+    return float((sum((count - expected) ** 2 for count in counts) / expected - freedom) / math.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_every_order_of_a_few_items_is_equally_likely(size: int) -> None:
+    orders = list(itertools.permutations(range(size)))
+    keys = 60 * len(orders)
+    counts = Counter(tuple(Permutation(size, key)) for key in range(keys))
+    assert set(counts) == set(orders)
+    assert z_score([counts[order] for order in orders], keys / len(orders)) < 4
+
+
+@pytest.mark.parametrize("size", [TABLE_SIZE, TABLE_SIZE + 1, NETWORK_SIZE])
+def test_two_items_land_anywhere_independently(size: int) -> None:
+    cells, keys = 6, 3600
+    counts: Counter[tuple[int, ...]] = Counter()
+    for key in range(keys):
+        first, second = Permutation(size, key).take(np.array([0, 1])).tolist()
+        counts[first * cells // size, second * cells // size] += 1
+    assert z_score([counts[cell] for cell in itertools.product(range(cells), repeat=2)], keys / cells**2) < 4
+
+
+@pytest.mark.parametrize("size", [TABLE_SIZE, NETWORK_SIZE, 10**6, 10**12])
+@pytest.mark.parametrize("stride", [1, 2, 64, 1024])
+def test_neighbours_are_not_correlated(size: int, stride: int) -> None:
+    """Over many keys, numbers `stride` apart neither follow each other nor lie near each other."""
+    count = 1024
+    values, partners = [], []
+    starts = np.arange(count) % (size - stride)
+    for key in range(20):
+        permutation = Permutation(size, key)
+        values.append(permutation.take(starts))
+        partners.append(permutation.take(starts + stride))
+    first, second = np.concatenate(values), np.concatenate(partners)
+    pairs = first.size
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(pairs)
+    gaps = np.minimum((first - second) % size, (second - first) % size)
+    near = np.count_nonzero(gaps < size // 64)
+    assert abs(near - pairs / 32) < 4 * math.sqrt(pairs / 32)
+    for gap in (1, stride):
+        # By chance 2 in `size` pairs are just this far apart; 4 deviations and 3 for the rare-event tail above that.
+        chance = 2 * pairs / size
+        assert np.count_nonzero(gaps == gap) < chance + 4 * math.sqrt(chance) + 3
+
+
+@pytest.mark.parametrize("size", [5, TABLE_SIZE, NETWORK_SIZE, 10**9])
+def test_nearby_keys_give_unrelated_orders(size: int) -> None:
+    positions = np.arange(min(size, 2000))
+    orders = [tuple(Permutation(size, key).take(positions)) for key in (0, 1, 2, 1 << 64, 1 << 127)]
+    assert len(set(orders)) == len(orders)
+    if size >= TABLE_SIZE:
+        assert np.count_nonzero(np.array(orders[0]) == np.array(orders[1])) < 12  # one in `size` by chance
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100, TABLE_SIZE, TABLE_SIZE + 1, NETWORK_SIZE, 1 << 14, (1 << 14) + 1])
+def test_is_a_bijection_by_every_way_of_asking(size: int) -> None:
+    permutation = Permutation(size, 12345)
+    taken = permutation.take(np.arange(size))
+    assert taken.dtype == np.int64
+    assert np.array_equal(np.sort(taken), np.arange(size))
+    assert list(permutation) == taken.tolist()
+    assert [permutation[position] for position in range(min(size, 3000))] == taken[:3000].tolist()
+    assert len(permutation) == size
+
+
+def test_the_same_numbers_for_ever() -> None:
+    """Recorded from the first version: a changed order would break every saved state without a word."""
+    assert list(Permutation(8, 2024)) == [5, 1, 2, 0, 4, 6, 3, 7]
+    assert Permutation(10**6, 2024).take(np.arange(4)).tolist() == [24049, 344661, 324208, 269955]
+    largest = Permutation(MAX_SIZE, (1 << 128) - 1)
+    assert [largest[0], largest[MAX_SIZE - 1]] == [2113884591116541297, 648363666987153538]
+
+
+def test_take_leaves_its_argument_alone_and_accepts_any_order() -> None:
+    permutation = Permutation(10**5, 1)
+    positions = np.array([99_999, 0, 0, 5])
+    taken = permutation.take(positions)
+    assert positions.tolist() == [99_999, 0, 0, 5]
+    assert taken.tolist() == [permutation[99_999], permutation[0], permutation[0], permutation[5]]
+    assert permutation.take(np.empty(0, np.int64)).tolist() == []
+
+
+def test_take_hands_out_no_view_of_the_table() -> None:
+    permutation = Permutation(16, 1)
+    before = list(permutation)
+    permutation.take(np.arange(16))[:] = 0
+    assert list(permutation) == before
+
+
+@pytest.mark.parametrize("size", [10, 10**6])
+@pytest.mark.parametrize("offset", [-1, 0])
+def test_positions_outside_are_refused(size: int, offset: int) -> None:
+    position = offset if offset < 0 else size
+    permutation = Permutation(size, 1)
+    with pytest.raises(IndexError):
+        permutation[position]
+    with pytest.raises(IndexError):
+        permutation.take(np.array([0, position]))
+
+
+@pytest.mark.parametrize(("size", "key"), [(0, 0), (-1, 0), (MAX_SIZE + 1, 0), (1, -1), (1, 1 << 128)])
+def test_nonsense_is_refused(size: int, key: int) -> None:
+    with pytest.raises(ArgumentError):
+        Permutation(size, key)

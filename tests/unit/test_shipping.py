@@ -1,0 +1,282 @@
+"""What goes in comes out, in an interpreter that shares nothing with this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import random
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, Shipment, describe_load_error, ship, unship
+from tests.support.child import run_child
+from tests.support.shipping_child import in_child
+
+
+def round_trip(**payload: Any) -> dict[str, Any]:
+    shipment = ship(payload)
+    return unship(shipment.pickled, shipment.buffers)
+
+
+# -- arrays
+
+
+def test_only_buffers_of_the_threshold_and_more_travel_beside_the_pickle() -> None:
+    under = np.arange(OUT_OF_BAND_BYTES - 1, dtype=np.uint8)
+    at = np.arange(OUT_OF_BAND_BYTES, dtype=np.uint8)
+    shipment = ship({"under": under, "at": at})
+    assert [buffer.nbytes for buffer in shipment.buffers] == [OUT_OF_BAND_BYTES]
+    assert under.tobytes() in shipment.pickled
+    payload = unship(memoryview(shipment.pickled), shipment.buffers)
+    assert np.array_equal(payload["under"], under) and np.array_equal(payload["at"], at)
+
+
+def test_an_array_beside_the_pickle_is_not_copied_on_either_side() -> None:
+    array = np.zeros((3, OUT_OF_BAND_BYTES), np.float32)
+    shipment = ship({"array": array})
+    array[1, 2] = 7  # seen through the shipment: it is a view
+    memory = bytearray(shipment.buffers[0])
+    loaded = unship(shipment.pickled, [memoryview(memory)])["array"]
+    assert loaded[1, 2] == 7 and loaded.shape == array.shape
+    memory[:4] = np.float32(5).tobytes()
+    assert loaded[0, 0] == 5
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided", "reversed"])
+def test_arrays_of_any_layout_arrive_equal(order: str) -> None:
+    base = np.random.default_rng(0).normal(size=(300, 200))
+    array = {"C": base, "F": np.asfortranarray(base), "strided": base[::2, ::3], "reversed": base[::-1]}[order]
+    shipment = ship({"array": array})
+    assert all(buffer.c_contiguous and buffer.ndim == 1 and buffer.format == "B" for buffer in shipment.buffers)
+    assert np.array_equal(unship(shipment.pickled, shipment.buffers)["array"], array)
+
+
+def test_an_array_used_twice_travels_once_and_is_one_array_there() -> None:
+    array = np.zeros(OUT_OF_BAND_BYTES)
+    shipment = ship({"fn": lambda i: array[i], "source": [array]})
+    assert len(shipment.buffers) == 1
+    same, loaded = in_child(shipment, "fn.__closure__[0].cell_contents is source[0]")
+    assert same is True and loaded == []
+
+
+def test_a_memmap_goes_by_path_whatever_part_of_the_file_it_shows(tmp_path: Path) -> None:
+    np.arange(100_000, dtype=np.int32).tofile(tmp_path / "data")
+    whole = np.memmap(tmp_path / "data", dtype=np.int32, mode="r", offset=400, shape=(300, 300))
+    views = {"whole": whole, "rows": whole[10:20], "columns": whole[:, 5:7], "turned": whole.T, "back": whole[::-2]}
+    shipment = ship(dict(views))
+    assert shipment.buffers == () and len(shipment.pickled) < 5_000
+    expression = "{name: (value.tolist(), isinstance(value, type(whole))) for name, value in "
+    expression += "dict(whole=whole, rows=rows, columns=columns, turned=turned, back=back).items()}"
+    arrived, _ = in_child(shipment, expression)
+    for name, view in views.items():
+        assert arrived[name][0] == view.tolist(), name
+    assert arrived["whole"][1] and arrived["rows"][1]
+
+
+def test_a_memmap_that_its_file_does_not_hold_goes_by_value(tmp_path: Path) -> None:
+    np.zeros(1000, np.int64).tofile(tmp_path / "data")
+    private = np.memmap(tmp_path / "data", dtype=np.int64, mode="c")
+    private[3] = 5  # in memory only
+    deleted = np.memmap(tmp_path / "deleted", dtype=np.int64, mode="w+", shape=(10,))
+    deleted[:] = 9
+    (tmp_path / "deleted").unlink()
+    loaded = round_trip(private=private, deleted=deleted, empty=private[:0], chosen=private[[3, 3]])
+    assert loaded["private"][3] == 5 and loaded["deleted"].tolist() == [9] * 10
+    assert loaded["empty"].size == 0 and loaded["chosen"].tolist() == [5, 5]
+
+
+def test_a_memmap_made_anew_is_not_emptied_by_its_arrival(tmp_path: Path) -> None:
+    made = np.memmap(tmp_path / "data", dtype=np.uint8, mode="w+", shape=(4096,))
+    made[:] = 3
+    assert round_trip(made=made)["made"].sum() == 3 * 4096
+    assert made.sum() == 3 * 4096
+
+
+# -- code
+
+
+def test_all_forms_of_functions_arrive_and_compute_the_same() -> None:
+    factor = 3
+
+    def closure(x: int) -> int:
+        return x * factor
+
+    def recursive(n: int) -> int:
+        return 1 if n == 0 else n * recursive(n - 1)
+
+    @functools.lru_cache(maxsize=7)
+    def cached(n: int) -> int:
+        return n if n < 2 else cached(n - 1) + cached(n - 2)
+
+    class Scaler:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+        def scale(self, x: int) -> int:
+            return self.by * x
+
+        @functools.cached_property
+        def double(self) -> int:
+            return 2 * self.by
+
+        def __call__(self, x: int) -> int:
+            return self.scale(x) + self.double
+
+        @classmethod
+        def of(cls, x: int) -> int:
+            return cls(x).by
+
+        @staticmethod
+        def plain(x: int) -> int:
+            return -x
+
+    functions: dict[str, Callable[[int], Any]] = {
+        "lambda_": lambda x: x + 1,
+        "closure": closure,
+        "recursive": recursive,
+        "cached": cached,
+        "partial": functools.partial(math.comb, 9),
+        "bound": Scaler(5).scale,
+        "callable_": Scaler(6),
+        "class_method": Scaler.of,
+        "static_method": Scaler.plain,
+        "by_reference": math.factorial,
+    }
+    names = ", ".join(f"{name}={name}" for name in functions)
+    results, _ = in_child(ship(dict(functions)), f"{{name: f(8) for name, f in dict({names}).items()}}")
+    assert results == {name: function(8) for name, function in functions.items()}
+
+
+def test_functions_of_importable_modules_go_by_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "local_module.py").write_text("import json\ndef load(i):\n    return json.dumps([i, __name__])\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import local_module  # type: ignore[import-not-found]
+
+    shipment = ship({"fn": local_module.load})
+    assert len(shipment.pickled) < 80 and not shipment.is_framework_free
+    found, _ = in_child(shipment, "(fn(3), 'local_module' in sys.modules)", tmp_path)
+    assert found == ('[3, "local_module"]', True)
+
+
+def test_functions_of_one_payload_share_their_globals() -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__", "count": 0}
+    exec("def up():\n    global count\n    count += 1\ndef read():\n    return count", namespace)
+    found, _ = in_child(ship({"fn": namespace["up"], "setup": namespace["read"]}), "(fn(), fn(), setup())[2]")
+    assert found == 2
+
+
+def test_a_payload_of_a_notebook_arrives_and_its_classes_are_the_same_when_they_come_back() -> None:
+    run_child(
+        """
+        import collections, dataclasses, enum, functools, typing
+        import numpy as np
+        from loaderpool.supervisor.shipping import ship
+        from tests.support.shipping_child import in_child
+
+        assert __name__ == "__main__"
+
+        class Kind(enum.Enum):
+            CAT = 1
+
+        @dataclasses.dataclass(frozen=True)
+        class Item:
+            name: str
+            kind: Kind = Kind.CAT
+
+        Pair = collections.namedtuple("Pair", "left right")
+
+        class Triple(typing.NamedTuple):
+            a: int
+            b: int = 2
+
+        class Oops(ValueError):
+            def __init__(self, code):
+                super().__init__(code)
+                self.code = code
+
+        @functools.lru_cache(maxsize=None)
+        def slow(n):
+            return n if n < 2 else slow(n - 1) + slow(n - 2)
+
+        OFFSET = 10
+
+        def fn(item):
+            return Pair(item, Triple(slow(30), OFFSET)), Oops(item.kind), item.kind
+
+        items = [Item("a"), Item("b")]
+        shipment = ship({"fn": fn, "source": items})
+        (pair, error, kind), loaded = in_child(shipment, "fn(source[1])")
+        assert type(pair) is Pair and type(pair.left) is Item and pair.left == items[1]
+        assert type(pair.right) is Triple and pair.right == (832040, 10)
+        assert type(error) is Oops and error.code is Kind.CAT and kind is Kind.CAT
+        assert loaded == []
+        """,
+        stdin_code=True,
+    ).check()
+
+
+def test_the_script_is_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            print("ran")
+            from loaderpool.supervisor.shipping import ship
+            from tests.support.shipping_child import in_child
+
+            def fn(i):
+                return helper(i) + 1
+
+            def helper(i):
+                return i * 10
+
+            print(in_child(ship({"fn": fn}), "(fn(4), fn.__module__)")[0])
+            """
+        )
+    )
+    shown = run_child(f"import runpy; runpy.run_path({str(tmp_path / 'script.py')!r}, run_name='__main__')").check()
+    assert shown.stdout.splitlines() == ["ran", "(41, '__main__')"]
+
+
+def test_a_payload_can_be_loaded_again_and_again() -> None:
+    state = random.Random(3)
+    shipment = ship({"source": [dataclasses.field, {"a": (1, b"x")}], "fn": state.random})
+    first, second = (unship(shipment.pickled, shipment.buffers) for _ in range(2))
+    assert first["fn"]() == second["fn"]() == state.random()
+
+
+# -- loading errors
+
+
+def load_error(shipment: Shipment) -> Exception:
+    with pytest.raises(Exception) as caught:
+        unship(shipment.pickled, shipment.buffers)
+    return caught.value
+
+
+def test_advice_where_a_module_is_missing_names_it_the_path_and_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = load_error(Shipment(b"cmodule_that_is_nowhere\nf\n.", ()))
+    assert isinstance(error, ModuleNotFoundError)
+    text = describe_load_error(error)
+    assert "'module_that_is_nowhere'" in text and "sys.path" in text and repr(str(tmp_path)) in text
+
+
+def test_advice_where_a_name_is_missing_names_it() -> None:
+    error = load_error(Shipment(b"cmath\nno_such_function\n.", ()))
+    assert isinstance(error, AttributeError)
+    text = describe_load_error(error)
+    assert "no_such_function" in text and "by value" in text and "math" in text
+
+
+def test_advice_exists_for_any_error() -> None:
+    assert "libfoo.so" in describe_load_error(ImportError("libfoo.so: cannot open"))
+    assert "EOFError" in describe_load_error(load_error(Shipment(b"\x80\x05", ())))
+    assert "SystemExit" in describe_load_error(SystemExit(2))

@@ -1,0 +1,423 @@
+"""The supervisor imports TensorFlow only where the payload's own code uses it.
+
+Most of these put stand-ins named tensorflow and keras on `sys.path`: what counts is whether they are imported. The last
+ones do the same with the real packages.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderpool.supervisor.framework_imports import FRAMEWORKS, FrameworkImports
+from loaderpool.supervisor.shipping import Shipment, ship
+from tests.support.child import run_child
+from tests.support.shipping_child import in_child
+
+FAKES = {
+    "tensorflow/__init__.py": """
+        import keras
+        class Tensor: ...
+        def constant(x): return [x]
+    """,
+    "keras/__init__.py": "from keras import utils",
+    "keras/utils.py": """
+        class PyDataset:
+            def __init__(self, workers=1, use_multiprocessing=False, max_queue_size=10):
+                self._workers = workers
+                self._use_multiprocessing = use_multiprocessing
+                self._max_queue_size = max_queue_size
+            workers = property(lambda self: self._workers)
+            def _something_new(self): return "new"
+            def on_epoch_end(self): pass
+        Sequence = PyDataset
+        def to_categorical(x): return [x == i for i in range(3)]
+    """,
+}
+
+
+class Project:
+    """A directory of modules, importable here and in the child."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, **modules: str) -> None:
+        self.write_files({f"{name}.py": text for name, text in modules.items()})
+
+    def write_files(self, files: dict[str, str]) -> None:
+        for path, text in files.items():
+            file = self.directory / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(text))
+        importlib.invalidate_caches()
+
+    def load(self, name: str) -> Any:
+        return importlib.import_module(name)
+
+    def in_child(self, shipment: Shipment, expression: str) -> tuple[Any, list[str]]:
+        return in_child(shipment, expression, self.directory)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    real = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in FRAMEWORKS}
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = Project(tmp_path)
+    made.write_files(FAKES)
+    yield made
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+    sys.modules.update(real)
+
+
+# -- functions
+
+
+def test_a_numpy_function_in_a_module_that_imports_tensorflow_needs_no_tensorflow(project: Project) -> None:
+    project.write(
+        data="""
+        from __future__ import annotations
+        import functools
+        import numpy as np
+        import tensorflow as tf
+        SCALE = 3
+        def load(i):
+            return helper(i) + offset()
+        def helper(i):
+            return np.full(2, i * SCALE).tolist()
+        @functools.lru_cache
+        def offset():
+            return [SCALE]
+        def build_model():
+            return tf.constant(1)
+        """
+    )
+    shipment = ship({"fn": project.load("data").load})
+    assert shipment.is_framework_free
+    (result, imported), loaded = project.in_child(shipment, "(fn(2), 'data' in sys.modules)")
+    assert result == [6, 6, 3] and not imported and loaded == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "def load(i): return tf.constant(i)",
+        "def load(i): return (lambda: tf.constant(i))()",
+        "def helper(i): return tf.constant(i)\ndef load(i): return helper(i)",
+        "from tensorflow import constant\ndef load(i): return constant(i)",
+        "def load(i, make=tf.constant): return make(i)",
+        "def load(i):\n    import tensorflow\n    return tensorflow.constant(i)",
+        "class Loader:\n    def __call__(self, i): return tf.constant(i)\nload = Loader()",
+    ],
+)
+def test_code_that_uses_tensorflow_goes_by_reference_and_finds_it(project: Project, use: str) -> None:
+    project.write(data=f"import tensorflow as tf\n{use}\n")
+    shipment = ship({"fn": project.load("data").load})
+    assert not shipment.is_framework_free
+    (result, imported), loaded = project.in_child(shipment, "(fn(2), 'data' in sys.modules)")
+    assert result == [2] and imported and "tensorflow" in loaded
+
+
+def test_a_lambda_that_uses_tensorflow_finds_it(project: Project) -> None:
+    tf = project.load("tensorflow")
+    assert project.in_child(ship({"fn": lambda i: tf.constant(i)}), "fn(5)") == ([5], ["tensorflow", "keras"])
+
+
+@pytest.mark.parametrize(
+    "tensorflow_is_imported_by",
+    [
+        "from tensorflow import Tensor",
+        "from keras.utils import to_categorical",
+        "import keras.utils as anything",
+        "import other",
+        "from other import number",
+        "from other import Thing\nthing = Thing()",
+        "import package.inner",
+        "from package.plain import x as y",
+    ],
+)
+def test_the_import_of_tensorflow_may_be_in_any_module_that_is_imported(
+    project: Project, tensorflow_is_imported_by: str
+) -> None:
+    project.write(
+        other="import tensorflow as tf\nclass Thing: ...\ndef number(): return 4",
+        data=f"{tensorflow_is_imported_by}\ndef load(i): return i + 1\n",
+    )
+    project.write_files(
+        {
+            "package/__init__.py": "from keras import utils",
+            "package/plain.py": "def x(): ...",
+            "package/inner.py": "",
+        }
+    )
+    result, loaded = project.in_child(ship({"fn": project.load("data").load}), "fn(2)")
+    assert result == 3 and loaded == []
+
+
+def test_a_sibling_module_that_imports_tensorflow_does_not_make_code_travel_by_value(project: Project) -> None:
+    project.write_files(
+        {
+            "project/__init__.py": "VERSION = 1",
+            "project/model.py": "import tensorflow",
+            "project/data.py": "from project import VERSION\ndef load(i): return i + VERSION",
+            "eager/__init__.py": "from . import model",
+            "eager/model.py": "import tensorflow",
+            "eager/data.py": "def load(i): return i",
+        }
+    )
+    for name in ("project.model", "project.data", "eager.model", "eager.data"):
+        project.load(name)
+    imports = FrameworkImports()
+    assert imports.of("project.model") and not imports.of("project.data")
+    assert imports.of("eager.data")
+    (result, imported), loaded = project.in_child(
+        ship({"fn": project.load("project.data").load}), "(fn(2), 'project.data' in sys.modules)"
+    )
+    assert result == 3 and imported and loaded == []
+
+
+def test_the_standard_library_and_numpy_are_never_searched(project: Project) -> None:
+    project.load("tensorflow")
+    imports = FrameworkImports()
+    assert not any(imports.of(name) for name in ("functools", "numpy", "numpy.linalg", "__main__", "loaderpool", ""))
+
+
+def test_annotations_that_name_tensorflow_types_are_no_use_of_it(project: Project) -> None:
+    project.write(
+        data="""
+        import tensorflow as tf
+        def load(i: int) -> tuple[tf.Tensor, int]:
+            return (i, i)
+        class Item:
+            size: tf.Tensor
+            def half(self, by: tf.Tensor = 2) -> tf.Tensor:
+                return 8 // by
+        """
+    )
+    data = project.load("data")
+    shipment = ship({"fn": data.load, "source": data.Item()})
+    (result, annotations), loaded = project.in_child(shipment, "(fn(source.half()), fn.__annotations__)")
+    assert result == (4, 4) and annotations["i"] is int and "Tensor" in annotations["return"] and loaded == []
+    assert data.load.__annotations__["return"] == tuple[project.load("tensorflow").Tensor, int]
+
+
+def test_a_global_that_can_be_imported_but_not_pickled_makes_the_module_be_imported(project: Project) -> None:
+    project.write(
+        data="import threading, tensorflow\nLOCK = threading.Lock()\ndef load(i):\n    with LOCK:\n        return i\n"
+    )
+    shipment = ship({"fn": project.load("data").load})
+    assert not shipment.is_framework_free
+    assert project.in_child(shipment, "fn(2)") == (2, ["tensorflow", "keras"])
+
+
+def test_a_later_shipment_can_be_made_to_find_the_same_classes(project: Project) -> None:
+    project.write(data="import tensorflow\nclass Item: ...\n")
+    item = project.load("data").Item()
+    assert ship({"set": item}).is_framework_free
+    again = ship({"set": item}, by_reference=True)
+    assert not again.is_framework_free
+    assert project.in_child(again, "type(set) is sys.modules['data'].Item")[0] is True
+
+
+# -- classes
+
+
+def dataset_module(base: str, body: str = "") -> str:
+    return textwrap.dedent(
+        f"""
+        import functools, keras
+        from keras.utils import PyDataset
+        class Base({base}):
+            def __init__(self, n, **kwargs):
+                super().__init__(**kwargs)
+                self.n = n
+            def __len__(self):
+                return self.n
+            def on_epoch_end(self):
+                super().on_epoch_end()
+        class Data(Base):
+            TABLE = dict(a=1)
+            def __init__(self, n, **kwargs):
+                super(Data, self).__init__(n, **kwargs)
+            def __getitem__(self, i):
+                if i < 0: raise Refused(i)
+                return i * 2, self.double
+            @functools.cached_property
+            def double(self):
+                return self.n * 2
+            def is_one(self):
+                return isinstance(self, PyDataset), isinstance(self, Data), isinstance(3, PyDataset)
+            @staticmethod
+            def make(n): return Data(n)
+        {body}
+        class Refused(Exception): ...
+        """
+    )
+
+
+@pytest.mark.parametrize("base", ["PyDataset", "keras.utils.PyDataset", "keras.utils.Sequence"])
+def test_a_dataset_class_needs_no_keras(project: Project, base: str) -> None:
+    project.write(data=dataset_module(base))
+    source = project.load("data").Data(5, workers=3)
+    shipment = ship({"source": source})
+    assert shipment.is_framework_free
+    expression = (
+        "[len(source), source[1], list(source)[-1], source.is_one(), source.workers, source.use_multiprocessing,"
+        " source.max_queue_size, source.num_batches, source.on_epoch_begin(), source.on_epoch_end(), source.TABLE,"
+        " len(source.make(2)), source.make(2).workers, type(source).__name__, type(source).__module__]"
+    )
+    result, loaded = project.in_child(shipment, expression)
+    assert result == [
+        5, (2, 10), (8, 10), (True, True, False), 3, False, 10, 5, None, None, dict(a=1), 2, 1, "Data", "data",
+    ]  # fmt: skip
+    assert loaded == []
+
+
+def test_what_comes_back_is_of_the_trainers_own_class(project: Project) -> None:
+    project.write(
+        data=dataset_module("PyDataset")
+        + "import dataclasses, collections\n@dataclasses.dataclass\nclass Item:\n    name: str\n"
+        + "Pair = collections.namedtuple('Pair', 'a b')\ndef fn(i): return Pair(Item('x'), Data(3)), Refused(7)\n"
+    )
+    data = project.load("data")
+    (pair, error), loaded = project.in_child(ship({"fn": data.fn}), "fn(0)")
+    assert type(pair) is data.Pair and pair.a == data.Item("x") and type(error) is data.Refused and loaded == []
+    assert type(pair.b) is data.Data and isinstance(pair.b, project.load("keras").utils.PyDataset)
+    assert data.Data.__mro__[2] is project.load("keras").utils.PyDataset  # untouched by the round trip
+    assert len(data.Data(4)) == 4 and data.Data(4).workers == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    def classes(self): return keras.utils.to_categorical(1)",
+        "    def classes(self): return self._something_new()",
+        "    CODER = staticmethod(keras.utils.to_categorical)",
+    ],
+)
+def test_a_dataset_class_that_uses_keras_gets_it(project: Project, body: str) -> None:
+    project.write(data=dataset_module("PyDataset", body))
+    shipment = ship({"source": project.load("data").Data(5)})
+    assert not shipment.is_framework_free
+    assert project.in_child(shipment, "(source[1], source.is_one())") == (((2, 10), (True, True, False)), ["keras"])
+
+
+def test_a_dataset_class_of_a_script_needs_no_keras(project: Project) -> None:
+    keras = project.load("keras")
+
+    class Data(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(workers=2)
+
+        def __getitem__(self, i: int) -> int:
+            return i + 1
+
+    result, loaded = project.in_child(ship({"source": Data()}), "(source[1], source.workers)")
+    assert result == (2, 2) and loaded == []
+
+
+def test_bound_methods_and_partials_of_such_classes_need_no_keras(project: Project) -> None:
+    project.write(data=dataset_module("PyDataset"))
+    data = project.load("data").Data(5)
+    payload: dict[str, Callable[..., Any]] = {"get": data.__getitem__, "partial": functools.partial(data.make, 3)}
+    result, loaded = project.in_child(ship(dict(payload)), "(get(2), len(partial()))")
+    assert result == ((4, 10), 3) and loaded == []
+
+
+# -- the real ones
+
+REAL = """
+    import sys
+    sys.path.insert(0, {directory!r})
+    import numpy as np
+    import data
+    from pathlib import Path
+    from loaderpool.supervisor.shipping import ship
+    from tests.support.shipping_child import in_child
+
+    assert "tensorflow" in sys.modules and "keras" in sys.modules
+    path = Path({directory!r})
+
+    assert in_child(ship(dict(fn=data.load)), "fn(2).tolist()", path) == ([6.0, 6.0], [])
+
+    source = data.Images(np.arange(100_000.0), 8, workers=4)
+    expression = "(len(source), source[1][0].tolist(), source.workers, source.num_batches, [source.on_epoch_end()])"
+    result, loaded = in_child(ship(dict(source=source)), expression, path)
+    assert result == (12500, np.arange(8.0, 16.0).tolist(), 4, 12500, [None]), result
+    assert loaded == [], loaded
+
+    import keras
+    class Local(keras.utils.PyDataset):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+        def __len__(self): return 2
+        def __getitem__(self, i): return np.full(2, i)
+    result, loaded = in_child(ship(dict(source=Local())), "[batch.tolist() for batch in source]", path)
+    assert result == [[0, 0], [1, 1]] and loaded == []
+
+    assert not ship(dict(fn=data.uses_keras)).is_framework_free
+    assert not ship(dict(fn=data.uses_tensorflow)).is_framework_free
+    print("all shown")
+"""
+
+
+def test_with_the_real_tensorflow_and_keras(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    (tmp_path / "data.py").write_text(
+        textwrap.dedent(
+            """
+            import math
+            import numpy as np
+            import tensorflow as tf
+            from tensorflow import keras
+            from tensorflow.keras.utils import Sequence
+
+            def load(i) -> tf.Tensor:
+                return np.full(2, i * 3.0)
+
+            class Images(Sequence):
+                def __init__(self, x, batch_size, **kwargs):
+                    super().__init__(**kwargs)
+                    self.x, self.batch_size = x, batch_size
+                def __len__(self):
+                    return math.ceil(len(self.x) / self.batch_size)
+                def __getitem__(self, i):
+                    rows = slice(i * self.batch_size, (i + 1) * self.batch_size)
+                    return self.x[rows], self.x[rows]
+
+            def uses_keras(i):
+                return keras.utils.to_categorical(i)
+
+            def uses_tensorflow(i):
+                return tf.io.decode_jpeg(i)
+            """
+        )
+    )
+    shown = run_child(REAL.format(directory=str(tmp_path)), env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout_s=90).check()
+    assert shown.stdout == "all shown\n"
+
+
+def test_the_stand_in_has_all_public_names_of_the_real_base() -> None:
+    keras = pytest.importorskip("keras")
+    from loaderpool.supervisor.keras_stand_in import PyDatasetStandIn
+
+    public = {name for name in dir(keras.utils.PyDataset) if not name.startswith("_")}
+    assert public <= set(dir(PyDatasetStandIn))
+    real, stand_in = keras.utils.PyDataset(2, True, 3), PyDatasetStandIn(2, True, 3)
+    assert vars(real) == vars(stand_in)
+    assert hasattr(real, "__len__") == hasattr(stand_in, "__len__")
+    for dataset in (real, stand_in):
+        with pytest.raises(NotImplementedError):
+            dataset.num_batches
+        with pytest.raises(NotImplementedError):
+            dataset[0]

@@ -1,0 +1,223 @@
+"""What cannot be sent is named: the payload's key, the way from there to the variable, its type, and what to do."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderpool.errors import LoaderpoolError, UnpicklableError
+from loaderpool.supervisor.shipping import ship
+
+LOCK = threading.Lock()
+
+
+def refusal(**payload: Any) -> UnpicklableError:
+    with pytest.raises(UnpicklableError) as caught:
+        ship(payload)
+    error = caught.value
+    assert isinstance(error, LoaderpoolError) and isinstance(error, TypeError)
+    assert error.__cause__ is not None
+    return error
+
+
+def numbers() -> Iterator[int]:
+    yield 1
+
+
+class Holder:
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def method(self, i: int) -> int:
+        return i
+
+
+class Slotted:
+    __slots__ = ("db",)
+
+    def __init__(self, db: Any) -> None:
+        self.db = db
+
+
+@dataclasses.dataclass
+class Item:
+    name: str
+    handle: Any
+
+
+def local_functions() -> dict[str, Callable[..., Any]]:
+    """Functions that go by value, each of which holds a lock in another way."""
+    lock = threading.Lock()
+
+    def closure(i: int) -> int:
+        with lock:
+            return i
+
+    def outer(i: int) -> int:
+        return closure(i)
+
+    def default(i: int, guard: Any = lock) -> int:
+        return i
+
+    def keyword(i: int, *, guard: Any = lock) -> int:
+        return i
+
+    def attribute(i: int) -> int:
+        return i
+
+    attribute.guard = lock  # type: ignore[attr-defined]
+
+    def global_(i: int) -> Any:
+        return LOCK
+
+    class Local:
+        guard = lock
+
+        def __call__(self, i: int) -> int:
+            return i
+
+    return {
+        "closure": closure,
+        "outer": outer,
+        "default": default,
+        "keyword": keyword,
+        "attribute": attribute,
+        "global": global_,
+        "class": Local(),
+        "cached": functools.lru_cache(closure),
+        "partial": functools.partial(max, 1, key=closure),
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "path"),
+    [
+        ("closure", "closure variable 'lock' of function local_functions.<locals>.closure"),
+        ("outer", "closure variable 'closure' of function local_functions.<locals>.outer → closure variable 'lock'"),
+        ("default", "default of 'guard' of local_functions.<locals>.default"),
+        ("keyword", "default of 'guard' of local_functions.<locals>.keyword"),
+        ("attribute", "attribute .guard of function local_functions.<locals>.attribute"),
+        ("global", "global 'LOCK' used by local_functions.<locals>.global_"),
+        ("class", "attribute .guard of class local_functions.<locals>.Local"),
+        ("cached", "the cached function local_functions.<locals>.closure → closure variable 'lock'"),
+        ("partial", "argument 'key' of the partial → closure variable 'lock' of function"),
+    ],
+)
+def test_a_lock_that_a_function_holds_is_named_by_its_variable(form: str, path: str) -> None:
+    text = str(refusal(source=range(3), fn=local_functions()[form]))
+    assert "fn → " in text and path in text
+    assert "of type _thread.lock" in text and "cannot pickle '_thread.lock' object" in text
+    assert "setup=" in text and "inside the function" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ([1, 2, 3, threading.Lock(), 5], "source → item 3 of the list, of type _thread.lock"),
+        ((1, [2, threading.Lock()]), "source → item 1 of the tuple → item 1 of the list, "),
+        ({"a": 1, "b": threading.Lock()}, "source → item 'b' of the dict, "),
+        ({(1, threading.Lock()): 1}, "source → a key of the dict → item 1 of the tuple, "),
+        ({1, threading.Lock()}, "source → a member of the set, "),
+        (Holder(a=1, db=threading.Lock()), "source → attribute .db of Holder, "),
+        (Slotted(threading.Lock()), "source → attribute .db of Slotted, "),
+        ([Item("x", None), Item("y", threading.Lock())], "source → item 1 of the list → attribute .handle of Item, "),
+        (collections.deque([0, threading.Lock()]), "source → item 1 of the deque, "),
+        (collections.OrderedDict(x=threading.Lock()), "source → item 'x' of the OrderedDict, "),
+        (np.array([None, threading.Lock()], dtype=object), "source → item 1 of the array, "),
+        (Holder(db=threading.Lock()).method, "the object of the method Holder.method → attribute .db of Holder, "),
+        ([numbers()], "source → item 0 of the list, of type generator"),
+    ],
+)
+def test_a_part_of_the_source_is_named_by_its_place(source: Any, path: str) -> None:
+    assert path in str(refusal(fn=len, source=source))
+
+
+def test_a_generator_comes_with_advice_of_its_own() -> None:
+    assert "pass the generator function" in str(refusal(source=numbers()))
+
+
+@pytest.mark.parametrize("mode", ["r", "rb", "w", "r+b"])
+def test_open_files_are_refused_whatever_their_mode(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with open(tmp_path / "file", mode) as file:
+        text = str(refusal(source=[file.name, file]))
+    assert "item 1 of the list, of type _io." in text and "setup=" in text
+
+
+def test_one_bad_item_among_many_is_found_soon() -> None:
+    items: list[Any] = [(i, str(i)) for i in range(200_000)]
+    items[123_456] = threading.Lock()
+    started_s = time.process_time()
+    ship({"source": items[:123_456]})
+    one_pass_s = time.process_time() - started_s
+    started_s = time.process_time()
+    assert "item 123456 of the list" in str(refusal(source=items))
+    assert time.process_time() - started_s < 100 * one_pass_s + 1  # one by one would be tens of thousands of passes
+
+
+class RaisesInReduce:
+    def __reduce__(self) -> Any:
+        raise ValueError("connection is open")
+
+
+class RaisesInGetstate:
+    def __getstate__(self) -> Any:
+        return {}["missing"]
+
+
+@pytest.mark.parametrize(
+    ("item", "method", "cause"),
+    [
+        (RaisesInReduce(), "__reduce__ raised ValueError: connection is open", ValueError),
+        (RaisesInGetstate(), "__getstate__ raised KeyError: 'missing'", KeyError),
+    ],
+)
+def test_what_the_users_own_pickling_raises_is_told_and_is_the_cause(item: Any, method: str, cause: type) -> None:
+    error = refusal(source=[0, item])
+    assert f"item 1 of the list, of type {__name__}.{type(item).__name__}" in str(error)
+    assert method in str(error) and Path(__file__).name in str(error)
+    assert isinstance(error.__cause__, cause)
+
+
+def test_a_structure_nested_too_deeply_is_named_at_its_top() -> None:
+    nested: list[Any] = []
+    chain = Holder(next=None)
+    for _ in range(sys.getrecursionlimit() * 10):
+        nested = [nested]
+        chain = Holder(next=chain)
+    for source, path in (([1, nested], "source → item 1 of the list"), (chain, "source")):
+        text = str(refusal(source=source if path != "source" else chain))
+        assert "nested too deeply" in text and "RecursionError" in text
+        assert text.count("→") <= 2 and path.partition(" ")[0] in text
+    while chain is not None:  # taken apart by hand: freeing such a chain would recurse as deeply
+        chain = chain.__dict__.pop("next")
+
+
+def test_a_payload_that_fails_only_as_a_whole_is_still_refused_by_name() -> None:
+    class OnlyTwice:
+        count = 0
+
+        def __reduce__(self) -> Any:
+            OnlyTwice.count += 1
+            if OnlyTwice.count == 1:
+                raise ValueError("not at first")
+            return int, ()
+
+    assert "not at first" in str(refusal(source=OnlyTwice()))
+
+
+def test_nothing_is_kept_or_changed_by_a_refusal() -> None:
+    array = np.zeros(1_000_000)
+    assert "item 1 of the list" in str(refusal(source=[array, threading.Lock()]))
+    array.resize(2_000_000, refcheck=False)  # BufferError while a memoryview of it is left
+    assert array.nbytes == 16_000_000
