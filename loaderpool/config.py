@@ -137,7 +137,7 @@ def _whole(name: str, value: Any, *, at_least: int, hint: str = "") -> int:
         number = operator.index(value)
     except TypeError:
         if isinstance(value, numbers.Real) and float(value).is_integer():
-            suffix += f"; did you mean {int(value)}?"
+            suffix += f"; did you mean {int(float(value))}?"
         raise ArgumentTypeError(
             f"{name} must be a whole number, got {value!r} of type {type(value).__name__}{suffix}"
         ) from None

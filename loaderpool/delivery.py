@@ -70,6 +70,7 @@ class EngineRun(Protocol):
     """Batches of consecutive epochs, in order (or as they are finished)."""
 
     first_epoch: int
+    wait_ns: int  # how long `take` has waited, in sum
 
     def take(self) -> Delivery:
         """The next batches. Blocks until they are there. Raises what the user's function raised, and StopIteration."""
@@ -89,6 +90,9 @@ class Engine(Protocol):
 
     def begin(self, first_epoch: int, start: int, limit: int) -> EngineRun:
         """Begin a run at batch `start` of the first epoch."""
+
+    def update(self, changes: dict[str, Any]) -> None:
+        """Batches begun from now on see these attributes of the source's object changed."""
 
     def close(self) -> None:
         """End; runs end with it."""

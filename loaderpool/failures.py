@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
+from typing import Any, TypeVar
 
 from loaderpool.errors import (
     LoaderpoolError,
@@ -15,6 +15,8 @@ from loaderpool.errors import (
 from loaderpool.worker.failures import Failure, LostReport, unpickled
 
 __all__ = ["lost_error", "sample_error", "setup_error"]
+
+_Error = TypeVar("_Error", bound=LoaderpoolError)
 
 
 def sample_error(failure: Failure, cause: BaseException | None = None) -> LoaderpoolError:
@@ -103,7 +105,8 @@ def _dual(user_type: type[BaseException], message: str, original: BaseException)
         if not issubclass(user_type, Exception) or issubclass(user_type, (StopIteration, StopAsyncIteration)):
             return SampleError(message)
         name = user_type.__name__
-        both = type(name, (SampleError, user_type), {"__str__": show, "__module__": user_type.__module__})
+        members = {"__str__": show, "__module__": user_type.__module__}
+        both: Any = type(name, (SampleError, user_type), members)
         error: SampleError = both.__new__(both)
         error.args = (message,)
         for key, value in vars(original).items():
@@ -114,8 +117,8 @@ def _dual(user_type: type[BaseException], message: str, original: BaseException)
         return SampleError(message)
 
 
-def _with_context(error: Any, failure: Failure, cause: BaseException | None = None) -> Any:
-    error.failure = failure
+def _with_context(error: _Error, failure: Failure, cause: BaseException | None = None) -> _Error:
+    error.__dict__["failure"] = failure
     if cause is not None:
         error.__cause__ = cause
     return error

@@ -104,9 +104,8 @@ class LocalEngine:
 class LocalRun:
     """Batches of consecutive epochs, each made when it is taken."""
 
-    wait_ns = 0
-
     def __init__(self, engine: LocalEngine, first_epoch: int, start: int, limit: int) -> None:
+        self.wait_ns = 0
         self._engine = engine
         self.first_epoch = first_epoch
         self._next = start

@@ -109,7 +109,7 @@ def pack(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0, 
 
 def unpack_all(data: bytes) -> Iterator[Words]:
     """The messages in what one read returned; whole ones only, for every write is atomic."""
-    return _MESSAGE.iter_unpack(data)  # type: ignore[return-value]
+    return _MESSAGE.iter_unpack(data)
 
 
 def join32(low: int, high: int) -> int:

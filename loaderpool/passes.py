@@ -26,7 +26,9 @@ _READ_AHEAD_TICKETS_PER_WORKER = 2
 class EpochHooks(Protocol):
     """What happens in the trainer between epochs: a Sequence's `on_epoch_begin` and `on_epoch_end`."""
 
-    changes_data: bool  # whether any hook is overridden, so that nothing may be made ahead over an epoch's edge
+    @property
+    def changes_data(self) -> bool:
+        """Whether any hook is overridden, so that nothing may be made ahead over an epoch's edge."""
 
     def before_epoch(self) -> dict[str, Any] | None:
         """Run the hook of an epoch's begin; returns what it changed, for `Engine.update`."""

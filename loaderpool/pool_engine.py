@@ -87,6 +87,7 @@ class PoolEngine:
         self.ring: Ring | None = None
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
         shipment = ship(dict(payload))
+        self._by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         with session.lock:
             self.number = session.take_number()
             self._extents, offset, nbytes = put_shipment(session.arena, shipment)
@@ -130,7 +131,7 @@ class PoolEngine:
 
     def update(self, changes: dict[str, Any]) -> None:
         """Send changed attributes of the source's object; batches begun from now on see them."""
-        shipment = ship(changes)
+        shipment = ship(changes, by_reference=self._by_reference)
         with self.session.lock:
             extents, offset, nbytes = put_shipment(self.session.arena, shipment)
             self._updates += extents
@@ -184,7 +185,7 @@ class PoolEngine:
         if not active:
             return ring.count
         spare = ring.count - sum(run.quota for run in active)
-        wanted = self.session.workers_wanted + 2
+        wanted = ring.slots_of_another_run()
         if spare < wanted:
             spare += ring.make_room(wanted - max(0, spare))
         if spare < 1:

@@ -99,6 +99,12 @@ class Ring:
         """Bytes of a new slot."""
         return self.plan.slot_bytes
 
+    def slots_of_another_run(self) -> int:
+        """How many slots a run beside others should have: as many as the first where they are small."""
+        if self.plan.slot_bytes <= _SMALL_SLOT_BYTES:
+            return self.plan.first_slots
+        return self._session.workers_wanted + 2
+
     def grow_by_one(self) -> bool:
         """Add a slot if the budget has room for it."""
         if self.count >= self.plan.most_slots:

@@ -11,7 +11,6 @@ import atexit
 import collections
 import contextlib
 import os
-import pickle
 import select
 import signal
 import socket
@@ -327,12 +326,12 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 def read_attachment(attachment: Attachment) -> Any:
     """The object of ours that came with a notice."""
-    import cloudpickle
+    from loaderpool.receiving import receive  # with cloudpickle, which `import loaderpool` shall not wait for
 
     if isinstance(attachment, tuple):
         mapped, nbytes, _ = attachment
-        return cloudpickle.loads(bytes(memoryview(mapped)[:nbytes]))
-    return pickle.loads(attachment or b"")
+        return receive(bytes(memoryview(mapped)[:nbytes]))
+    return receive(attachment or b"")
 
 
 _live: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -185,9 +185,7 @@ def _as_array(value: Any, path: str) -> npt.NDArray[Any]:
         text = np.empty((), object)  # np.array(value) would cut NUL bytes off the end
         text[()] = value
         return text
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise SpecMismatchError(f"{named(path)}: a masked array would lose its mask; return .filled(x) or two arrays")
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, np.generic):
         return np.asarray(value)
     if isinstance(value, (bool, float, complex)):
         return np.array(value)
@@ -200,10 +198,20 @@ def _as_array(value: Any, path: str) -> npt.NDArray[Any]:
         raise SpecMismatchError(
             f"{named(path)}: an int of {value.bit_length()} bits fits neither int64 nor uint64; return a float or text"
         )
+    if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            raise SpecMismatchError(
+                f"{named(path)}: a masked array would lose its mask; return .filled(x) or two arrays"
+            )
+        return np.asarray(value)
     if isinstance(value, list):
         return _stack(value, path)
     if value is None or isinstance(value, (tuple, dict)):
         raise SpecMismatchError(f"{named(path)}: got {_kind(value)} where one array is expected")
+    has_array = any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
+    # NumPy would make an array of the mapping's keys.
+    if isinstance(value, Mapping) and not has_array:
+        raise SpecMismatchError(f"{named(path)}: {_kind(value)} is no array; return dict(value)")
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except Exception as error:
@@ -211,6 +219,8 @@ def _as_array(value: Any, path: str) -> npt.NDArray[Any]:
         raise SpecMismatchError(f"{named(path)}: {_kind(value)} does not become an array ({reason})") from error
     if array.dtype == _OBJECT and array.ndim == 0 and array[()] is value:
         raise SpecMismatchError(f"{named(path)}: {_kind(value)} is no array; {_advice(value)}")
+    if array.dtype.kind in _TEXT_KINDS and not has_array:  # a deque of text, say, and perhaps of numbers
+        return _stack(list(value), path)
     return array
 
 
@@ -274,8 +284,6 @@ def _advice(value: Any) -> str:
         return "the function is async: make it a plain function"
     if dataclasses.is_dataclass(value):
         return "return dataclasses.asdict(value)"
-    if isinstance(value, Mapping):
-        return "return dict(value)"
     if isinstance(value, AbstractSet):
         return "a set has no order: return sorted(value)"
     if isinstance(value, (datetime.date, datetime.timedelta)):
@@ -374,7 +382,10 @@ def _read_array_spec(given: Any, name: str) -> ArraySpec:
     except (ArgumentError, ArgumentTypeError) as error:
         raise type(error)(f"{name}: {error}") from None
     if ragged_rank > 1 or (spec.ragged and spec.shape[1:2] != (None,)):
-        raise ArgumentError(f"{name}: one ragged axis can be made, the one behind the batch axis; got {given!r}")
+        raise ArgumentError(
+            f"{name}: one ragged axis can be made, the one behind the batch axis, with ragged_rank=1 and shape "
+            f"(batch, None, ...); got {given!r}"
+        )
     if spec.ragged and getattr(getattr(given, "row_splits_dtype", None), "name", "int64") != "int64":
         raise ArgumentError(f"{name}: row splits are int64, got row_splits_dtype={given.row_splits_dtype!r}")
     return spec

@@ -170,7 +170,7 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
 def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
     """For values of exactly these types; None tells that a closer look is needed."""
     if structure.kind == "leaf":
-        return lambda value: None if type(value) in _NO_LEAVES else [value]
+        return lambda value: None if value is None or isinstance(value, (tuple, dict)) else [value]
     keys, count = structure.keys, len(structure.children)
     cls = dict if structure.kind == "dict" else structure.namedtuple or tuple
     # itemgetter looks up all keys in one C call, but does not wrap a single one.

@@ -18,7 +18,10 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
-    {"arguments", "clock", "config", "errors", "machine", "messages", "ragged", "role", "spec", "structure"},
+    {
+        "arguments", "clock", "config", "errors", "machine", "messages", "ragged", "receiving", "role", "spec",
+        "structure",
+    },
     {"memory", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},

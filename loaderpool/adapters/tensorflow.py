@@ -16,9 +16,10 @@ import atexit
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.clock import monotonic_s
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError
 from loaderpool.memory.form import BatchForm
 from loaderpool.passes import Pass
@@ -37,6 +38,9 @@ except ImportError as missing:
 
 __all__ = ["as_dataset", "tensor_spec"]
 
+# After the last call has returned to C++ its thread still has a few bytecodes of TensorFlow's wrapper to go. Too short
+# risks an exit that hangs, longer is only felt at exit.
+_QUIET_S = 0.02
 # from_generator cannot carry these in every version; they travel as bytes and get their type back in C++.
 _AS_BYTES = ("float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz")
 
@@ -181,7 +185,7 @@ class _Elements:
         loader = self._loader()
         if loader is None:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
-        return _generate(loader, self._wire, self._epochs)
+        return _Stream(_generate(loader, self._wire, self._epochs))
 
 
 def _generate(loader: Loader, wire: _Wire, epochs: int | None) -> Iterator[Any]:
@@ -190,13 +194,12 @@ def _generate(loader: Loader, wire: _Wire, epochs: int | None) -> Iterator[Any]:
     tally = book.tally
     skips = loader.config.on_error.action == "skip"
     left = epochs
-    while left is None or left > 0:
+    while (left is None or left > 0) and not _exit_gate.is_shut:
         left = None if left is None else left - 1
         one_pass = Pass(book)
         try:
             while True:
-                with _exit_gate.inside():
-                    delivery = _next_delivery(one_pass)
+                delivery = _next_delivery(one_pass)
                 if delivery is None:
                     break
                 tally.tick(delivery)
@@ -231,43 +234,67 @@ def _next_delivery(one_pass: Pass) -> Any:
         raise
 
 
-class _ExitGate:
-    """Keeps the interpreter's end from coming while a tf.data thread is inside our code.
+class _Stream:
+    """What from_generator iterates: the elements, each asked for through the exit gate."""
 
-    tf.data cannot cancel a call into Python, and a thread that waits in one when the interpreter is torn down hangs the
-    process for ever. `atexit` runs before that: it closes the pools, which wakes every wait, and then waits until the
-    last call has left.
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements = elements
+
+    def __iter__(self) -> _Stream:
+        return self
+
+    def __next__(self) -> Any:
+        with _exit_gate:
+            try:
+                return next(self._elements)
+            except StopIteration:
+                _exit_gate.ending.add(id(self))
+                raise
+
+    def __del__(self) -> None:
+        _exit_gate.ending.discard(id(self))
+
+
+class _ExitGate:
+    """Keeps the interpreter's end from coming while a tf.data thread is inside Python code.
+
+    tf.data cannot cancel a call into Python, and a thread that is in one when the interpreter is torn down never comes
+    back, so that the destructor of its iterator waits for it for ever. `atexit` runs before that: it closes the pools,
+    which wakes every wait; then it waits until the last call has left, until the iterators that ended so are forgotten
+    by TensorFlow (a call into Python of its own), and until no new call has come for a moment.
     """
 
     def __init__(self) -> None:
         self.is_shut = False
+        self.ending: set[int] = set()
         self._inside = 0
-        self._turn = threading.Condition()
-
-    def inside(self) -> _ExitGate:
-        return self
+        self._calls = 0
+        self._turn = threading.Lock()
 
     def __enter__(self) -> None:
         with self._turn:
             self._inside += 1
+            self._calls += 1
 
     def __exit__(self, *_: object) -> None:
         with self._turn:
             self._inside -= 1
-            if self.is_shut:
-                self._turn.notify_all()
 
     def shut(self) -> None:
-        """Let nobody in any more and wait until all are out (2 s at most)."""
+        """Let nobody in any more and wait until all are out, 2 s at most."""
         from loaderpool.session import live_sessions
 
         self.is_shut = True
         for session in live_sessions():
             session.close()
-        with self._turn:
-            self._turn.wait_for(lambda: not self._inside, timeout=2.0)
+        if not self._calls:
+            return
+        gone_by = monotonic_s() + 2.0
+        calls = -1
+        while monotonic_s() < gone_by and (self._inside or self.ending or calls != self._calls):
+            calls = self._calls
+            threading.Event().wait(_QUIET_S)
 
 
 _exit_gate = _ExitGate()
-_shut: Callable[[], None] = _exit_gate.shut
-atexit.register(_shut)
+atexit.register(_exit_gate.shut)

@@ -1,76 +1,72 @@
-"""Checked values of command line options; a wrong one is a usage error before anything is measured."""
+"""Checked values of command line options; a wrong one is a usage error before anything is measured.
+
+Functions rather than `click.ParamType`s: that class is generic in new releases of click and is not in old ones.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 from pathlib import Path
-from typing import Any
 
 import click
 
 from loaderpool.config import MAX_WORKERS
 
-__all__ = ["Counts", "OutputFile", "PlotFile", "Seconds"]
+__all__ = ["read_counts", "read_output", "read_plot", "read_seconds"]
 
 
-class Seconds(click.ParamType):
+def read_seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
     """A positive, finite number of seconds."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not 0 < seconds < math.inf:
-            self.fail(f"{value!r} is not a positive number of seconds.", param, ctx)
-        return seconds
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise click.BadParameter(f"{value!r} is not a positive number of seconds.", context, parameter)
+    return seconds
 
 
-class Counts(click.ParamType):
+def read_counts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """Numbers of workers to compare, as 0,1,2,4: ascending, each once."""
-
-    name = "counts"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isascii() and part.isdigit() for part in parts):
-            self.fail(f"{value!r} is not a list of numbers of workers such as 0,1,2,4.", param, ctx)
-        counts = tuple(sorted({int(part) for part in parts}))
-        if counts[-1] > MAX_WORKERS:
-            self.fail(f"{counts[-1]} is more than the largest number of workers, {MAX_WORKERS}.", param, ctx)
-        if len(counts) < 2:
-            self.fail(f"{value!r} leaves nothing to compare: give two numbers or more, such as 0,4.", param, ctx)
-        return counts
-
-
-class OutputFile(click.ParamType):
-    """A file to be written when all is done; its folder is there already, for that is known at the start."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if path.is_dir():
-            self.fail(f"{str(path)!r} is a directory.", param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"the directory {str(path.parent)!r} does not exist.", param, ctx)
-        return path
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise click.BadParameter(f"{value!r} is not a list of numbers of workers such as 0,1,2,4.", context, parameter)
+    counts = tuple(sorted({int(part) for part in parts}))
+    if counts[-1] > MAX_WORKERS:
+        raise click.BadParameter(
+            f"{counts[-1]} is more than the largest number of workers, {MAX_WORKERS}.", context, parameter
+        )
+    if len(counts) < 2:
+        raise click.BadParameter(
+            f"{value!r} leaves nothing to compare: give two numbers or more, such as 0,4.", context, parameter
+        )
+    return counts
 
 
-class PlotFile(OutputFile):
+def read_output(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """A file to be written when all is done; a folder that is not there shall not cost the measurements."""
+    if value is None:
+        return None
+    path = Path(value)
+    if path.is_dir():
+        raise click.BadParameter(f"{value!r} is a directory.", context, parameter)
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"the directory {str(path.parent)!r} does not exist.", context, parameter)
+    return path
+
+
+def read_plot(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     """A picture to be written, where matplotlib is installed."""
-
-    name = "file.png"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = super().convert(value, param, ctx)
-        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-            self.fail(f"{str(path)!r} is no picture: end it in .png, .svg or .pdf.", param, ctx)
-        if importlib.util.find_spec("matplotlib") is None:
-            self.fail("a plot needs matplotlib: pip install 'loaderpool[cli]'", param, ctx)
-        return path
+    path = read_output(context, parameter, value)
+    if path is None:
+        return None
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise click.BadParameter(f"{value!r} is no picture: end it in .png, .svg or .pdf.", context, parameter)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise click.BadParameter(
+            "a plot needs matplotlib; install it by: pip install 'loaderpool[cli]'", context, parameter
+        )
+    return path

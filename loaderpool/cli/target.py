@@ -33,9 +33,11 @@ def load_target(target: str) -> Loader:
     """
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
-        raise _wrong(target, f"has the form package.module:name, such as train:make_loader{_file_hint(module_name)}")
-    if not all(part.isidentifier() for part in module_name.split(".")):
-        raise _wrong(target, f"names a module as `import` does, with dots{_file_hint(module_name)}")
+        raise _wrong(
+            target, f"must have the form package.module:name, such as train:make_loader{_file_hint(module_name)}"
+        )
+    if module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
+        raise _wrong(target, f"must name its module as `import` does, with dots{_file_hint(module_name)}")
     module = _import(target, module_name)
     try:
         thing = getattr(module, name)
@@ -50,6 +52,8 @@ def load_target(target: str) -> Loader:
     _check_takes_nothing(target, thing)
     try:
         made = thing()
+    except SystemExit as error:
+        raise TargetFailedError(f"{target} ended the program (SystemExit: {error.code})") from error
     except Exception as error:
         raise TargetFailedError(f"{target} raised {_say(error)}\n\n{_traceback(error)}") from error
     if not isinstance(made, Loader):
@@ -76,8 +80,8 @@ def _import(target: str, module_name: str) -> ModuleType:
         raise TargetFailedError(f"importing {module_name} raised {_say(error)}\n\n{_traceback(error)}") from error
     except SystemExit as error:
         raise TargetFailedError(
-            f"importing {module_name} ended the program (SystemExit: {error.code}): what a script does by itself belongs "
-            "under `if __name__ == '__main__':`"
+            f"importing {module_name} ended the program (SystemExit: {error.code}): what a script does by itself "
+            "belongs under `if __name__ == '__main__':`"
         ) from error
     except Exception as error:
         raise TargetFailedError(f"importing {module_name} raised {_say(error)}\n\n{_traceback(error)}") from error
@@ -94,8 +98,8 @@ def _check_takes_nothing(target: str, thing: Any) -> None:
         name = target.partition(":")[2]
         raise _wrong(
             target,
-            f"is called without arguments, but {name}{signature} needs some ({error}): give them defaults, or write a "
-            "function that calls it",
+            f"would be called without arguments, but {name}{signature} needs some ({error}): give them defaults, or "
+            "write a function that calls it",
         ) from None
 
 
@@ -121,7 +125,7 @@ def _file_hint(module_name: str) -> str:
 
 
 def _wrong(target: str, what: str) -> click.UsageError:
-    return click.BadArgumentUsage(f"TARGET {what}.".replace("..", ".") + f" Got {target!r}.", click.get_current_context(silent=True))
+    return click.UsageError(f"TARGET {target!r} {what}", click.get_current_context(silent=True))
 
 
 def _say(error: BaseException) -> str:

@@ -105,7 +105,8 @@ class Arena:
         NumPy collapses `.base` of views down to the first array that is not built on another array: this one. So it
         lives exactly as long as any view made from it (docs/explanation/memory.md, "Anchors").
         """
-        return np.ndarray((nbytes,), np.uint8, buffer=self.map, offset=offset)
+        anchor: npt.NDArray[np.uint8] = np.ndarray((nbytes,), np.uint8, buffer=self.map, offset=offset)
+        return anchor
 
     def put(self, blob: bytes) -> Extent:
         """Copy bytes into an extent of their own."""

@@ -7,7 +7,6 @@ write that does not fit the pipe is left in a deque for the next turn of the tra
 from __future__ import annotations
 
 import collections
-import io
 import os
 import weakref
 from typing import Any
@@ -29,7 +28,7 @@ class ReturnPipe:
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
-        self._file = io.FileIO(descriptor, "w", closefd=True)
+        self._descriptor = descriptor
         self._owner_pid = os.getpid()
         self._releases: collections.deque[bytes] = collections.deque()  # their order does not matter
         self._orders: collections.deque[bytes] = collections.deque()  # theirs does
@@ -65,17 +64,24 @@ class ReturnPipe:
 
     def fileno(self) -> int:
         """The descriptor, for poll."""
-        return self._file.fileno()
+        return self._descriptor
 
     def _write(self, message: bytes) -> bool:
         """True when the message is gone: written, or nobody is there to read it."""
         if self.is_dead:
             return True
         try:
-            return self._file.write(message) is not None  # None: the pipe is full
+            os.write(self._descriptor, message)
+            return True
+        except BlockingIOError:  # the pipe is full
+            return False
         except OSError:
             self.is_dead = True
             return True
+
+    def __del__(self) -> None:
+        self.is_dead = True
+        os.close(self._descriptor)
 
 
 class Lender:

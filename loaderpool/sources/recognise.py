@@ -43,7 +43,8 @@ class Sized:
     # A property gives the object's own bound method, so an item costs no call of ours on top of it.
     @property
     def __getitem__(self) -> Callable[[int], Any]:
-        return self._items.__getitem__  # type: ignore[no-any-return]
+        get: Callable[[int], Any] = self._items.__getitem__
+        return get
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sized, (self._items, self._size)
@@ -82,7 +83,7 @@ def as_source(obj: Any) -> Source:
     if size == 0:
         raise ArgumentError(f"source is empty: {_describe(obj)} of length 0; is a path or a filter before it wrong?")
     is_ready = type(source) in _READY or isinstance(source, (tuple, np.ndarray))
-    return source if is_ready else Sized(source, size)  # type: ignore[no-any-return]
+    return source if is_ready else Sized(source, size)
 
 
 def _are_columns(values: tuple[Any, ...]) -> bool:

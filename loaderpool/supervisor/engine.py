@@ -280,7 +280,10 @@ class Supervisor:
             if other.pidfd is not None:
                 mine.append(other.pidfd)
         become_worker(self._pid, [tickets], mine)
-        WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run()
+        try:
+            WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run()
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)  # nobody is there any more: everything is over
 
     def _worker_gone(self, number: int) -> None:
         worker = self._workers.pop(number)

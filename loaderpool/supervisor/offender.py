@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import itertools
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -54,7 +53,7 @@ def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpi
         at, reason = found
         if path and _is_too_deep(reason) and type(parts.values[at]) is type(offender):
             break  # the next link of a chain
-        path.append(str(next(iter(itertools.islice(payload, at, None)))) if not path else parts.label(at))
+        path.append(parts.label(at) if path else list(payload)[at])
         offender, error = parts.values[at], reason
     where = " → ".join(path) or "the payload"
     what = f"{where}, of type {_name(type(offender))}"

@@ -60,7 +60,7 @@ def _by_value_of_cached(cached: Any) -> Any:
 
 
 def _remake_cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    copyreg.pickle(_LruCacheWrapper, _reduce_remade_function)  # type: ignore[arg-type]  # a str is a name, as documented
+    copyreg.pickle(_LruCacheWrapper, _reduce_remade_function)
     return functools.lru_cache(**parameters)(function)
 
 

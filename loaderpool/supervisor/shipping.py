@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderpool.errors import UnpicklableError
+from loaderpool.receiving import receive
 from loaderpool.supervisor.by_value import FrameworkFreePickler
 from loaderpool.supervisor.framework_imports import is_framework_loaded
 from loaderpool.supervisor.offender import describe_offender
@@ -47,8 +48,8 @@ def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
 
     Args:
         payload: what the workers need, by name; the names are those that an error gives.
-        by_reference: leave code in its modules, TensorFlow or not. For what follows an earlier shipment: classes are the
-            same in both only if this is `not first.is_framework_free`.
+        by_reference: leave code in its modules, TensorFlow or not. For what follows an earlier shipment: classes are
+            the same in both only if this is `not first.is_framework_free`.
 
     Raises:
         UnpicklableError: something in it cannot be pickled; the message names the variable, the path to it, its type,
@@ -83,7 +84,7 @@ def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[s
     Raises:
         BaseException: whatever an import or a `__setstate__` of the user's raises; see `describe_load_error`.
     """
-    payload: dict[str, Any] = pickle.loads(pickled, buffers=buffers)
+    payload: dict[str, Any] = receive(pickled, buffers)
     return payload
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 from loaderpool import clock
 from loaderpool.errors import ArgumentError
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+from loaderpool.tuning.contention import queued_s
+from loaderpool.tuning.window import Measurement, Window
 
-__all__ = ["Measurable", "Measurement", "Watcher", "Window", "default_counts", "measure", "measure_counts"]
+__all__ = ["Measurable", "Watcher", "default_counts", "measure", "measure_counts"]
 
 # The start is not the steady state: first calls import and open files, first batches fault the slots' pages in.
 # Smaller counts some of that; larger only lengthens the measuring, and slow batches have no ring to fill anyway.
@@ -46,74 +48,6 @@ class Watcher:
 
     def skip(self, workers: int, round_number: int) -> None:
         """The window is left out, as an earlier one of the same count was long enough."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """What one loader handed over in one stretch of time."""
-
-    wanted_s: float  # seconds that were asked for
-    elapsed_s: float  # seconds that it took: longer, up to the end of a batch of each worker
-    batches: int  # batches handed over
-    samples: int  # rows handed over
-    nbytes: int  # bytes of these batches
-    consumer_wait_s: float  # seconds that this process waited for a batch
-    own_cpu_s: float  # CPU seconds of this process
-    workers: tuple[WorkerStatistics, ...]  # each worker's counts over this window
-
-    @property
-    def samples_per_s(self) -> float:
-        """Rows per second."""
-        return self.samples / self.elapsed_s
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Bytes per second."""
-        return self.nbytes / self.elapsed_s
-
-    @property
-    def batch_s(self) -> float:
-        """Seconds from one hand-over to the next, on average."""
-        return self.elapsed_s / self.batches
-
-    @property
-    def workers_cpu_s(self) -> float:
-        """CPU seconds of all workers."""
-        return sum(worker.cpu_s for worker in self.workers)
-
-    @property
-    def cpu_use(self) -> float:
-        """CPUs in use by this process and its workers, on average."""
-        return (self.own_cpu_s + self.workers_cpu_s) / self.elapsed_s
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """All windows of one number of workers."""
-
-    workers: int  # how many; 0: in this process
-    windows: tuple[Window, ...]  # one for each round, at least one
-
-    @property
-    def best(self) -> Window:
-        """The fastest window: whatever else runs on the machine only ever makes one slower."""
-        return max(self.windows, key=lambda window: window.samples_per_s)
-
-    @property
-    def samples_per_s(self) -> float:
-        """Rows per second in the fastest window."""
-        return self.best.samples_per_s
-
-    @property
-    def spread(self) -> float:
-        """By what share the slowest window is behind the fastest; 0.0 for a single one."""
-        rates = [window.samples_per_s for window in self.windows]
-        return 1 - min(rates) / max(rates) if max(rates) > 0 else 0.0
-
-    @property
-    def cpu_use(self) -> float:
-        """CPUs in use in the fastest window."""
-        return self.best.cpu_use
 
 
 def default_counts(cpus: int) -> tuple[int, ...]:
@@ -165,6 +99,7 @@ def measure(
     *,
     now_s: Callable[[], float] = clock.monotonic_s,
     own_cpu_ns: Callable[[], int] = clock.process_cpu_ns,
+    queued_s: Callable[[int], float] = queued_s,
     on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> Window:
     """One window over a loader in its steady state; passes follow each other for as long as it takes.
@@ -179,6 +114,7 @@ def measure(
         seconds: length of the window, above 0.
         now_s: the clock.
         own_cpu_ns: the CPU time of this process.
+        queued_s: how long a process, by its id, has waited for a CPU so far.
         on_progress: called now and then with the share of the time that is over.
 
     Raises:
@@ -186,7 +122,9 @@ def measure(
     """
     with contextlib.closing(_batches(loader)) as batches:
         _warm_up(loader, batches, now_s)
-        before, cpu_before_ns, start_s = loader.statistics(), own_cpu_ns(), now_s()
+        before = loader.statistics()
+        queued_before_s = _queued(before, queued_s)
+        cpu_before_ns, start_s = own_cpu_ns(), now_s()
         burst = max(1, len(before.workers))
         taken, reported_s = 0, start_s
         while True:
@@ -199,6 +137,7 @@ def measure(
                 reported_s = end_s
                 on_progress(min(1.0, (end_s - start_s) / seconds))
         cpu_after_ns, after = own_cpu_ns(), loader.statistics()
+        queued_after_s = _queued(after, queued_s)
     return Window(
         wanted_s=seconds,
         elapsed_s=end_s - start_s,
@@ -207,6 +146,7 @@ def measure(
         nbytes=after.bytes - before.bytes,
         consumer_wait_s=after.consumer_wait_s - before.consumer_wait_s,
         own_cpu_s=(cpu_after_ns - cpu_before_ns) / 1e9,
+        queued_s=sum(after_s - queued_before_s.get(pid, 0.0) for pid, after_s in queued_after_s.items()),
         workers=_differences(before.workers, after.workers),
     )
 
@@ -233,9 +173,13 @@ def _warm_up(loader: Measurable, batches: Iterator[None], now_s: Callable[[], fl
         next(batches)
 
 
-def _differences(
-    before: Sequence[WorkerStatistics], after: Sequence[WorkerStatistics]
-) -> tuple[WorkerStatistics, ...]:
+def _queued(statistics: Statistics, queued_s: Callable[[int], float]) -> dict[int, float]:
+    """How long each process that makes samples has waited for a CPU so far."""
+    pids = [worker.pid for worker in statistics.workers] or [os.getpid()]
+    return {pid: queued_s(pid) for pid in pids}
+
+
+def _differences(before: Sequence[WorkerStatistics], after: Sequence[WorkerStatistics]) -> tuple[WorkerStatistics, ...]:
     """What each worker that lives at the end did in between."""
     starts = {worker.index: worker for worker in before}
     return tuple(_difference(starts.get(worker.index), worker) for worker in after)

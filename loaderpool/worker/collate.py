@@ -106,7 +106,7 @@ def _padded(
     def fill(out: npt.NDArray[Any]) -> None:
         out[...] = fill_value
         for row, value in enumerate(values):
-            corner = (row, *map(slice, value.shape))
+            corner: tuple[Any, ...] = (row, *map(slice, value.shape))
             out[corner] = value
 
     return [Block((len(values), *largest), component.dtype, fill)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import traceback
 from types import TracebackType
 from typing import Any
@@ -98,10 +97,12 @@ def _without_own_frames(shown: TracebackType | None) -> TracebackType | None:
 def _pickled(error: BaseException) -> bytes | None:
     import cloudpickle
 
+    from loaderpool.receiving import receive
+
     try:
         bare = error.with_traceback(None)
         pickled: bytes = cloudpickle.dumps(bare)
-        pickle.loads(pickled)  # classes that cannot be rebuilt from their args fail here, not in the trainer
+        receive(pickled)  # classes that cannot be rebuilt from their args fail here, not in the trainer
     except BaseException:
         return None
     return pickled
@@ -111,7 +112,9 @@ def unpickled(failure: Failure) -> Any:
     """The exception object itself, or None."""
     if failure.pickled is None:
         return None
+    from loaderpool.receiving import receive
+
     try:
-        return pickle.loads(failure.pickled)
+        return receive(failure.pickled)
     except BaseException:
         return None

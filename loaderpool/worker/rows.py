@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,11 @@ __all__ = ["Converter", "ReusedBuffer", "RowWriter"]
 _WEAK_KINDS: dict[type, str] = {bool: "b", int: "iuf", float: "f"}
 # Leaves that cannot be changed under us while they wait for their block to be full.
 _IMMUTABLE = (bool, int, float, complex, np.generic)
-# From here on joining rows in one C call beats one assignment per row.
-_JOIN_ROWS = 4
+# Python scalars that are a dtype's own values.
+_SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+# Blocks are checked by calls that loop in C: a loop of Python over the rows costs as much as writing them.
+_SHAPE, _NDIM, _BASE = operator.attrgetter("shape"), operator.attrgetter("ndim"), operator.attrgetter("base")
+_ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
 
 
 class ReusedBuffer(Exception):
@@ -138,32 +142,54 @@ class RowWriter:
         self, component: int, array: npt.NDArray[Any], row: int, values: Sequence[Any], indices: Sequence[int]
     ) -> None:
         dtype, shape = self._dtypes[component], self._shapes[component]
-        ndarray = np.ndarray
-        count = len(values)
-        for value in values:
-            if type(value) is not ndarray or value.dtype != dtype or value.shape != shape:
-                self._write_converted(component, array, row, values, indices)
-                return
-            if count > 1 and value.base is not None:
-                raise ReusedBuffer
-        if count > 1 and len(set(map(id, values))) < count:
-            raise ReusedBuffer
-        if count >= _JOIN_ROWS and shape:
-            joined = array[row : row + count].reshape(count * shape[0], *shape[1:])
-            np.concatenate(values, out=joined)
+        if len(values) == 1:
+            value = values[0]
+            if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
+                array[row] = value
+            else:
+                array[row] = self._converter.leaf(value, component, indices[0])
             return
-        for value in values:
-            array[row] = value
-            row += 1
+        if set(map(type, values)) == _ONLY_ARRAYS and self._are_alike(values, shape):
+            # Results look at no memory but their own, and none is another one's: they can wait for their block.
+            if set(map(type, map(_BASE, values))) != _ONLY_NONE or len(set(map(id, values))) < len(values):
+                raise ReusedBuffer
+            if shape:
+                try:
+                    self._join(array, row, values, shape)
+                    return
+                except TypeError:  # another dtype: not "equiv"
+                    pass
+        self._write_converted(component, array, row, values, indices)
+
+    @staticmethod
+    def _are_alike(values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> bool:
+        if len(shape) == 1:
+            return set(map(_NDIM, values)) == {1} and set(map(len, values)) == set(shape)
+        return set(map(_SHAPE, values)) == {shape}
+
+    @staticmethod
+    def _join(
+        array: npt.NDArray[Any], row: int, values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]
+    ) -> None:
+        """One call in C for all rows; raises TypeError where a dtype differs."""
+        count = len(values)
+        joined = array[row : row + count].reshape(count * shape[0], *shape[1:])
+        np.concatenate(values, out=joined, casting="equiv")
 
     def _write_converted(
         self, component: int, array: npt.NDArray[Any], row: int, values: Sequence[Any], indices: Sequence[int]
     ) -> None:
         dtype = self._dtypes[component]
-        if array.ndim == 1 and all(isinstance(value, np.generic) and value.dtype == dtype for value in values):
-            array[row : row + len(values)] = values
-            return
-        if len(values) > 1 and any(not isinstance(value, _IMMUTABLE) for value in values):
+        types = set(map(type, values))
+        if array.ndim == 1 and len(types) == 1:  # the usual labels
+            kind = next(iter(types))
+            if _SCALAR_DTYPES.get(kind) == dtype or (issubclass(kind, np.generic) and np.dtype(kind) == dtype):
+                try:
+                    array[row : row + len(values)] = values
+                    return
+                except OverflowError:  # a Python int too large: named below
+                    pass
+        if not all(isinstance(value, _IMMUTABLE) for value in values):
             raise ReusedBuffer
         leaf = self._converter.leaf
         for value, index in zip(values, indices, strict=True):

@@ -7,7 +7,7 @@ given are positions of the plan; what it makes depends on nothing else, so any p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,10 @@ from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
 __all__ = ["Abandoned", "Filled", "Job", "Probe", "Work", "WorkFailed"]
 
 # Rows are made one by one where a row is at least this large or slow, else in blocks: the look at "abandoned", the note
-# on the board and the write then cost a share of a percent. A block is at most a batch.
+# on the board and the write then cost a share of a percent.
 _SINGLE_ROW_BYTES = 1 << 15
 _SINGLE_ROW_NS = 20_000
-_BLOCK_ROWS = 64
+_BLOCK_ROWS = 128
 
 
 class Abandoned(Exception):
@@ -132,7 +132,7 @@ class Work:
         self._watch = GlobalsWatch() if self.config.seed_globals == "auto" else None
         self._seeds_globals = self.config.seed_globals is True
         self._kept: _Kept | None = None
-        self._row_ns = 0
+        self._row_ns = self._latest_row_ns = 0
         self._copies_rows = False
         self.form: BatchForm | None = None
         self._converter: Converter
@@ -168,17 +168,40 @@ class Work:
         if form.fixed is not None:
             self._writer = RowWriter(self._converter)
             is_small = max(form.fixed.row_bytes, default=0) < _SINGLE_ROW_BYTES
-            self._block_rows = min(_BLOCK_ROWS, form.batch_rows) if is_small and not self._takes_out else 1
+            self._block_rows = _BLOCK_ROWS if is_small and not self._takes_out else 1
 
     def probe(self, epoch: int) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
 
+        Where failing samples are left out or replaced, the first good one of a few.
+
         Raises:
             WorkFailed: the function raised, or returned what no batch can be made of.
         """
-        positions = self.plan.positions(0)
-        if self.unit != "batch":
-            positions = positions[:1]
+        action = self.config.on_error.action
+        may_try_more = action == "skip" or (action == "replace" and self.unit == "sample")
+        first_error: WorkFailed | None = None
+        for positions in self._probe_positions(_PROBES if may_try_more else 1):
+            try:
+                return self._probe_at(epoch, positions)
+            except WorkFailed as error:
+                first_error = first_error or error
+        assert first_error is not None
+        raise first_error
+
+    def _probe_positions(self, most: int) -> Iterator[npt.NDArray[np.int64]]:
+        for batch in range(min(most, self.plan.batches_per_epoch)):
+            positions = self.plan.positions(batch)
+            if self.unit == "batch":
+                yield positions
+                continue
+            for row in range(min(most, len(positions))):
+                yield positions[row : row + 1]
+            most -= len(positions)
+            if most <= 0:
+                return
+
+    def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe:
         indices = self.plan.indices(epoch, positions)
         started = clock.monotonic_ns()
         result = self._watched(lambda: self._unit(epoch, positions.tolist(), indices), epoch, indices, positions)
@@ -242,7 +265,8 @@ class Work:
         filled: Filled = self._watched(
             lambda: make(job, positions, indices, buffer, base, capacity), job.epoch, indices, positions
         )
-        self._row_ns = (clock.monotonic_ns() - started) // max(1, len(indices))
+        latest, self._latest_row_ns = self._latest_row_ns, (clock.monotonic_ns() - started) // max(1, len(indices))
+        self._row_ns = min(latest, self._latest_row_ns)  # of two: one may have been interrupted
         return filled
 
     def _fill_rows(
@@ -465,12 +489,14 @@ class Work:
             positions, indices, row = positions[1:], indices[1:], row + 1
         get, fn = self._get, self._fn
         if not (self._takes_rng or self._seeds_globals or self._takes_out):
-            if fn is None:
-                for index in indices:
-                    results.append(get(index))
-            else:
-                for index in indices:
-                    results.append(fn(get(index)))
+            before = len(results)
+            items = map(get, indices)
+            results.extend(items if fn is None else map(fn, items))  # in C; what was made stays where one raises
+            if len(results) - before < len(indices):
+                # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
+                index = indices[len(results) - before]
+                results.append(get(index) if fn is None else fn(get(index)))
+                raise RuntimeError("the function raised StopIteration once, and not when it was called again")
             return
         for position, index in zip(positions, indices, strict=True):
             keywords: dict[str, Any] = {}

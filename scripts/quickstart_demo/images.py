@@ -6,8 +6,6 @@ gradients, clouds, stripes and checks, so that decoding and resizing cost what t
 
 from __future__ import annotations
 
-import collections
-import functools
 import json
 import math
 import multiprocessing
@@ -16,7 +14,7 @@ import shutil
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +29,12 @@ _RECIPE = 1  # to be raised with each change of the drawing, so that older folde
 _MARKER = "made-by-quickstart.json"
 _JPEG_QUALITY = 90
 _TEST_EVERY = 5  # each fifth digit is for the test
+_SHIFT_PX = 25  # how far a digit lies from the middle at most
 _CHUNK = 25  # images per task of the pool: smaller costs messages, larger leaves a process idle at the end
+
+_FIRM = [min(255, max(0, (value - 90) * 4)) for value in range(256)]  # blurred strokes become firm ones
+
+_Task: TypeAlias = tuple[int, npt.NDArray[np.uint8], Path]  # number of the image, uint8[8, 8], file to write
 
 
 class NotOurFolderError(RuntimeError):
@@ -94,79 +97,80 @@ def _is_complete(folder: Path, images: int) -> bool:
 def _draw_all(folder: Path, images: int) -> None:
     for label in range(CLASSES):
         (folder / str(label)).mkdir()
-    chunks = [range(start, min(start + _CHUNK, images)) for start in range(0, images, _CHUNK)]
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    glyphs, labels = (digits.images * (255.0 / 16.0)).astype(np.uint8), digits.target
+    tasks: list[_Task] = []
+    for number in range(images):
+        digit, copy = number % len(glyphs), number // len(glyphs)
+        path = folder / str(labels[digit]) / f"{digit:04d}-{copy}.jpg"
+        tasks.append((number, glyphs[digit], path))
     # spawn, as the caller may have threads, which fork would break.
     context = multiprocessing.get_context("spawn")
-    processes = min(len(chunks), _usable_cpus())
-    with ProcessPoolExecutor(processes, mp_context=context) as executor:
-        collections.deque(executor.map(functools.partial(_draw_chunk, folder), chunks), maxlen=0)
+    with ProcessPoolExecutor(min(_usable_cpus(), len(tasks) // _CHUNK + 1), mp_context=context) as executor:
+        for _ in executor.map(_draw_file, tasks, chunksize=_CHUNK):  # asked for each, as an error shows only then
+            pass
 
 
 def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _draw_chunk(folder: Path, numbers: range) -> None:
-    glyphs, labels = _digits()
-    for number in numbers:
-        digit, copy = number % len(glyphs), number // len(glyphs)
-        image = _draw(glyphs[digit], np.random.default_rng([_RECIPE, number]))
-        path = folder / str(labels[digit]) / f"{digit:04d}-{copy}.jpg"
-        Image.fromarray(image).save(path, quality=_JPEG_QUALITY)
+def _draw_file(task: _Task) -> None:
+    number, glyph, path = task
+    _draw(glyph, np.random.default_rng([_RECIPE, number])).save(path, quality=_JPEG_QUALITY)
 
 
-@functools.cache
-def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """uint8[1797, 8, 8] and int64[1797]."""
-    from sklearn.datasets import load_digits
-
-    digits: Any = load_digits()
-    return (digits.images * (255.0 / 16.0)).astype(np.uint8), digits.target
-
-
-def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """uint8[300, 400, 3] with the digit in the middle half, where no crop cuts it off."""
-    ground = _background(rng)
-    side_px = int(rng.integers(150, 230))
-    mask = Image.fromarray(glyph).resize((side_px, side_px), Image.Resampling.BICUBIC)
-    mask = mask.rotate(rng.uniform(-15.0, 15.0), Image.Resampling.BICUBIC, expand=True)
-    stroke = np.asarray(mask, dtype=np.float32) / 255.0
-    opacity = np.clip((stroke - 0.3) / 0.25, 0.0, 1.0)[..., None]  # blurred strokes become firm ones
-    height, width = opacity.shape[:2]
-    top = int(rng.integers(0, max(1, HEIGHT_PX - height)))
-    left = int(rng.integers(85, max(86, WIDTH_PX - 85 - width)))
-    patch = ground[top : top + height, left : left + width]
-    opacity = opacity[: patch.shape[0], : patch.shape[1]]
-    colour = _contrasting(patch.mean(axis=(0, 1)), rng)
-    patch += opacity * (colour - patch)
-    ground += rng.normal(0.0, rng.uniform(2.0, 10.0), size=(HEIGHT_PX, WIDTH_PX, 1))  # a sensor's grain
-    return np.clip(ground, 0.0, 255.0).astype(np.uint8)
-
-
-def _background(rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """float32[300, 400, 3] in 0..255: two colours, mixed by a pattern."""
-    y, x = np.mgrid[0:HEIGHT_PX, 0:WIDTH_PX].astype(np.float32)
-    angle = rng.uniform(0.0, 2.0 * math.pi)
-    along = x * math.cos(angle) + y * math.sin(angle)
-    across = y * math.cos(angle) - x * math.sin(angle)
-    wave_px = rng.uniform(15.0, 60.0)
-    kind = rng.integers(4)
-    if kind == 0:  # gradient
-        mix = (along - along.min()) / (along.max() - along.min())
-    elif kind == 1:  # stripes
-        mix = 0.5 + 0.5 * np.sin(along * (2.0 * math.pi / wave_px))
-    elif kind == 2:  # checks
-        mix = ((along // wave_px + across // wave_px) % 2.0).astype(np.float32)
-    else:  # clouds
-        coarse = rng.integers(0, 256, size=(rng.integers(4, 12), rng.integers(5, 16)), dtype=np.uint8)
-        clouds = Image.fromarray(coarse).resize((WIDTH_PX, HEIGHT_PX), Image.Resampling.BICUBIC)
-        mix = np.asarray(clouds, dtype=np.float32) / 255.0
+def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image:
+    """A 400 x 300 image with the digit in its middle half, where no crop cuts it off."""
     first = rng.uniform(20.0, 235.0, size=3)
-    second = np.clip(first + rng.uniform(-70.0, 70.0, size=3), 0.0, 255.0)
-    return (first + mix[..., None] * (second - first)).astype(np.float32)
+    second = np.clip(first + rng.uniform(-50.0, 50.0, size=3), 0.0, 255.0)
+    image = Image.composite(_filled(first), _filled(second), _pattern(rng))
+
+    # Padded, as the strokes reach the glyph's border and would end as if cut with a knife; turned while small: cheaper.
+    stroke = Image.fromarray(np.pad(glyph, 1)).resize((100, 100), Image.Resampling.BICUBIC)
+    stroke = stroke.rotate(rng.uniform(-15.0, 15.0), Image.Resampling.BICUBIC, expand=True)
+    scale = rng.uniform(2.4, 3.0)
+    stroke = stroke.resize((int(stroke.width * scale), int(stroke.height * scale)), Image.Resampling.BICUBIC)
+    opacity = stroke.point(_FIRM)
+    opacity = opacity.crop(opacity.getbbox())
+    left = (WIDTH_PX - opacity.width) // 2 + int(rng.integers(-_SHIFT_PX, _SHIFT_PX, endpoint=True))
+    top = (HEIGHT_PX - opacity.height) // 2 + int(rng.integers(-_SHIFT_PX, _SHIFT_PX, endpoint=True))
+    is_bright = (first.mean() + second.mean()) / 2.0 > 127.0
+    colour = rng.uniform(0.0, 70.0, size=3) if is_bright else rng.uniform(185.0, 255.0, size=3)
+    image.paste(_rgb(colour), (left, top), opacity)
+
+    strength = int(rng.integers(3, 16))
+    grain = rng.integers(-strength, strength, size=(HEIGHT_PX, WIDTH_PX, 1), dtype=np.int8)
+    grainy = np.asarray(image, dtype=np.int16) + grain
+    return Image.fromarray(np.clip(grainy, 0, 255).astype(np.uint8))
 
 
-def _contrasting(ground: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """A colour clearly darker or lighter than `ground`."""
-    colour = rng.uniform(0.0, 70.0, size=3) if ground.mean() > 127.0 else rng.uniform(185.0, 255.0, size=3)
-    return colour.astype(np.float32)
+def _pattern(rng: np.random.Generator) -> Image.Image:
+    """How two colours are mixed: a gradient, stripes, checks or clouds."""
+    kind = rng.integers(4)
+    if kind == 0:
+        coarse = rng.integers(0, 256, size=(rng.integers(4, 12), rng.integers(5, 16)), dtype=np.uint8)
+        return Image.fromarray(coarse).resize((WIDTH_PX, HEIGHT_PX), Image.Resampling.BICUBIC)
+    y, x = np.arange(HEIGHT_PX, dtype=np.float32)[:, None], np.arange(WIDTH_PX, dtype=np.float32)
+    angle = rng.uniform(0.0, 2.0 * math.pi)
+    along = x * math.cos(angle) + y * math.sin(angle)  # pixels along the pattern; float32, as math's floats are weak
+    wave_px = rng.uniform(15.0, 60.0)
+    if kind == 1:
+        mix = (along - along.min()) / (along.max() - along.min())
+    elif kind == 2:
+        mix = 0.5 + 0.5 * np.sin(along * (2.0 * math.pi / wave_px))
+    else:
+        across = y * math.cos(angle) - x * math.sin(angle)
+        mix = np.sin(along * (math.pi / wave_px)) * np.sin(across * (math.pi / wave_px)) > 0.0
+    return Image.fromarray((mix * 255.0).astype(np.uint8))
+
+
+def _filled(colour: npt.NDArray[np.float64]) -> Image.Image:
+    return Image.new("RGB", (WIDTH_PX, HEIGHT_PX), _rgb(colour))
+
+
+def _rgb(colour: npt.NDArray[np.float64]) -> tuple[int, int, int]:
+    red, green, blue = (int(part) for part in colour)
+    return red, green, blue

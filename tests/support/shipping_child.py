@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from loaderpool.receiving import receive
 from loaderpool.supervisor.shipping import Shipment
 
 __all__ = ["in_child"]
@@ -50,5 +51,5 @@ def in_child(shipment: Shipment, expression: str, *path: Path) -> tuple[Any, lis
         )
         if ended.returncode != 0:
             raise AssertionError(f"loading or evaluating in the child failed:\n{ended.stderr}")
-        result, loaded = pickle.loads(Path(scratch, "shipment.out").read_bytes())
+        result, loaded = receive(Path(scratch, "shipment.out").read_bytes())
         return result, loaded

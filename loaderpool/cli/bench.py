@@ -1,0 +1,50 @@
+"""`loaderpool bench`: measures a loader as it is configured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import click
+
+from loaderpool.cli.options import read_output, read_seconds
+from loaderpool.cli.report import bench_data, bench_table, workers_table
+from loaderpool.cli.target import load_target
+from loaderpool.cli.terminal import progress, results, say
+from loaderpool.tuning import cpu_budget, measure
+
+__all__ = ["bench"]
+
+
+@click.command(epilog="\b\nExample:\n  loaderpool bench train:make_loader --seconds 10 --json result.json")
+@click.argument("target")
+@click.option(
+    "--seconds", metavar="N", callback=read_seconds, default="5", show_default=True, help="How long it is measured."
+)
+@click.option("--json", "json_path", metavar="FILE", callback=read_output, help="Write the measurement to this file.")
+def bench(target: str, seconds: float, json_path: Path | None) -> None:
+    """Measure TARGET as it is configured: rates, waits, and what each worker does with its time.
+
+    TARGET is package.module:name, a Loader or a function without arguments that makes one. Nothing is trained: a batch
+    is let go as soon as it is there.
+    """
+    cpus = cpu_budget()
+    with contextlib.closing(load_target(target)) as loader:
+        batch_size, workers = loader.config.batch_size, loader.workers
+        unit = "samples" if batch_size is not None else "elements"
+        with progress(1, 1, unit) as watcher:
+            watcher.begin(workers, 1)
+            window = measure(loader, seconds, on_progress=watcher.advance)
+            watcher.end(window)
+
+    console = results()
+    count = "in this process" if workers == 0 else f"{workers} worker{'s' * (workers != 1)}"
+    say(console, f"{target}, batch_size={batch_size}, {count}", style="bold")
+    console.print(bench_table(window, unit, console.is_terminal))
+    if window.workers:
+        console.print(workers_table(window, unit, console.is_terminal))
+    say(console, f"{cpus}.", style="dim")
+    if json_path is not None:
+        json_path.write_text(json.dumps(bench_data(target, batch_size, cpus, workers, window), indent=2) + "\n")
+        say(console, f"Wrote {json_path}.")

@@ -1,0 +1,95 @@
+"""A tuning result as a picture: samples per second over workers, beside the ideal."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from loaderpool.cli.report import number
+from loaderpool.tuning import Recommendation
+
+__all__ = ["write_plot"]
+
+_INK, _GREY, _BLUE, _GREEN = "#222222", "#8a8a8a", "#2563a8", "#1a7f4b"
+# Where the ideal runs far above what was reached, the measurements would be pressed flat: it leaves the picture there.
+_LARGEST_HEADROOM = 2.0
+
+
+def write_plot(path: Path, target: str, unit: str, cpus: int, recommendation: Recommendation) -> None:
+    """Draw the result into a file, whose suffix says the format; no display and no global state of pyplot is used.
+
+    Args:
+        path: ends in .png, .svg or .pdf.
+        target: what was measured.
+        unit: what a row is called, in the plural.
+        cpus: CPUs that may be used; the place is marked.
+        recommendation: what to draw.
+    """
+    comparisons = recommendation.comparisons
+    counts = [each.measurement.workers for each in comparisons]
+    rates = [each.measurement.samples_per_s for each in comparisons]
+    ideal = [rates[0] * each.ideal_speedup for each in comparisons]
+    lows = [each.measurement.spread * each.measurement.samples_per_s for each in comparisons]
+    # Evenly spaced: the counts double, and 0 must have its place too.
+    places = list(range(len(counts)))
+    chosen = counts.index(recommendation.workers)
+
+    figure = Figure(figsize=(7.2, 4.6), dpi=160, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(places, ideal, color=_GREY, linewidth=1.3, linestyle=(0, (5, 3)), zorder=1, label="ideal")
+    axes.errorbar(
+        places,
+        rates,
+        yerr=[lows, [0.0] * len(lows)],
+        color=_BLUE,
+        linewidth=2.0,
+        marker="o",
+        markersize=6,
+        elinewidth=1.2,
+        capsize=3,
+        zorder=2,
+        label="measured (bar: the slower round)",
+    )
+    axes.plot(
+        places[chosen], rates[chosen], "o", zorder=3, label="recommended",
+        markersize=15, markeredgewidth=2.2, markerfacecolor="none", markeredgecolor=_GREEN,
+    )  # fmt: skip
+    for place, rate in zip(places, rates, strict=True):
+        axes.annotate(
+            number(rate), (place, rate), (0, 12), textcoords="offset points", ha="center", color=_INK, fontsize=9,
+            zorder=4, bbox={"boxstyle": "round,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+        )  # fmt: skip
+    if cpus in counts:
+        axes.axvline(counts.index(cpus), color=_GREY, linewidth=0.8, alpha=0.5, zorder=0)
+        axes.annotate(
+            f"{cpus} CPU{'s' * (cpus != 1)}", (counts.index(cpus), 0), (4, 5), xycoords=("data", "axes fraction"),
+            textcoords="offset points", color=_GREY, fontsize=9,
+        )  # fmt: skip
+    axes.set_xticks(places, [str(count) for count in counts])
+    axes.set_xlim(-0.4, len(counts) - 0.6)
+    axes.set_ylim(0, 1.15 * min(max(*ideal, *rates), _LARGEST_HEADROOM * max(rates)))
+    axes.set_xlabel("workers (0: in the training process)", color=_INK)
+    axes.set_ylabel(f"{unit} per second", color=_INK)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GREY)
+    axes.tick_params(colors=_INK)
+    axes.legend(loc="best", frameon=False, fontsize=9)
+    reason = textwrap.fill(f"{recommendation.reason[:1].upper()}{recommendation.reason[1:]}.", 98)
+    axes.set_title(
+        f"{target}: use workers={recommendation.workers}", loc="left", pad=14 + 11 * len(reason.splitlines()),
+        fontsize=12.5, fontweight="bold", color=_INK,
+    )  # fmt: skip
+    text = axes.annotate(
+        reason, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=8.5, color=_INK
+    )
+    text.set_in_layout(False)  # else a long line makes the axes narrow
+    figure.savefig(path)

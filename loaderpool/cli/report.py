@@ -1,0 +1,163 @@
+"""Measurements as tables for people and as plain data for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+import loaderpool
+from loaderpool.tuning import Comparison, CpuBudget, Recommendation, Window
+
+__all__ = ["bench_data", "bench_table", "number", "tune_data", "tune_table", "workers_table"]
+
+_FORMAT_VERSION = 1  # of the JSON files; raised when a key changes its meaning or goes away
+
+
+def number(value: float) -> str:
+    """A rate as people read it: three digits at least, with thousands set apart."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def tune_table(recommendation: Recommendation, unit: str, is_terminal: bool) -> Table:
+    """One row for each number of workers; the recommended one is marked."""
+    base = recommendation.comparisons[0].measurement.workers
+    table = _table(is_terminal)
+    for heading in ("workers", f"{unit}/s", "spread", "CPU use", f"speed-up over {base}", "of the ideal"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for each in recommendation.comparisons:
+        measurement = each.measurement
+        is_chosen = measurement.workers == recommendation.workers
+        table.add_row(
+            str(measurement.workers),
+            number(measurement.samples_per_s),
+            f"-{measurement.spread:.0%}" if len(measurement.windows) > 1 else "one round",
+            f"{measurement.cpu_use:.2f}",
+            f"{each.speedup:.2f}",
+            f"{each.share_of_ideal:.0%}",
+            "<- use" if is_chosen else "",
+            style="bold green" if is_chosen else None,
+        )
+    return table
+
+
+def bench_table(window: Window, unit: str, is_terminal: bool) -> Table:
+    """What a loader handed over, in rows of name and value."""
+    table = _table(is_terminal, show_header=False)
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    for name, value in (
+        (f"{unit}/s", number(window.samples_per_s)),
+        ("batches/s", number(window.batches / window.elapsed_s)),
+        ("MB/s", number(window.bytes_per_s / 1e6)),
+        ("CPUs in use", f"{window.cpu_use:.2f}"),
+        ("time measured", f"{window.elapsed_s:.2f} s"),
+        (
+            "of it, waited for a batch",
+            f"{window.consumer_wait_s:.2f} s ({window.consumer_wait_s / window.elapsed_s:.0%})",
+        ),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def workers_table(window: Window, unit: str, is_terminal: bool) -> Table:
+    """One row for each worker: what it did with its time."""
+    table = _table(is_terminal)
+    for heading in ("worker", "pid", f"{unit}", "busy", "waiting", "CPU"):
+        table.add_column(heading, justify="right")
+    for worker in sorted(window.workers, key=lambda worker: worker.index):
+        shares = (worker.busy_s, worker.wait_s, worker.cpu_s)
+        table.add_row(
+            str(worker.index),
+            str(worker.pid),
+            f"{worker.samples:,}",
+            *(f"{seconds / window.elapsed_s:.0%}" for seconds in shares),
+        )
+    return table
+
+
+def tune_data(
+    target: str, batch_size: int | None, cpus: CpuBudget, seconds: float, recommendation: Recommendation
+) -> dict[str, Any]:
+    """All that `tune` found, for a JSON file."""
+    return {
+        **_head("tune", target, batch_size, cpus),
+        "seconds": seconds,
+        "recommendation": {
+            "workers": recommendation.workers,
+            "reason": recommendation.reason,
+            "notes": list(recommendation.notes),
+            "ideal": recommendation.ideal,
+        },
+        "measurements": [_comparison_data(each) for each in recommendation.comparisons],
+    }
+
+
+def bench_data(target: str, batch_size: int | None, cpus: CpuBudget, workers: int, window: Window) -> dict[str, Any]:
+    """All that `bench` found, for a JSON file."""
+    return {**_head("bench", target, batch_size, cpus), "workers": workers, **_window_data(window)}
+
+
+def _head(command: str, target: str, batch_size: int | None, cpus: CpuBudget) -> dict[str, Any]:
+    return {
+        "format": _FORMAT_VERSION,
+        "command": command,
+        "loaderpool": loaderpool.__version__,
+        "target": target,
+        "batch_size": batch_size,
+        "cpus": {
+            "usable": cpus.usable,
+            "decided_by": cpus.decided_by,
+            "os_cpu_count": cpus.machine,
+            "affinity": cpus.affinity,
+            "cgroup_quota": cpus.quota,
+        },
+    }
+
+
+def _comparison_data(comparison: Comparison) -> dict[str, Any]:
+    measurement = comparison.measurement
+    return {
+        "workers": measurement.workers,
+        "samples_per_s": measurement.samples_per_s,
+        "spread": measurement.spread,
+        "cpu_use": measurement.cpu_use,
+        "speedup": comparison.speedup,
+        "ideal_speedup": comparison.ideal_speedup,
+        "share_of_ideal": comparison.share_of_ideal,
+        "windows": [_window_data(window) for window in measurement.windows],
+    }
+
+
+def _window_data(window: Window) -> dict[str, Any]:
+    return {
+        "elapsed_s": window.elapsed_s,
+        "batches": window.batches,
+        "samples": window.samples,
+        "bytes": window.nbytes,
+        "samples_per_s": window.samples_per_s,
+        "bytes_per_s": window.bytes_per_s,
+        "consumer_wait_s": window.consumer_wait_s,
+        "cpu_use": window.cpu_use,
+        "own_cpu_s": window.own_cpu_s,
+        "queued_s": window.queued_s,
+        "per_worker": [
+            {
+                "index": worker.index,
+                "pid": worker.pid,
+                "batches": worker.batches,
+                "samples": worker.samples,
+                "busy_s": worker.busy_s,
+                "wait_s": worker.wait_s,
+                "cpu_s": worker.cpu_s,
+            }
+            for worker in window.workers
+        ],
+    }
+
+
+def _table(is_terminal: bool, *, show_header: bool = True) -> Table:
+    return Table(box=box.SIMPLE_HEAD if is_terminal else None, show_header=show_header, pad_edge=is_terminal)

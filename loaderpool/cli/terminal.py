@@ -1,0 +1,94 @@
+"""Where output goes: results to stdout, progress to stderr; plain text wherever that is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from loaderpool.cli.report import number
+from loaderpool.tuning import Watcher, Window
+
+__all__ = ["progress", "results", "say"]
+
+# A file has no width; a table that is cut or wrapped at 80 columns would be of no use there.
+_PLAIN_WIDTH = 200
+# The bar is drawn by a thread of the process that is measured: more often, and a cheap function gets slower by it.
+_DRAWS_PER_S = 4
+
+
+def results() -> Console:
+    """The console on stdout."""
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=_PLAIN_WIDTH)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a paragraph: wrapped on a terminal, in one line elsewhere."""
+    console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
+
+
+@contextlib.contextmanager
+def progress(windows: int, rounds: int, unit: str) -> Iterator[Watcher]:
+    """A watcher that shows a bar on a terminal, and a line for each window elsewhere.
+
+    Args:
+        windows: how many there will be, skipped ones counted.
+        rounds: how many rounds these make.
+        unit: what a row is called, in the plural.
+    """
+    console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        yield _Lines(console, rounds, unit)
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=_DRAWS_PER_S) as bar:
+        yield _Bar(bar, bar.add_task("starting", total=windows), rounds, unit)
+
+
+def _label(workers: int, round_number: int, rounds: int) -> str:
+    count = f"{workers} worker{'s' * (workers != 1)}"
+    return count if rounds == 1 else f"{count}, round {round_number} of {rounds}"
+
+
+class _Lines(Watcher):
+    """A line when a window is over."""
+
+    def __init__(self, console: Console, rounds: int, unit: str) -> None:
+        self._console, self._rounds, self._unit = console, rounds, unit
+        self._label = ""
+
+    def begin(self, workers: int, round_number: int) -> None:
+        self._label = _label(workers, round_number, self._rounds)
+
+    def end(self, window: Window) -> None:
+        say(self._console, f"{self._label}: {number(window.samples_per_s)} {self._unit}/s")
+
+
+class _Bar(Watcher):
+    """A bar over all windows."""
+
+    def __init__(self, bar: Progress, task: TaskID, rounds: int, unit: str) -> None:
+        self._bar, self._task, self._rounds, self._unit = bar, task, rounds, unit
+        self._done = 0
+        self._latest = ""
+
+    def begin(self, workers: int, round_number: int) -> None:
+        self._bar.update(self._task, description=self._latest + _label(workers, round_number, self._rounds))
+
+    def advance(self, fraction: float) -> None:
+        self._bar.update(self._task, completed=self._done + fraction)
+
+    def end(self, window: Window) -> None:
+        self._latest = f"(latest: {number(window.samples_per_s)} {self._unit}/s) "
+        self._step()
+
+    def skip(self, workers: int, round_number: int) -> None:
+        self._step()
+
+    def _step(self) -> None:
+        self._done += 1
+        self._bar.update(self._task, completed=self._done)

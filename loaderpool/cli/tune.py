@@ -1,0 +1,82 @@
+"""`loaderpool tune`: measures numbers of workers and says which one to use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from loaderpool.cli.options import read_counts, read_output, read_plot, read_seconds
+from loaderpool.cli.report import tune_data, tune_table
+from loaderpool.cli.target import load_target
+from loaderpool.cli.terminal import progress, results, say
+from loaderpool.tuning import cpu_budget, default_counts, measure_counts, recommend
+
+__all__ = ["tune"]
+
+_ROUNDS = 2
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  loaderpool tune train:make_loader\n"
+    "  loaderpool tune train:make_loader --workers 0,8,16,32 --seconds 10\n"
+    "  loaderpool tune train:make_loader --json rates.json --plot rates.png"
+)
+@click.argument("target")
+@click.option(
+    "--seconds", metavar="N", callback=read_seconds, default="3", show_default=True, help="How long each is measured."
+)
+@click.option(
+    "--workers",
+    "counts",
+    metavar="N,N,...",
+    callback=read_counts,
+    help="Numbers of workers to measure, such as 0,1,2,4.  [default: 0, 1, 2, 4, ... twice the CPUs]",
+)
+@click.option("--json", "json_path", metavar="FILE", callback=read_output, help="Write all measurements to this file.")
+@click.option(
+    "--plot",
+    "plot_path",
+    metavar="FILE",
+    callback=read_plot,
+    help="Draw rates over workers into this .png, .svg or .pdf.",
+)
+def tune(
+    target: str, seconds: float, counts: tuple[int, ...] | None, json_path: Path | None, plot_path: Path | None
+) -> None:
+    """Measure TARGET with several numbers of workers, and say which number to use and why.
+
+    TARGET is package.module:name, a Loader or a function without arguments that makes one. Each number is measured on
+    a loader of its own, in two rounds, forth and back. Nothing is trained: the rates are what the loader can deliver
+    to a training step that takes no time.
+    """
+    cpus = cpu_budget()
+    counts = counts or default_counts(cpus.usable)
+    loader = load_target(target)
+    loader.close()  # its own workers would idle beside the measured ones, in memory that those want
+    batch_size = loader.config.batch_size
+    unit = "samples" if batch_size is not None else "elements"
+    with progress(len(counts) * _ROUNDS, _ROUNDS, unit) as watcher:
+        measurements = measure_counts(loader, counts, seconds, rounds=_ROUNDS, watcher=watcher)
+    recommendation = recommend(measurements, cpus.usable)
+
+    console = results()
+    say(console, f"{target}, batch_size={batch_size}", style="bold")
+    console.print(tune_table(recommendation, unit, console.is_terminal))
+    say(console, f"{cpus}.", style="dim")
+    say(console, f"The ideal is {recommendation.ideal}.", style="dim")
+    say(console, "Rates are of the faster round; the spread says how far the slower one is behind.\n", style="dim")
+    say(console, f"Use workers={recommendation.workers}: {recommendation.reason}.", style="bold")
+    for note in recommendation.notes:
+        say(console, f"Note: {note}")
+    if json_path is not None:
+        data = tune_data(target, batch_size, cpus, seconds, recommendation)
+        json_path.write_text(json.dumps(data, indent=2) + "\n")
+        say(console, f"Wrote {json_path}.")
+    if plot_path is not None:
+        from loaderpool.cli.plot import write_plot  # matplotlib takes most of a second to import
+
+        write_plot(plot_path, target, unit, cpus.usable, recommendation)
+        say(console, f"Wrote {plot_path}.")

@@ -1,0 +1,300 @@
+"""What all benchmarks share: contestants in fresh processes, rounds that interleave them, ratios held against bars.
+
+Each file of this folder answers one question. It defines contestants, functions of a `Window` that return `Measured`,
+and ends with `main(QUESTION)`. Run as a script it runs itself again, once for each contestant and round:
+
+    file.py ──▶ file.py --contestant bare ──▶ verify ──▶ figures      round 1
+            ──▶ file.py --contestant loader ─▶ verify ──▶ figures
+            ──▶ file.py --contestant loader …                          round 2, in the other order
+
+so that nothing leaks from one to another and a drift of the machine's speed meets all of them alike. A contestant
+verifies its results before it returns, so no number is ever printed for wrong batches.
+
+Ratios are formed from the best round of each side: what disturbs a run from outside only ever slows it down, and
+`from_generator` has two speeds, of which a process gets one by chance. Medians and ranges are printed beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import quiet
+
+__all__ = [
+    "Bar",
+    "Figure",
+    "Measured",
+    "Pace",
+    "Question",
+    "Row",
+    "Window",
+    "add_options",
+    "deliveries",
+    "main",
+    "measure",
+    "require",
+]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Above the slowest contestant by far (TensorFlow's import and some seconds of work); a hang is named, not waited for.
+_CONTESTANT_TIMEOUT_S = 120.0
+_RESULT_MARK = "RESULT "
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """How long a contestant measures."""
+
+    seconds: float  # of measurement, after the warm-up
+    warm_s: float  # before it, not counted
+    facts: dict[str, float]  # what contestants that ran before have found, such as the number of slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a contestant found, after it has verified its results."""
+
+    figures: dict[str, float]  # by the names of the question's figures
+    facts: dict[str, float] = dataclasses.field(default_factory=dict)  # for other contestants and for the record
+
+
+Contestant = Callable[[Window], Measured]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How thoroughly a question is measured."""
+
+    is_quick: bool = False  # one short round
+    patience_s: float = 10.0  # how long each contestant waits for other processes to leave the machine alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A number that a question measures."""
+
+    name: str
+    unit: str  # a rate ("batches/s"), where more is better, or a time ("ms"), where less is
+    what: str  # a few words for the table
+
+    @property
+    def is_rate(self) -> bool:
+        return self.unit.endswith("/s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A figure's ratio to another figure of the same run, and what it should be."""
+
+    figure: str
+    baseline: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def is_met(self, ratio: float) -> bool:
+        return (self.at_least is None or ratio >= self.at_least) and (self.at_most is None or ratio <= self.at_most)
+
+    def __str__(self) -> str:
+        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One benchmark."""
+
+    name: str
+    figures: tuple[Figure, ...]
+    contestants: dict[str, Contestant]
+    bars: tuple[Bar, ...]
+    rounds: int = 3
+    seconds: float = 2.0
+    warm_s: float = 0.5
+
+    def figure(self, name: str) -> Figure:
+        return next(figure for figure in self.figures if figure.name == name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One figure over all rounds, against its bar if it has one."""
+
+    question: str
+    figure: Figure
+    values: tuple[float, ...]  # one a round
+    bar: Bar | None = None
+    ratio: float | None = None  # best round to the baseline's best round
+    ratio_of_medians: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def best(self) -> float:
+        return _best(self.figure, self.values)
+
+    @property
+    def is_met(self) -> bool:
+        return self.bar is None or (self.ratio is not None and self.bar.is_met(self.ratio))
+
+
+def require(condition: object, message: str) -> None:
+    """Fail the contestant unless the condition holds (`assert` would vanish under -O)."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def deliveries(
+    batches: Iterable[Any], window: Window, look: Callable[[Any], _T], turn: int = 1
+) -> tuple[float, list[_T]]:
+    """Batches per second after the warm-up, and what `look` saw of every batch from the first one on.
+
+    Args:
+        batches: must not end before the window does.
+        window: the clock starts at the first delivery after its warm-up and stops at a delivery.
+        look: cheap against the making of a batch; its results are for the caller to verify.
+        turn: the counted batches are a multiple of this. Where n workers each make a whole batch at a time, batches
+            come n at a time, and a window that cuts a bunch would measure its own edge.
+    """
+    seen: list[_T] = []
+    iterator: Iterator[Any] = iter(batches)
+    clock = time.perf_counter
+    warm_until = clock() + window.warm_s
+    for batch in iterator:
+        seen.append(look(batch))
+        if clock() >= warm_until:
+            break
+    started = clock()
+    deadline, count, is_whole = started + window.seconds, 0, False
+    for batch in iterator:
+        seen.append(look(batch))
+        count += 1
+        if clock() >= deadline and count % turn == 0:
+            is_whole = True
+            break
+    elapsed_s = clock() - started
+    require(is_whole, "the pass ended before the window did: give the loader more items")
+    return count / elapsed_s, seen
+
+
+def measure(
+    question: Question, file: Path, pace: Pace, emit: Callable[[dict[str, Any]], None]
+) -> tuple[list[Row], float]:
+    """Run all contestants round by round; each raw result goes to `emit`.
+
+    Returns:
+        The rows, and how many CPUs others kept busy before the most disturbed contestant.
+
+    Raises:
+        RuntimeError: a contestant failed or verified its results as wrong; its stderr is in the text.
+    """
+    rounds = 1 if pace.is_quick else question.rounds
+    seconds = question.seconds / (4 if pace.is_quick else 1)
+    most_busy = 0.0
+    values: dict[str, list[float]] = {figure.name: [] for figure in question.figures}
+    facts: dict[str, float] = {}
+    for number in range(rounds):
+        names = list(question.contestants)
+        for name in names if number % 2 == 0 else reversed(names):
+            busy = 0.0 if pace.is_quick else quiet.wait_until_quiet(pace.patience_s)
+            most_busy = max(most_busy, busy)
+            measured = _run_contestant(file, name, Window(seconds, question.warm_s, facts))
+            facts.update(measured.facts)
+            for figure, value in measured.figures.items():
+                values[figure].append(value)
+            event = {"kind": "round", "question": question.name, "round": number, "contestant": name}
+            emit({**event, "busy_cpus_before": busy, **dataclasses.asdict(measured)})
+    return _rows(question, values), most_busy
+
+
+def main(question: Question) -> None:
+    """The command line of a benchmark file. Ends the process; status 1 if `--check` finds a bar missed."""
+    file = Path(sys.argv[0]).resolve()
+    parser = argparse.ArgumentParser(description=f"The benchmark {question.name!r}; its question is in {file.name}.")
+    parser.add_argument("--contestant", choices=list(question.contestants), help="measure this one here, once")
+    parser.add_argument("--window", help=argparse.SUPPRESS)
+    add_options(parser)
+    arguments = parser.parse_args()
+    if arguments.contestant:
+        window = Window(question.seconds, question.warm_s, {})
+        if arguments.window:
+            window = Window(**json.loads(arguments.window))
+        measured = question.contestants[arguments.contestant](window)
+        print(_RESULT_MARK + json.dumps(dataclasses.asdict(measured)), flush=True)
+        return
+    import report
+
+    sys.exit(report.run_and_report([(question, file)], arguments))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `run` and every file have."""
+    parser.add_argument("--quick", action="store_true", help="one short round: does it work, not how fast")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append every round and result as JSON lines")
+    parser.add_argument("--markdown", action="store_true", help="print the README's table")
+    parser.add_argument("--record", action="store_true", help="write the result into the file's docstring")
+    parser.add_argument(
+        "--patience", type=float, default=10.0, metavar="SECONDS", help="wait this long for a quiet machine each time"
+    )
+
+
+def _child_environment() -> dict[str, str]:
+    """The environment of contestants: this checkout's loaderpool, a quiet TensorFlow."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
+
+
+def _run_contestant(file: Path, name: str, window: Window) -> Measured:
+    command = [sys.executable, str(file), "--contestant", name, "--window", json.dumps(dataclasses.asdict(window))]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_child_environment(), text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=_CONTESTANT_TIMEOUT_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # its group: bare processes forked by it are in it
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            out, err = process.communicate()
+            raise RuntimeError(
+                f"{file.name}: contestant {name!r} was still running after {_CONTESTANT_TIMEOUT_S:g} s\n{err[-4000:]}"
+            ) from None
+    lines = [line for line in out.splitlines() if line.startswith(_RESULT_MARK)]
+    if process.returncode or len(lines) != 1:
+        raise RuntimeError(f"{file.name}: contestant {name!r} ended with {process.returncode}\n{err[-4000:]}")
+    return Measured(**json.loads(lines[0][len(_RESULT_MARK) :]))
+
+
+def _best(figure: Figure, values: Iterable[float]) -> float:
+    return max(values) if figure.is_rate else min(values)
+
+
+def _rows(question: Question, values: dict[str, list[float]]) -> list[Row]:
+    rows = []
+    for figure in question.figures:
+        row = Row(question.name, figure, tuple(values[figure.name]))
+        bars = [bar for bar in question.bars if bar.figure == figure.name]
+        for bar in bars:
+            baseline = Row(question.name, question.figure(bar.baseline), tuple(values[bar.baseline]))
+            rows.append(
+                dataclasses.replace(
+                    row, bar=bar, ratio=row.best / baseline.best, ratio_of_medians=row.median / baseline.median
+                )
+            )
+        if not bars:
+            rows.append(row)
+    return rows

@@ -1,0 +1,59 @@
+"""What does `import loaderpool` cost a program that imports NumPy anyway?
+
+Work: the import statement alone, timed inside a fresh interpreter, so that the interpreter's own start flatters nobody.
+Baseline: `import numpy` in the same way, the two in turn.
+Bar: at most 1.5 times as long.
+Verified: the version of what was imported is printed by the child, and neither has brought in TensorFlow.
+Command: scripts/bench/run import_time
+
+Last result (not yet recorded)
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+
+from common import Bar, Figure, Measured, Question, Window, main, require
+
+REPETITIONS = 8
+
+_CHILD = """
+import sys, time
+started = time.perf_counter()
+import {module} as module
+elapsed_s = time.perf_counter() - started
+print(elapsed_s, module.__version__, "tensorflow" in sys.modules)
+"""
+
+
+def import_ms(module: str) -> float:
+    """Milliseconds of one import in a fresh interpreter."""
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD.format(module=module)], check=True, capture_output=True, text=True
+    )
+    elapsed_s, version, has_tensorflow = child.stdout.split()
+    require(version[0].isdigit(), f"{module} says it is version {version}")
+    require(has_tensorflow == "False", f"import {module} imported TensorFlow")
+    return float(elapsed_s) * 1e3
+
+
+def imports(window: Window) -> Measured:
+    times_ms: dict[str, list[float]] = {"numpy": [], "loaderpool": []}
+    for _ in range(REPETITIONS):
+        for module, times in times_ms.items():
+            times.append(import_ms(module))
+    return Measured({module: statistics.median(times) for module, times in times_ms.items()})
+
+
+QUESTION = Question(
+    name="import_time",
+    figures=(Figure("numpy", "ms", "import numpy"), Figure("loaderpool", "ms", "import loaderpool")),
+    contestants={"imports": imports},
+    bars=(Bar("loaderpool", "numpy", at_most=1.5),),
+    rounds=5,
+)
+
+if __name__ == "__main__":
+    main(QUESTION)

@@ -1,0 +1,116 @@
+"""How long until the first batch: of a loader, of a second one on a running pool, of the next epoch?
+
+Work: that of tiny.py with two workers, in fresh processes. "First batch" runs from `Loader(...)`, imports done, to the
+batch; "second loader" the same on a `Pool` whose workers have served another loader; "gap" from the last batch of an
+epoch to the first of the next, by the clock of the loop that reads them.
+Baselines: a bare interpreter that imports NumPy and cloudpickle, `python -c "import numpy, cloudpickle"`, from start to
+end; for the gap, three tiny batches at the rate at which the same epochs deliver them.
+Bars: at most 4 bare interpreters; at most half of one; at most those three batches.
+Verified: every first batch, and the number of batches of every epoch.
+Command: scripts/bench/run latency
+
+Last result (not yet recorded)
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+from common import Bar, Figure, Measured, Question, Window, main, require
+from tiny import BATCH_SIZE, ITEMS, WORKERS, expected_batch, tiny
+
+REPETITIONS = 5  # within a process, where a process can give several
+EPOCHS = 40
+EPOCH_BATCHES = 1000
+
+
+def interpreter(window: Window) -> Measured:
+    times_ms = []
+    for _ in range(REPETITIONS):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import numpy, cloudpickle"], check=True)
+        times_ms.append((time.perf_counter() - started) * 1e3)
+    return Measured({"interpreter": statistics.median(times_ms)})
+
+
+def first_batch(window: Window) -> Measured:
+    import loaderpool as lp
+
+    started = time.perf_counter()
+    loader = lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, workers=WORKERS)
+    batch = next(iter(loader))
+    elapsed_ms = (time.perf_counter() - started) * 1e3
+    require(np.array_equal(batch, expected_batch(0)), "a wrong first batch")
+    loader.close()
+    return Measured({"first_batch": elapsed_ms})
+
+
+def second_loader(window: Window) -> Measured:
+    import loaderpool as lp
+
+    times_ms = []
+    with lp.Pool(workers=WORKERS) as pool, lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, pool=pool) as first:
+        require(np.array_equal(next(iter(first)), expected_batch(0)), "a wrong first batch")
+        for _ in range(REPETITIONS):
+            started = time.perf_counter()
+            second = lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, pool=pool)
+            batch = next(iter(second))
+            times_ms.append((time.perf_counter() - started) * 1e3)
+            require(np.array_equal(batch, expected_batch(0)), "a wrong first batch")
+            second.close()
+    return Measured({"second_loader": statistics.median(times_ms)})
+
+
+def epoch_gap(window: Window) -> Measured:
+    import loaderpool as lp
+
+    clock = time.perf_counter
+    gaps_us, batches_us = [], []
+    with lp.Loader(range(EPOCH_BATCHES * BATCH_SIZE), tiny, batch_size=BATCH_SIZE, workers=WORKERS) as loader:
+        ended = 0.0
+        for epoch in range(EPOCHS):
+            began, count = 0.0, 0
+            for batch in loader:
+                now = clock()  # before anything else is done with the batch
+                if not count:
+                    began = now
+                    require(batch.item(0) == 0 and batch.item(-1) == BATCH_SIZE - 1, "a wrong first batch")
+                count += 1
+            require(count == EPOCH_BATCHES, f"an epoch of {count} batches")
+            # The first epochs start the pool and find out how long the function takes.
+            if epoch >= EPOCHS // 4:
+                gaps_us.append((began - ended) * 1e6)
+                batches_us.append((now - began) * 1e6 / (EPOCH_BATCHES - 1))
+            ended = now
+    return Measured({"gap": statistics.median(gaps_us), "three_batches": 3 * statistics.median(batches_us)})
+
+
+QUESTION = Question(
+    name="latency",
+    figures=(
+        Figure("interpreter", "ms", "a bare interpreter with NumPy and cloudpickle"),
+        Figure("first_batch", "ms", "from Loader(...) to its first batch"),
+        Figure("second_loader", "ms", "the same on a running pool"),
+        Figure("three_batches", "us", "three tiny batches"),
+        Figure("gap", "us", "from an epoch's last batch to the next one's first"),
+    ),
+    contestants={
+        "interpreter": interpreter,
+        "first_batch": first_batch,
+        "second_loader": second_loader,
+        "epoch_gap": epoch_gap,
+    },
+    bars=(
+        Bar("first_batch", "interpreter", at_most=4.0),
+        Bar("second_loader", "interpreter", at_most=0.5),
+        Bar("gap", "three_batches", at_most=1.0),
+    ),
+    rounds=5,
+)
+
+if __name__ == "__main__":
+    main(QUESTION)

@@ -1,0 +1,255 @@
+"""The command line as a user runs it: real loaders, real workers, real files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.child import ChildResult, run_child
+
+pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
+
+MODULE = """
+import os
+import signal
+import time
+
+import numpy as np
+
+import loaderpool as lp
+
+
+def wait(i):
+    time.sleep(0.005)
+    return np.full(4, i, np.float32)
+
+
+def fail(i):
+    raise ValueError(f"no sample {i}")
+
+
+def interrupt(i):
+    if i == 3:
+        os.kill(int(os.environ["INTERRUPT_PID"]), signal.SIGINT)
+        time.sleep(0.2)
+    return i
+
+
+def make_waiting():
+    return lp.Loader(range(50), wait, batch_size=4, workers=2)
+
+
+def make_failing():
+    return lp.Loader(range(50), fail, batch_size=4, workers=1)
+
+
+def make_interrupting():
+    return lp.Loader(range(50), interrupt, batch_size=1, workers=1)
+
+
+def make_with(path):
+    return make_waiting()
+
+
+def make_wrong():
+    return [1, 2]
+
+
+def make_raising():
+    return undefined_name
+
+
+def make_exiting():
+    raise SystemExit(7)
+
+
+a_number = 3
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's folder with a module of loaders, and modules that cannot be imported."""
+    (tmp_path / "jobs.py").write_text(MODULE)
+    (tmp_path / "needs_other.py").write_text("import no_such_library\n")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "script.py").write_text("import sys\nsys.exit('usage: script.py FILE')\n")
+    return tmp_path
+
+
+@pytest.fixture
+def command(project: Path) -> Callable[..., ChildResult]:
+    """Runs `loaderpool ARGUMENTS` in the project's folder; what it started has to be gone with it."""
+
+    def run(*arguments: str, before: str = "") -> ChildResult:
+        return run_child(
+            f"import os, sys\nsys.path.pop(0)\n{before}\n"
+            f"from loaderpool.cli import main\nsys.exit(main({list(arguments)!r}))\n",
+            cwd=project,
+        )
+
+    return run
+
+
+@pytest.fixture
+def main_here(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Runs `main` in this process, for what ends before any worker starts; gives the status and stderr."""
+    from loaderpool.cli import main
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        return main(arguments), capsys.readouterr().err
+
+    yield run
+    for name in {path.stem for path in project.glob("*.py")} - modules:
+        sys.modules.pop(name, None)
+
+
+# -- tune and bench
+
+
+def test_tune_measures_recommends_and_writes_files(command: Callable[..., ChildResult], project: Path) -> None:
+    result = command(
+        "tune", "jobs:make_waiting", "--seconds", "0.6", "--workers", "0,2", "--json", "r.json", "--plot", "r.png"
+    ).check()  # fmt: skip
+    data = json.loads((project / "r.json").read_text())
+    assert [each["workers"] for each in data["measurements"]] == [0, 2]
+    none, two = data["measurements"]
+    # Two workers that sleep are twice as fast as one process that does, on however few and busy CPUs.
+    assert none["samples_per_s"] < 1 / 0.005
+    assert two["speedup"] > 1.4
+    assert data["recommendation"]["workers"] == 2
+    assert len(two["windows"]) == 2 and len(two["windows"][0]["per_worker"]) == 2
+    assert two["windows"][0]["bytes"] == two["windows"][0]["samples"] * 16
+    assert (project / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert f"Use workers=2: {data['recommendation']['reason']}." in result.stdout.splitlines()
+    assert "decided by" in result.stdout and "The ideal is " in result.stdout
+    assert "round 2 of 2" in result.stderr
+
+
+def test_output_that_is_no_terminal_is_plain_and_uncut(command: Callable[..., ChildResult]) -> None:
+    result = command("tune", "jobs:make_waiting", "--seconds", "0.2", "--workers", "0,1").check()
+    assert "\x1b" not in result.stdout + result.stderr
+    (header,) = [line.split() for line in result.stdout.splitlines() if line.startswith("workers")]
+    assert header[:3] == ["workers", "samples/s", "spread"]
+    assert all(ord(letter) < 0x2500 for letter in result.stdout)  # no line drawing
+
+
+def test_bench_measures_the_loader_as_it_is_configured(command: Callable[..., ChildResult], project: Path) -> None:
+    result = command("bench", "jobs:make_waiting", "--seconds", "0.5", "--json", "b.json").check()
+    data = json.loads((project / "b.json").read_text())
+    assert (data["workers"], data["batch_size"]) == (2, 4)
+    assert data["samples"] > 0 and data["bytes"] == data["samples"] * 16
+    assert 0 < data["samples_per_s"] < 2 / 0.005 * 1.2
+    assert sorted(worker["index"] for worker in data["per_worker"]) == [0, 1]
+    for worker in data["per_worker"]:
+        assert worker["samples"] > 0 and worker["busy_s"] > 0
+        assert str(worker["pid"]) in result.stdout
+
+
+# -- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "says"),
+    [
+        ("jobs", 2, "package.module:name"),
+        ("jobs.py", 2, "here jobs:name"),
+        ("jobs.py:make_waiting", 2, "here jobs:name"),
+        ("jobs:", 2, "package.module:name"),
+        ("missing:make", 2, "{cwd}"),
+        ("missing.part:make", 2, "no module missing"),
+        ("jobs:make_waitin", 2, "Did you mean make_waiting"),
+        ("jobs:zzzzzz", 2, "make_waiting, make_failing"),
+        ("jobs:a_number", 2, "but int"),
+        ("jobs:make_wrong", 2, "returned no loaderpool.Loader, but list"),
+        ("jobs:make_with", 2, "make_with(path)"),
+        ("jobs:make_raising", 1, "return undefined_name"),
+        ("jobs:make_exiting", 1, "SystemExit: 7"),
+        ("needs_other:make", 1, "import no_such_library"),
+        ("broken:make", 1, "SyntaxError"),
+        ("script:make", 1, "usage: script.py FILE"),
+    ],
+)
+def test_a_wrong_target_is_explained(
+    main_here: Callable[..., tuple[int, str]], project: Path, target: str, status: int, says: str
+) -> None:
+    code, text = main_here("bench", target)
+    assert code == status
+    assert says.replace("{cwd}", str(project)) in text
+    assert "loaderpool/cli" not in text and "importlib" not in text  # the user's frames only
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--seconds", "0"], "not a positive number"),
+        (["--seconds", "nan"], "not a positive number"),
+        (["--seconds", "inf"], "not a positive number"),
+        (["--seconds", "soon"], "not a positive number"),
+        (["--workers", "1,x"], "not a list"),
+        (["--workers", "1,-2"], "not a list"),
+        (["--workers", "4"], "nothing to compare"),
+        (["--workers", "1,99999"], "largest number of workers"),
+        (["--json", "no_such_folder/r.json"], "no_such_folder"),
+        (["--plot", "r.txt"], ".png"),
+        (["--rounds"], "No such option"),
+    ],
+)
+def test_a_wrong_option_fails_before_anything_is_imported(
+    main_here: Callable[..., tuple[int, str]], options: list[str], says: str
+) -> None:
+    code, text = main_here("tune", "script:make", *options)
+    assert code == 2
+    assert says in text
+
+
+def test_a_function_that_fails_on_a_sample_shows_its_error_and_where(command: Callable[..., ChildResult]) -> None:
+    result = command("bench", "jobs:make_failing", "--seconds", "0.3")
+    assert result.returncode == 1
+    assert "ValueError: no sample 0" in result.stderr and "in fail" in result.stderr
+    assert "loaderpool/cli" not in result.stderr
+
+
+@pytest.mark.parametrize("workers", ["0,1", "1,2"])
+def test_ctrl_c_ends_cleanly(command: Callable[..., ChildResult], workers: str) -> None:
+    # The function itself presses the key, so that it comes in the midst of measuring.
+    result = command(
+        "tune", "jobs:make_interrupting", "--seconds", "60", "--workers", workers,
+        before="os.environ['INTERRUPT_PID'] = str(os.getpid())",
+    )  # fmt: skip
+    assert result.returncode == 130
+    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1] == "Interrupted."
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_a_missing_extra_is_one_line_of_advice(command: Callable[..., ChildResult], missing: str) -> None:
+    result = command("--version", before=f"sys.modules[{missing!r}] = None")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert missing in line and "pip install 'loaderpool[cli]'" in line
+
+
+# -- help
+
+
+def test_help_and_version(main_here: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    import loaderpool
+    from loaderpool.cli import main
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"loaderpool {loaderpool.__version__}\n"
+    for arguments in (["--help"], ["tune", "--help"], ["bench", "-h"]):
+        assert main(arguments) == 0
+        text = capsys.readouterr().out
+        assert "Example" in text and f"  loaderpool {arguments[0].replace('--help', 'tune')} train:" in text

@@ -1,0 +1,300 @@
+"""The same bits for any number of workers, chunk size, memory limit and death; other bits for other epochs and seeds."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import Place, assert_same, copied, indices_in, read, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def draw_python(index: int) -> Any:
+    return index, random.random(), random.gauss(0, 1)
+
+
+def draw_numpy(index: int) -> Any:
+    return {"index": index, "normal": np.random.normal(size=3), "one": np.random.normal()}
+
+
+def draw_sometimes(index: int) -> Any:
+    return index, random.random() if index % 7 == 3 else 0.5, np.random.rand() if index % 11 == 10 else 0.5
+
+
+def draw_own(index: int, rng: np.random.Generator) -> Any:
+    return {"index": index, "noise": rng.standard_normal((2, 3), np.float32), "choice": rng.integers(1000)}
+
+
+def draw_length(index: int, rng: np.random.Generator) -> Any:
+    return rng.integers(0, 255, size=int(rng.integers(0, 9)), dtype=np.uint8)
+
+
+def draw_text(index: int, rng: np.random.Generator) -> Any:
+    return {"name": "é\0" * int(rng.integers(0, 5)), "raw": rng.bytes(int(rng.integers(0, 40)))}
+
+
+def fail_sometimes(index: int, rng: np.random.Generator) -> Any:
+    noise = rng.random()
+    if index % 5 == 2:
+        raise ValueError("bad")
+    return index, noise
+
+
+def write_out(index: int, rng: np.random.Generator, out: Any = None) -> Any:
+    if out is None:
+        out = np.empty(5, np.float64)
+    rng.standard_normal(out=out)
+    return out
+
+
+def batch_own(items: list[int], rng: np.random.Generator) -> Any:
+    return np.array(items), rng.random(len(items))
+
+
+def batch_globals(items: list[int]) -> Any:
+    return np.array(items), np.random.rand(len(items)), np.array([random.random() for _ in items])
+
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "in order": {"fn": lambda index: np.full(3, index, np.float32)},
+    "shuffled": {"fn": None, "shuffle": True},
+    "random": {"fn": draw_python},
+    "numpy.random": {"fn": draw_numpy, "shuffle": True},
+    "globals drawn from by some samples": {"fn": draw_sometimes, "shuffle": True},
+    "globals always seeded": {"fn": draw_sometimes, "seed_globals": True},
+    "rng": {"fn": draw_own, "shuffle": True},
+    "out": {"fn": write_out},
+    "ragged": {"fn": draw_length, "ragged": True, "shuffle": True},
+    "padded": {"fn": draw_length, "pad": 7},
+    "text": {"fn": draw_text, "shuffle": True},
+    "batch_fn with rng": {"batch_fn": batch_own, "shuffle": True},
+    "batch_fn with globals": {"batch_fn": batch_globals},
+    "elements as they are": {"fn": draw_length, "batch_size": None},
+    "replaced": {"fn": fail_sometimes, "on_error": "replace"},
+    "skipped": {"fn": fail_sometimes, "on_error": "skip", "shuffle": True},
+    "without the remainder": {"fn": draw_own, "drop_remainder": True},
+    "second of three shards": {"fn": draw_own, "num_shards": 3, "shard_index": 1, "shuffle": True},
+}
+SIZE = 95
+
+
+def make(name: str, **place: Any) -> lp.Loader:
+    return lp.Loader(range(SIZE), **{"batch_size": 6, "seed": 3, **LOADERS[name], **place})
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[Any]]:
+    """Two epochs of each, made in this process."""
+    return {name: read(make(name, workers=0), passes=2) for name in LOADERS}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", LOADERS)
+def test_any_number_of_workers_gives_the_bits_that_this_process_gives(
+    on: Place, expected: dict[str, list[Any]], name: str, workers: int
+) -> None:
+    assert_same(read(make(name, **on(workers)), passes=2), expected[name])
+
+
+@pytest.mark.parametrize("name", ["random", "numpy.random", "rng", "shuffled", "batch_fn with rng", "ragged"])
+def test_epochs_differ_and_the_seed_repeats_them(expected: dict[str, list[Any]], name: str) -> None:
+    epochs = expected[name]
+    first, second = epochs[: len(epochs) // 2], epochs[len(epochs) // 2 :]
+    with pytest.raises(AssertionError):
+        assert_same(first, second)
+    assert_same(read(make(name, workers=0), passes=2), epochs)
+    with pytest.raises(AssertionError):
+        assert_same(read(make(name, workers=0, seed=4)), first)
+
+
+def test_samples_of_one_epoch_draw_different_numbers(expected: dict[str, list[Any]]) -> None:
+    noise = np.concatenate([batch["noise"].reshape(-1, 6) for batch in expected["rng"]])
+    assert len(np.unique(noise, axis=0)) == 2 * SIZE
+    drawn = np.concatenate([batch[1] for batch in expected["random"]])
+    assert len(np.unique(drawn)) == 2 * SIZE
+
+
+def test_the_callers_own_generators_are_left_alone() -> None:
+    random.seed(5)
+    np.random.seed(5)
+    undisturbed = random.random(), np.random.rand()
+    random.seed(5)
+    np.random.seed(5)
+    read(make("globals always seeded", workers=0))
+    read(make("random", workers=0))
+    assert (random.random(), np.random.rand()) == undisturbed
+
+
+@pytest.mark.parametrize("name", ["rng", "globals drawn from by some samples", "ragged", "batch_fn with globals"])
+def test_resizing_in_mid_epoch_changes_no_bit(expected: dict[str, list[Any]], name: str) -> None:
+    with make(name, workers=2) as loader:
+        batches = []
+        for _ in range(2):
+            for at, batch in enumerate(loader):
+                batches.append(copied(batch))
+                if at in (2, 5, 9):
+                    loader.resize({2: 4, 5: 1, 9: 3}[at])
+        assert_same(batches, expected[name])
+        assert loader.workers == 3
+
+
+def test_resizing_a_shared_pool_in_mid_epoch_changes_no_bit_of_either_loader(expected: dict[str, list[Any]]) -> None:
+    with lp.Pool(1) as pool:
+        one, other = make("rng", pool=pool), make("text", pool=pool)
+        pairs = []
+        for at, (left, right) in enumerate(zip(one, other, strict=True)):
+            pairs.append((copied(left), copied(right)))
+            if at in (1, 8):
+                pool.resize({1: 3, 8: 2}[at])
+        half = len(pairs)
+        assert_same([left for left, _ in pairs], expected["rng"][:half])
+        assert_same([right for _, right in pairs], expected["text"][:half])
+
+
+@pytest.mark.parametrize("name", ["rng", "ragged", "random", "replaced"])
+@pytest.mark.parametrize("memory_limit", ["least", "64KiB", "1MiB"])
+def test_the_memory_limit_changes_no_bit(
+    on: Place, expected: dict[str, list[Any]], name: str, memory_limit: str
+) -> None:
+    limit: Any = memory_limit
+    if limit == "least":
+        with pytest.raises(lp.MemoryLimitError) as refused:
+            next(iter(make(name, memory_limit=1, **on(2))))
+        limit = int(str(refused.value).partition("memory_limit=")[2].partition("memory_limit=")[2].split()[0])
+    assert_same(read(make(name, memory_limit=limit, **on(2)), passes=2), expected[name])
+
+
+def test_killed_workers_change_no_bit() -> None:
+    def slow(index: int, rng: np.random.Generator) -> Any:
+        time.sleep(0.002)
+        return index, rng.random(3)
+
+    expected = read(lp.Loader(range(200), slow, batch_size=4, shuffle=True, workers=0))
+    with lp.Loader(range(200), slow, batch_size=4, shuffle=True, workers=2) as loader:
+        batches = []
+        for at, batch in enumerate(loader):
+            batches.append(copied(batch))
+            if at in (1, 8, 9):
+                os.kill(loader.statistics().workers[at % 2].pid, signal.SIGKILL)
+        assert_same(batches, expected)
+        assert loader.statistics().restarts >= 1
+
+
+def test_a_slow_batch_is_shared_by_the_workers_row_by_row_and_has_the_same_bits(on: Place) -> None:
+    def slow(index: int, rng: np.random.Generator) -> Any:
+        time.sleep(0.03)
+        return {"noise": rng.random(3), "pid": os.getpid()}
+
+    noise = read(lp.Loader(range(20), lambda index, rng: rng.random(3), batch_size=10, workers=0))
+    batches = read(lp.Loader(range(20), slow, batch_size=10, **on(2)))
+    assert_same([batch["noise"] for batch in batches], noise)
+    assert all(len(set(batch["pid"].tolist())) == 2 for batch in batches)
+
+
+def test_an_error_is_the_same_whoever_made_the_batch(on: Place) -> None:
+    def fail(index: int) -> int:
+        if index % 20 == 17:
+            raise KeyError(index)
+        return index
+
+    for workers in (0, 1, 2):
+        with pytest.raises(KeyError) as caught:
+            read(lp.Loader(range(100), fail, batch_size=5, shuffle=True, seed=1, **on(workers)))
+        error = caught.value
+        assert isinstance(error, lp.SampleError)
+        if not workers:
+            first = error.index
+        assert error.index == first
+
+
+# ---- shards and sizes ----
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_shards_are_disjoint_and_complete(on: Place, drop_remainder: bool) -> None:
+    shards = []
+    for shard in range(3):
+        loader = lp.Loader(
+            range(103), batch_size=5, shuffle=True, num_shards=3, shard_index=shard, drop_remainder=drop_remainder, **on(1)
+        )
+        shards.append(read(loader))
+        assert len(shards[-1]) == len(loader)
+    seen = [index for shard in shards for index in indices_in(shard)]
+    assert len(set(seen)) == len(seen)
+    assert len({len(shard) for shard in shards}) == 1
+    if drop_remainder:
+        assert len(seen) == 90 and {len(batch) for shard in shards for batch in shard} == {5}
+    else:
+        assert sorted(seen) == list(range(103))
+
+
+def test_a_million_million_indices_are_shuffled_at_once(on: Place) -> None:
+    for workers in (0, 2):
+        batches = iter(lp.Loader(range(10**12), batch_size=4, shuffle=True, **on(workers)))
+        indices = indices_in(next(batches) for _ in range(5))
+        assert len(set(indices)) == 20 and max(indices) > 10**11
+        if not workers:
+            first = indices
+        assert indices == first
+
+
+# ---- epochs ----
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_pass_counts_once_it_has_delivered_whether_it_is_finished_or_not(on: Place, workers: int) -> None:
+    def epoch_of(batch: Any) -> int:
+        return starts.index(indices_in([batch]))
+
+    plan = {"batch_size": 8, "shuffle": True, "seed": 9}
+    reference = lp.Loader(range(40), **plan, workers=0)
+    starts = [indices_in([next(iter(reference))]) for _ in range(8)]
+    loader = lp.Loader(range(40), **plan, **on(workers))
+    assert loader.epoch == 0
+    unread = iter(loader)
+    assert unread.epoch == -1
+    for batch in loader:
+        assert epoch_of(batch) == 0
+        break
+    assert loader.epoch == 1
+    assert epoch_of(read(loader)[0]) == 1
+    del unread
+    one, other = iter(loader), iter(loader)
+    assert [epoch_of(next(one)), epoch_of(next(other))] == [2, 3]
+    assert (one.epoch, other.epoch) == (2, 3)
+    loader.epoch = 1
+    assert epoch_of(next(iter(loader))) == 1
+    assert loader.epoch == 2
+    loader.epoch = 7
+    assert epoch_of(read(loader)[0]) == 7
+
+
+def test_an_epoch_that_is_set_may_be_far_away(on: Place) -> None:
+    epochs = []
+    for workers in (0, 2):
+        loader = lp.Loader(range(30), draw_own, batch_size=8, shuffle=True, **on(workers))
+        loader.epoch = 10**9
+        epochs.append(read(loader))
+    assert_same(epochs[1], epochs[0])
+
+
+@pytest.mark.parametrize(("epoch", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_an_epoch_that_is_none_is_refused(epoch: Any, error: type[Exception]) -> None:
+    loader = lp.Loader(range(3), workers=0)
+    with pytest.raises(error, match="epoch"):
+        loader.epoch = epoch

@@ -1,0 +1,83 @@
+"""Batches as tests compare them: to the bit, in dtype, shape and structure; and pools that a module's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import loaderpool as lp
+from loaderpool.ragged import RaggedArray
+from tests.support import leaks
+
+__all__ = ["Place", "assert_same", "copied", "indices_in", "read", "shared_pools"]
+
+# Arguments of a Loader that say where it runs: a pool's workers, or (0) this process.
+Place = Callable[[int], dict[str, Any]]
+
+
+def copied(batch: Any) -> Any:
+    """The batch in memory of its own."""
+    if isinstance(batch, dict):
+        return {key: copied(part) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        parts = [copied(part) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    if isinstance(batch, RaggedArray):
+        return RaggedArray(batch.values.copy(), batch.row_splits.copy())
+    return batch.copy()
+
+
+def read(batches: Iterable[Any], passes: int = 1) -> list[Any]:
+    """All batches of some passes, each copied the moment it came."""
+    return [copied(batch) for _ in range(passes) for batch in batches]
+
+
+def assert_same(actual: Any, expected: Any, where: str = "") -> None:
+    """Both have the same structure, and arrays of the same dtype, shape and bits."""
+    assert type(actual) is type(expected), where
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected), where
+        for key in expected:
+            assert_same(actual[key], expected[key], f"{where}[{key!r}]")
+    elif isinstance(expected, (tuple, list)):
+        assert len(actual) == len(expected), where
+        for place, (one, other) in enumerate(zip(actual, expected, strict=True)):
+            assert_same(one, other, f"{where}[{place}]")
+    elif isinstance(expected, RaggedArray):
+        assert_same((actual.values, actual.row_splits), (expected.values, expected.row_splits), where)
+    else:
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), where
+        if expected.dtype == object:
+            texts = actual.ravel().tolist(), expected.ravel().tolist()
+            assert texts[0] == texts[1] and list(map(type, texts[0])) == list(map(type, texts[1])), where
+        else:
+            assert actual.tobytes() == expected.tobytes(), f"{where}: {actual} is not {expected}"
+
+
+def indices_in(batches: Iterable[Any]) -> list[int]:
+    """All numbers of the batches, one after the other; for functions that return their index."""
+    return [int(index) for batch in batches for index in np.ravel(batch)]
+
+
+@contextmanager
+def shared_pools() -> Iterator[Place]:
+    """Gives pools that are started once for each number of workers; what they leave behind in the end is an error.
+
+    Loading replaces a pool's workers, so that single tests cannot be watched for what they leave; the block is.
+    """
+    with leaks.guard():
+        pools: dict[int, lp.Pool] = {}
+
+        def place(workers: int) -> dict[str, Any]:
+            if not workers:
+                return {"workers": 0}
+            return {"pool": pools.setdefault(workers, lp.Pool(workers))}
+
+        try:
+            yield place
+        finally:
+            for pool in pools.values():
+                pool.close()

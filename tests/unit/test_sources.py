@@ -1,0 +1,355 @@
+"""What can be read by index, how, and what is said of what cannot."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import pickle
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from loaderpool.errors import ArgumentError, SourceError
+from loaderpool.sources import as_source
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+LABELS = np.array([3, 1, 2, 0])
+
+
+class Items:
+    """Counts what is asked of it."""
+
+    def __init__(self, size: Any = 3) -> None:
+        self.size = size
+        self.lengths_asked = 0
+
+    def __len__(self) -> int:
+        self.lengths_asked += 1
+        if isinstance(self.size, Exception):
+            raise self.size
+        return self.size  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: int) -> str:
+        return f"item {index}"
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+# ---- sequences ----
+
+
+@pytest.mark.parametrize(
+    "source",
+    [["a", "b"], range(5), ("a.png", "b.png"), (("a.png", 1), ("b.png", 2)), [ROWS, LABELS], ROWS, ROWS[:0:-1], LABELS],
+    ids=["list", "range", "tuple of paths", "tuple of pairs", "list of arrays", "array", "strided", "one axis"],
+)
+def test_a_sequence_or_array_is_read_as_it_is(source: Any) -> None:
+    assert as_source(source) is source
+
+
+def test_a_memmap_stays_one(tmp_path: pathlib.Path) -> None:
+    mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=(4, 2))
+    assert as_source(mapped) is mapped
+
+
+def test_the_length_of_an_object_is_asked_once() -> None:
+    items = Items()
+    source = as_source(items)
+    assert [len(source), len(source)] == [3, 3]
+    items.size = 5
+    assert len(source) == 3
+    assert items.lengths_asked == 1
+
+
+def test_an_objects_own_getitem_is_called_without_detour() -> None:
+    items = Items()
+    source = as_source(items)
+    assert source.__getitem__.__self__ is items  # type: ignore[attr-defined]
+    assert source[2] == source.__getitem__(2) == "item 2"
+
+
+def test_a_deque_and_a_list_subclass_are_read() -> None:
+    class Doubled(list):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(index) * 2
+
+    assert as_source(collections.deque("ab"))[1] == "b"
+    assert as_source(Doubled([1, 2]))[1] == 4
+
+
+# ---- columns ----
+
+
+def test_a_tuple_of_arrays_is_zipped_by_row() -> None:
+    source = as_source((ROWS, LABELS))
+    assert len(source) == 4
+    row, label = source[1]
+    assert np.shares_memory(row, ROWS) and np.array_equal(row, ROWS[1])
+    assert label == 1 and label.dtype == LABELS.dtype
+
+
+def test_a_nested_dict_of_columns_is_zipped_by_row() -> None:
+    source = as_source({"in": (ROWS, Pair(LABELS, ["a", "b", "c", "d"])), "out": LABELS})
+    item = source[2]
+    assert list(item) == ["in", "out"]
+    assert np.array_equal(item["in"][0], ROWS[2])
+    assert item["in"][1] == Pair(2, "c") and type(item["in"][1]) is Pair
+    assert item["out"] == 2
+
+
+def test_columns_may_be_lists_beside_arrays_or_alone() -> None:
+    assert as_source((["a", "b"], LABELS[:2]))[1] == ("b", 1)
+    assert as_source((["a", "b"], [7, 8]))[1] == ("b", 8)
+    assert as_source({"path": ["a", "b"]})[0] == {"path": "a"}
+    assert as_source(Pair([1, 2], [3, 4]))[1] == Pair(2, 4)
+    assert as_source(collections.OrderedDict(a=[1, 2]))[1] == {"a": 2}
+
+
+def test_other_arrays_than_numpys_are_columns() -> None:
+    class Stored:  # as h5py's datasets and zarr's arrays are
+        shape, dtype = (4, 3), ROWS.dtype
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return ROWS[index] * 2
+
+    row, label = as_source((Stored(), LABELS))[3]
+    assert np.array_equal(row, ROWS[3] * 2) and label == 0
+
+
+def test_columns_of_different_length_are_named() -> None:
+    with pytest.raises(ArgumentError, match=r"dict of columns.*lengths differ: \['x'\] has 4, \['y'\]\[1\] has 3$"):
+        as_source({"x": ROWS, "y": {1: LABELS[:3]}})
+    with pytest.raises(ArgumentError, match=r"\[0\] has 4, \[1\] has 3; if each is one item, pass list\(source\)"):
+        as_source((ROWS, LABELS[:3]))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            {"lr": 0.1, "x": ROWS},
+            r"^source\['lr'\] is 0\.1, a float.*A dict is read as columns.*list\(source\.items\(\)\)",
+        ),
+        ({"x": "a.png"}, r"^source\['x'\] is one str, 'a\.png'.*A dict is read as columns"),
+        ({"x": {1, 2}}, r"^source\['x'\] is a set"),
+        ({"x": range(3)}, r"^source\['x'\] is a range, not an array or list"),
+        ({"x": np.array(3)}, r"^source\['x'\] has no rows: len\(\) raised TypeError"),
+        ({"x": None}, r"source has None at \['x'\]"),
+        ({"x": {}}, r"source has an empty dict at \['x'\]"),
+    ],
+)
+def test_a_dict_of_other_things_is_refused_by_path(source: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        as_source(source)
+
+
+# ---- pandas ----
+
+
+def _fake_frame(columns: dict[Any, Any], repeated: bool = False) -> Any:
+    """What is used of pandas' DataFrame, under its name: pandas is no dependency of the tests."""
+
+    class Series:
+        def __init__(self, values: Any) -> None:
+            self._values = values
+
+        def __len__(self) -> int:
+            return len(self._values)
+
+        def to_numpy(self) -> Any:
+            return self._values
+
+    class Positions:
+        def __getitem__(self, where: tuple[slice, int]) -> Series:
+            rows, column = where
+            return Series(list(columns.values())[column][rows])
+
+    class DataFrame:
+        iloc = Positions()
+
+        def __init__(self) -> None:
+            self.columns = list(columns) * (2 if repeated else 1)
+
+        def __len__(self) -> int:
+            return len(next(iter(columns.values()), ()))
+
+        def __getitem__(self, label: Any) -> Any:
+            raise KeyError(label)
+
+    DataFrame.__module__ = Series.__module__ = "pandas.core.frame"
+    return DataFrame()
+
+
+def test_a_data_frame_goes_by_row_as_dicts() -> None:
+    names = np.array(["a", "b", "c", "d"], object)
+    source = as_source(_fake_frame({"name": names, 7: LABELS}))
+    assert len(source) == 4
+    assert source[2] == {"name": "c", 7: 2}
+    assert type(source[2]["name"]) is str and source[2][7].dtype == LABELS.dtype
+
+
+def test_a_data_frame_may_be_a_column() -> None:
+    source = as_source((_fake_frame({"label": LABELS}), ROWS))
+    assert source[0][0] == {"label": 3}
+    assert np.array_equal(source[0][1], ROWS[0])
+
+
+def test_a_data_frame_without_columns_or_with_one_name_twice_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="DataFrame of no columns"):
+        as_source(_fake_frame({}))
+    with pytest.raises(ArgumentError, match="several columns of the name 'a'"):
+        as_source(_fake_frame({"a": LABELS}, repeated=True))
+
+
+def test_pandas_itself_is_read_by_position() -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"path": ["a", "b", "c"], "label": [1, 2, 3], "weight": [0.5, 1.5, 2.5]}, index=[30, 10, 20])
+    source = as_source(frame)
+    assert len(source) == 3
+    assert source[1] == {"path": "b", "label": 2, "weight": 1.5}
+    assert type(source[1]["path"]) is str
+    assert source[1]["label"].dtype == np.int64 and source[1]["weight"].dtype == np.float64
+    assert as_source(frame[frame["label"] > 1])[0]["path"] == "b"
+    assert as_source(frame["label"])[1] == 2
+    assert as_source(frame["label"].index)[0] == 30
+    assert as_source((frame, frame["weight"]))[2] == ({"path": "c", "label": 3, "weight": 2.5}, 2.5)
+    with pytest.raises(ArgumentError, match="source is empty"):
+        as_source(frame[:0])
+    with pytest.raises(ArgumentError, match="several columns of the name 'a'"):
+        as_source(pd.DataFrame([[1, 2]], columns=["a", "a"]))
+
+
+# ---- what cannot be read ----
+
+
+class Endless:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class OnlyIterable:
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((1, 2))
+
+
+def _generate() -> Iterator[int]:
+    yield 1
+
+
+REFUSED = [
+    (None, "is None: "),
+    (5, r"is a number: did you mean range\(5\)\?"),
+    (np.int64(5), r"did you mean range\(5\)\?"),
+    (True, "is True, a bool"),
+    (2.5, "is 2.5, a float"),
+    ("images/", "is one str, 'images/': pass a list of paths"),
+    (b"images/", "is one bytes, b'images/': pass a list of paths"),
+    (pathlib.PurePosixPath("images"), "is one path, .*pass a list of paths"),
+    (Items, r"is the class Items, not an object of it: pass Items\(\.\.\.\)"),
+    ({1, 2}, r"is a set, which has no order: pass sorted\(source\)"),
+    (frozenset({1}), r"is a set, which has no order"),
+    ({1: 2}.keys(), r"is a dict_keys: pass list\(source\)"),
+    ({1: 2}.values(), r"dict_values that can only be iterated: .*list\(source\)"),
+    (_generate(), r"is a generator, which is read once and in order: pass list\(source\)"),
+    (iter([1]), r"is a list_iterator, which is read once"),
+    (zip([1], [2], strict=True), r"is a zip, which is read once"),
+    (_generate, r"is a generator function: pass list\(_generate\(\)\)"),
+    (as_source, r"is a function: .*Loader\(items, as_source\)"),
+    (lambda i: i, r"is a function: .*Loader\(items, fn\)"),
+    (collections.UserDict(a=[1]), r"is a mapping \(UserDict\), read by key.*dict\(source\)"),
+    (Endless(), r"is a Endless without a length: give it a __len__"),
+    (OnlyIterable(), r"OnlyIterable that can only be iterated: give it a __getitem__"),
+    (object(), "is a object, which has neither length nor items"),
+    (np.array(5), r"no usable length: len\(\) of an array of shape \(\) raised TypeError"),
+    (Items(-1), r"len\(\) of a Items raised ValueError: __len__\(\) should return >= 0"),
+    (Items(2.5), r"len\(\) of a Items raised TypeError"),
+    (Items(OSError("no such database")), r"len\(\) of a Items raised OSError: no such database"),
+    (range(2**70), r"len\(\) of a range raised OverflowError"),
+]
+
+
+@pytest.mark.parametrize(("source", "message"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+def test_what_cannot_be_read_by_index_is_refused_with_advice(source: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=f"^source .*{message}"):
+        as_source(source)
+
+
+def test_a_generator_is_refused_unread() -> None:
+    generator = _generate()
+    with pytest.raises(SourceError):
+        as_source(generator)
+    assert list(generator) == [1]
+
+
+def test_a_long_text_is_shown_short() -> None:
+    with pytest.raises(SourceError) as caught:
+        as_source("x" * 10_000)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "source", [[], (), {}, range(0), np.zeros((0, 3)), Items(0), (ROWS[:0], LABELS[:0]), {"x": []}], ids=repr
+)
+def test_an_empty_source_is_refused(source: Any) -> None:
+    with pytest.raises(ArgumentError, match="source is empty"):
+        as_source(source)
+
+
+def test_tensorflows_objects_are_refused_with_advice() -> None:
+    tf = pytest.importorskip("tensorflow")
+    refused = [
+        (tf.data.Dataset.range(3), r"^source is a tf\.data\.Dataset.*as_numpy_iterator"),
+        (tf.constant([1, 2]), r"^source is a TensorFlow EagerTensor: pass its \.numpy\(\)"),
+        (tf.Variable([1, 2]), r"^source is a TensorFlow ResourceVariable: pass its \.numpy\(\)"),
+        ((tf.constant([1, 2]), LABELS[:2]), r"^source\[0\] is a TensorFlow EagerTensor"),
+        ({"x": tf.constant([1, 2])}, r"^source\['x'\] is a TensorFlow EagerTensor"),
+    ]
+    for source, message in refused:
+        with pytest.raises(SourceError, match=message):
+            as_source(source)
+
+
+# ---- on the way to the workers ----
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_sources_travel_with_the_function(pickler: Any) -> None:
+    sources = [as_source(obj) for obj in ([1, 2], range(4), ROWS, Items(), {"x": (ROWS, ["a"] * 4)})]
+    there = pickle.loads(pickler.dumps(sources))
+    assert [len(source) for source in there] == [2, 4, 4, 3, 4]
+    assert there[3][1] == "item 1"
+    assert np.array_equal(there[4][2]["x"][0], ROWS[2]) and there[4][2]["x"][1] == "a"
+
+
+def test_an_object_that_is_source_and_captured_stays_one() -> None:
+    items = Items()
+    source, captured = pickle.loads(cloudpickle.dumps((as_source(items), items)))
+    assert source.__getitem__.__self__ is captured
+
+
+def test_the_data_of_columns_leave_the_pickle_as_buffers() -> None:
+    big = np.zeros((1000, 100))
+    buffers: list[pickle.PickleBuffer] = []
+    stream = cloudpickle.dumps(
+        as_source({"x": big, "y": (big[:, 0].copy(),)}), protocol=5, buffer_callback=buffers.append
+    )
+    assert len(stream) < 2000
+    assert sum(buffer.raw().nbytes for buffer in buffers) == big.nbytes + 8000
+    assert np.shares_memory(np.frombuffer(buffers[0].raw(), np.float64), big)
+
+
+def test_the_repr_says_what_is_read() -> None:
+    assert repr(as_source(Items())) == "<source of 3 items: Items>"
+    assert repr(as_source({"x": LABELS})) == "<4 rows of Structure({'x': *})>"

@@ -1,0 +1,398 @@
+"""Specs as they are made, read and shown; leaves as arrays; what is refused, and with which advice."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import datetime
+import pathlib
+import pickle
+from collections import UserDict, deque
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import PIL.Image
+import pytest
+
+from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
+from loaderpool.spec import (
+    ArraySpec,
+    ElementSpec,
+    batched,
+    can_write,
+    convert_leaf,
+    mismatch,
+    read_spec,
+    sample_spec,
+    unbatched,
+)
+from loaderpool.structure import Structure
+
+ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
+
+
+# ---- leaves ----
+
+
+@dataclasses.dataclass
+class Record:
+    x: int = 1
+
+
+class Broken:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("requires grad")
+
+
+CONVERTED = [
+    (3, np.array(3, np.int64)),
+    (2**63, np.array(2**63, np.uint64)),
+    (-(2**63), np.array(-(2**63), np.int64)),
+    (2.5, np.array(2.5, np.float64)),
+    (True, np.array(True)),
+    (1j, np.array(1j, np.complex128)),
+    (np.float32(2.5), np.array(2.5, np.float32)),
+    (np.uint8(7), np.array(7, np.uint8)),
+    ([1, 2], np.array([1, 2], np.int64)),
+    ([[1.0], [2.0]], np.array([[1.0], [2.0]])),
+    ([(1, 2), (3, 4)], np.array([[1, 2], [3, 4]], np.int64)),
+    ([np.zeros(2, np.float32), np.ones(2, np.float32)], np.array([[0, 0], [1, 1]], np.float32)),
+    ([], np.zeros(0)),
+    (range(3), np.array([0, 1, 2], np.int64)),
+    (deque([1, 2]), np.array([1, 2], np.int64)),
+    (bytearray(b"ab"), np.array([97, 98], np.uint8)),
+    (array.array("h", [1, 2]), np.array([1, 2], np.int16)),
+    (np.ma.masked_array([1, 2], mask=False), np.array([1, 2], np.int64)),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), CONVERTED, ids=lambda value: type(value).__name__)
+def test_a_leaf_becomes_an_array_by_numpys_rule(value: Any, expected: np.ndarray) -> None:
+    converted = convert_leaf(value, "")
+    assert type(converted) is np.ndarray
+    assert converted.dtype == expected.dtype and converted.shape == expected.shape
+    assert np.array_equal(converted, expected)
+
+
+def test_an_array_is_handed_on_and_not_copied(tmp_path: pathlib.Path) -> None:
+    plain, mapped = np.zeros((2, 3)), np.memmap(tmp_path / "x", np.uint8, "w+", shape=(4,))
+    assert convert_leaf(plain, "") is plain
+    view = convert_leaf(mapped, "")
+    assert type(view) is np.ndarray and np.shares_memory(view, mapped)
+
+
+def test_objects_that_are_arrays_to_numpy_are_taken() -> None:
+    image = PIL.Image.new("RGB", (4, 2), (1, 2, 3))
+    assert convert_leaf(image, "").shape == (2, 4, 3)
+    assert convert_leaf(image, "").dtype == np.uint8
+
+
+@pytest.mark.parametrize("name", ML_DTYPES)
+def test_the_small_floats_and_ints_of_ml_dtypes_are_taken(name: str) -> None:
+    value = np.array([1, 2], getattr(ml_dtypes, name))
+    assert convert_leaf(value, "") is value
+    spec = pickle.loads(pickle.dumps(sample_spec(value)))
+    assert spec.components[0].dtype == value.dtype
+    assert repr(spec.components[0]) == f"ArraySpec({name}[2])"
+
+
+@pytest.mark.parametrize("code", ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16"])
+def test_foreign_byte_order_becomes_native(code: str) -> None:
+    value = np.array([1, 0], np.dtype(code).newbyteorder("S"))
+    converted = convert_leaf(value, "")
+    assert converted.dtype.isnative and converted.dtype == np.dtype(code)
+    assert converted.tolist() == value.tolist()
+
+
+TEXTS = [
+    ("héllo", "str", ()),
+    (b"ab\0", "bytes", ()),
+    (np.str_("a"), "str", ()),
+    (["a", "bcd"], "str", (2,)),
+    ([[b"a\0"], [b"b"]], "bytes", (2, 1)),
+    ([np.array(["a", "b"]), np.array(["c", "d"])], "str", (2, 2)),
+    (deque([b"a\0", b"b"]), "bytes", (2,)),
+    (np.array(["a", "bb"]), "str", (2,)),
+    (np.array([b"a", b"bb"]), "bytes", (2,)),
+    (np.array(["a", "bb"], object), "str", (2,)),
+    (np.array([], "S3"), "bytes", (0,)),
+    (np.array([], "U3"), "str", (0,)),
+]
+
+
+@pytest.mark.parametrize(("value", "text", "shape"), TEXTS, ids=repr)
+def test_text_becomes_an_object_array_of_one_kind(value: Any, text: str, shape: tuple[int, ...]) -> None:
+    converted = convert_leaf(value, "")
+    assert converted.dtype == object and converted.shape == shape
+    assert all(isinstance(piece, str if text == "str" else bytes) for piece in converted.ravel())
+    assert converted.tolist() == (value.tolist() if isinstance(value, np.ndarray) else np.array(value, object).tolist())
+    assert sample_spec(value).components == (ArraySpec(shape, object, text),)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 1 has no StringDType")
+def test_numpys_variable_width_strings_are_text() -> None:
+    dtype = np.dtypes.StringDType()
+    assert sample_spec(np.array(["a", "bb"], dtype)).components == (ArraySpec((2,), str),)
+    assert sample_spec(np.array([], dtype)).components == (ArraySpec((0,), str),)
+    missing = np.array(["a", None], np.dtypes.StringDType(na_object=None))
+    with pytest.raises(SpecMismatchError, match="NoneType, str"):
+        convert_leaf(missing, "")
+
+
+class Opaque:
+    pass
+
+
+REFUSED = [
+    (None, "got None where one array is expected"),
+    ((1, 2), "got an object of type tuple where one array is expected"),
+    ({"a": 1}, "got an object of type dict where one array is expected"),
+    (2**64, "65 bits fits neither int64 nor uint64"),
+    ([2**64, 1], "ints fit neither int64 nor uint64"),
+    ([[1], [2, 3]], "this one of 2 does not stack .*return a tuple or dict"),
+    ([np.zeros(2), np.zeros(3)], "does not stack"),
+    ([["a"], ["b", "c"]], "does not stack"),
+    (["a", 1], r"\(int, str\); text is all str or all bytes"),
+    ([1, "a"], r"\(int, str\); text is all str or all bytes"),
+    (["a", b"b"], r"\(bytes, str\); text is all str or all bytes"),
+    (deque(["a", 1]), r"\(int, str\); text is all str or all bytes"),
+    (["a", None], r"\(NoneType, str\)"),
+    ([{"a": 1}], r"\(dict\); objects cannot be batched"),
+    (np.array([1, 2.5], object), r"\(float, int\); objects cannot be batched: give it a dtype"),
+    (np.array([b"a", "b"], object), "all str or all bytes"),
+    (np.array(["2020-01-01"], "M8[D]"), r"datetime64\[D\] .*astype\('int64'\)"),
+    (np.timedelta64(3, "s"), r"timedelta64\[s\] .*astype\('int64'\)"),
+    (datetime.datetime(2020, 1, 1), "datetime is no array; return a number"),
+    ([datetime.date(2020, 1, 1)], r"\(date\)"),
+    (np.zeros(2, [("x", "i4"), ("y", "f4")]), "structured dtype .*return a dict of its fields"),
+    (np.zeros(2, "V4"), r"raw bytes; return .view\('uint8'\)"),
+    (np.zeros(2, np.longdouble), r"astype\('float64'\)"),
+    (np.zeros(2, np.clongdouble), r"astype\('complex128'\)"),
+    (np.ma.masked_array([1, 2], mask=[True, False]), "lose its mask"),
+    ((i for i in [1]), "generator is no array; the function has a yield in it"),
+    (Record(), r"Record is no array; return dataclasses.asdict"),
+    (UserDict(a=1), r"UserDict is no array; return dict\(value\)"),
+    ({1, 2}, "set is no array; a set has no order"),
+    (pathlib.PurePosixPath("a"), r"return str\(value\)"),
+    (Opaque(), "Opaque is no array; return arrays, numbers"),
+    (SimpleNamespace(toarray=lambda: 0), r"return value\.toarray\(\)"),
+    (Broken(), r"Broken does not become an array \(RuntimeError: requires grad\)"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+def test_what_no_batch_can_hold_is_refused_by_path_with_advice(value: Any, message: str) -> None:
+    with pytest.raises(SpecMismatchError, match=rf"^component \['x'\]: .*{message}"):
+        convert_leaf(value, "['x']")
+
+
+def test_a_coroutine_is_refused_with_advice() -> None:
+    async def read() -> int:
+        return 1
+
+    coroutine = read()
+    try:
+        with pytest.raises(SpecMismatchError, match="the function is async"):
+            convert_leaf(coroutine, "")
+    finally:
+        coroutine.close()
+
+
+def test_an_empty_object_array_has_no_kind_of_text() -> None:
+    with pytest.raises(SpecMismatchError, match=r"component \[0\]: .*empty.*element_spec="):
+        sample_spec((np.array([], object),))
+
+
+# ---- specs ----
+
+
+def test_the_spec_of_a_sample_has_its_structure_shapes_and_dtypes() -> None:
+    spec = sample_spec({"image": np.zeros((2, 3), np.float32), "meta": (5, ["a", "b"])})
+    assert spec.paths == ("['image']", "['meta'][0]", "['meta'][1]")
+    assert spec.components == (ArraySpec((2, 3), np.float32), ArraySpec((), np.int64), ArraySpec((2,), object, "str"))
+    assert spec.pack() == {"image": spec.components[0], "meta": spec.components[1:]}
+
+
+def test_the_spec_of_a_sample_names_the_bad_component() -> None:
+    with pytest.raises(SpecMismatchError, match=r"component \['a'\]\[1\]: "):
+        sample_spec({"a": (1, np.zeros(2, "M8[s]"))})
+    with pytest.raises(SpecMismatchError, match="fn returned None"):
+        sample_spec(None)
+
+
+def test_a_spec_is_one_whatever_way_it_is_written() -> None:
+    spec = ArraySpec((None, 3), np.dtype(np.float32))
+    alike = [
+        ArraySpec([None, 3], "float32"),
+        ArraySpec((None, np.int64(3)), np.float32),
+        ArraySpec((None, 3), np.dtype(np.float32).newbyteorder("S")),
+        ArraySpec((None, 3), np.dtype(np.float32, metadata={"a": 1})),
+    ]
+    assert all(other == spec and hash(other) == hash(spec) for other in alike)
+    assert ArraySpec((), "longlong").dtype is np.dtype(np.int64)
+    assert {ArraySpec((), str), ArraySpec((), "U5"), ArraySpec((), object, "str")} == {ArraySpec((), object, "str")}
+    assert ArraySpec((), bytes) == ArraySpec((), "S7") == ArraySpec((), object, "bytes") == ArraySpec((), "string")
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_specs_are_readable() -> None:
+    assert repr(ArraySpec((None, 224, 224, 3), np.float32)) == "ArraySpec(float32[None, 224, 224, 3])"
+    assert repr(ArraySpec((None,), str)) == "ArraySpec(str[None])"
+    assert repr(ArraySpec((None, None), np.int64, ragged=True)) == "ArraySpec(ragged int64[None, None])"
+    spec = sample_spec({"x": np.zeros(2), "y": 1})
+    assert repr(spec) == "ElementSpec({'x': ArraySpec(float64[2]), 'y': ArraySpec(int64[])})"
+
+
+BAD_SPECS = [
+    (((-1, 3), "f4"), {}, ArgumentError, r"lengths >= 0 and None"),
+    (((True,), "f4"), {}, ArgumentError, r"lengths >= 0 and None"),
+    (((2.5,), "f4"), {}, ArgumentTypeError, "whole numbers"),
+    ((3, "f4"), {}, ArgumentTypeError, r"a tuple such as"),
+    (("ab", "f4"), {}, ArgumentTypeError, r"a tuple such as"),
+    ((None, "f4"), {}, ArgumentError, "unknown number of axes"),
+    (((3,), None), {}, ArgumentTypeError, "dtype must be said"),
+    (((3,), "float31"), {}, ArgumentTypeError, "'float31' is none that NumPy has"),
+    (((3,), object), {}, ArgumentError, 'needs text="str"'),
+    (((3,), "M8[s]"), {}, ArgumentError, "no counterpart"),
+    (((3,), [("a", "i4")]), {}, ArgumentError, "structured"),
+    (((3,), np.longdouble), {}, ArgumentError, "no counterpart"),
+    (((3,), "f4"), {"text": "str"}, ArgumentError, "goes with dtype object"),
+    (((3,), object), {"text": "utf8"}, ArgumentError, '"str", "bytes" or None'),
+    (((3, 3), "f4"), {"ragged": True}, ArgumentError, "has an axis of None"),
+    (((3, None), str), {"ragged": True}, ArgumentError, "holds no text"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), BAD_SPECS)
+def test_a_spec_that_no_batch_can_have_fails_when_made(
+    arguments: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ArraySpec(*arguments, **options)
+
+
+def test_the_components_must_be_as_many_as_the_leaves() -> None:
+    with pytest.raises(ArgumentError, match="1 components for"):
+        ElementSpec(Structure.of((1, 2)), (ArraySpec((), "f4"),))
+
+
+def test_a_batch_axis_is_put_on_and_taken_off() -> None:
+    spec = sample_spec((np.zeros((2, 3), np.float32), "a"))
+    assert batched(spec, None).components == (ArraySpec((None, 2, 3), "f4"), ArraySpec((None,), str))
+    assert batched(spec, 8).components == (ArraySpec((8, 2, 3), "f4"), ArraySpec((8,), str))
+    assert unbatched(batched(spec, 8)) == spec
+    ragged = ElementSpec(Structure.of(0), (ArraySpec((4, None, 2), "f4", ragged=True),))
+    assert unbatched(ragged).components == (ArraySpec((None, 2), "f4", ragged=True),)
+    with pytest.raises(ArgumentError, match=r"element_spec\[1\] is str\[\], without a batch axis"):
+        unbatched(spec)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "allowed"),
+    [("f8", "f4", True), ("i8", "f4", True), ("i8", "i1", True), ("?", "u1", True), ("u1", "i8", True),
+     ("f4", "i4", False), ("i4", "u4", False), ("c8", "f4", False), ("O", "f4", False)],
+)  # fmt: skip
+def test_a_given_spec_takes_casts_that_keep_the_kind_of_number(source: str, target: str, allowed: bool) -> None:
+    assert can_write(np.dtype(source), np.dtype(target)) is allowed
+
+
+# ---- a given spec ----
+
+
+def test_a_given_spec_is_read_in_its_structure() -> None:
+    given = {"x": ArraySpec((None, 3), "f4"), "y": (ArraySpec((None,), str),)}
+    spec = read_spec(given)
+    assert spec.paths == ("['x']", "['y'][0]")
+    assert spec.pack() == given
+    assert read_spec(spec) is spec
+
+
+def test_tensorflows_specs_are_read() -> None:
+    tf = pytest.importorskip("tensorflow")
+    given = (
+        tf.TensorSpec((None, 28, 28), tf.float32),
+        tf.TensorSpec([8], tf.string),
+        tf.RaggedTensorSpec([None, None, 2], tf.int32, ragged_rank=1),
+        tf.RaggedTensorSpec([None, 2], tf.bool, ragged_rank=0),
+        tf.TensorSpec((None,), tf.bfloat16),
+    )
+    assert read_spec(given).components == (
+        ArraySpec((None, 28, 28), np.float32),
+        ArraySpec((8,), object, "bytes"),
+        ArraySpec((None, None, 2), np.int32, ragged=True),
+        ArraySpec((None, 2), bool),
+        ArraySpec((None,), ml_dtypes.bfloat16),
+    )
+    refused = [
+        (tf.TensorSpec(None, tf.float32), ArgumentError, "unknown number of axes"),
+        (tf.TensorSpec((None,), tf.variant), ArgumentTypeError, "variant"),
+        (tf.TensorSpec((None,), tf.qint8), ArgumentError, "structured"),
+        (tf.SparseTensorSpec((None, 3), tf.float32), ArgumentTypeError, "got SparseTensorSpec"),
+        (tf.RaggedTensorSpec([None, None, 2], tf.int32), ArgumentError, "one ragged axis.*with ragged_rank=1"),
+        (tf.RaggedTensorSpec([None, 3], tf.int32), ArgumentError, r"shape \(batch, None, \.\.\.\)"),
+        (tf.RaggedTensorSpec([None, None], tf.string), ArgumentError, "holds no text"),
+        (tf.RaggedTensorSpec([None, None], tf.int32, row_splits_dtype=tf.int32), ArgumentError, "row splits are int64"),
+        (tf.zeros((2, 3)), ArgumentTypeError, "got EagerTensor"),
+    ]
+    for leaf, error, message in refused:
+        with pytest.raises(error, match=rf"^element_spec\['x'\].*{message}"):
+            read_spec({"x": leaf})
+
+
+def test_what_only_looks_like_a_tensor_spec_is_read_too() -> None:
+    assert read_spec(SimpleNamespace(shape=(None, 2), dtype="float32")).components == (ArraySpec((None, 2), "f4"),)
+    assert read_spec(SimpleNamespace(shape=(None,), dtype="string")).components == (ArraySpec((None,), bytes),)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("float32", "got str"),
+        (np.zeros(2), "got ndarray"),
+        (np.float32, "got type"),
+        (np.dtype("f4"), "got Float32DType"),
+        ([ArraySpec((), "f4")], r"got list \(a list is never structure: write a tuple\)"),
+        ((ArraySpec((), "f4"), None), r"element_spec has None at \[1\]"),
+        ({}, "element_spec has an empty dict"),
+    ],
+)
+def test_what_is_no_spec_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=message):
+        read_spec(given)
+
+
+# ---- mismatch ----
+
+MISMATCHES = [
+    (ArraySpec((28, 28), "f4"), (32, 28), "f4", ["float32[28, 28], got float32[32, 28]", "pad=True", "ragged=True",
+                                                 "element_spec=", "(here 0)", "batch_size=None"]),
+    (ArraySpec((28, 28), "f4"), (28, 30), "f4", ["(here 1)", "pad=True"]),
+    (ArraySpec((28,), "f4"), (28, 1), "f4", ["number of axes", "batch_size=None"]),
+    (ArraySpec((3,), "f4"), (3,), "f8", [".astype('float32')", "element_spec= with float32"]),
+    (ArraySpec((3,), "i4"), (3,), "f8", ["a cast from float64 to int32", "element_spec= with float64"]),
+    (ArraySpec((3,), "i4"), (3,), object, ["got text[3]", "text and numbers do not mix"]),
+    (ArraySpec((3,), str), (3,), "f4", ["expected str[3], got float32[3]", "text and numbers do not mix"]),
+    (ArraySpec((3,), str), (4,), object, ["text is not padded"]),
+    (ArraySpec((3,), "i4"), (4,), "f4", [".astype('int32')", "pad=True"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "shape", "dtype", "parts"), MISMATCHES)
+def test_a_mismatch_names_who_what_and_the_way_out(
+    expected: ArraySpec, shape: tuple[int, ...], dtype: Any, parts: list[str]
+) -> None:
+    error = mismatch("['image']", 17, expected, shape, np.dtype(dtype))
+    assert isinstance(error, SpecMismatchError)
+    assert str(error).startswith(f"component ['image'] of source index 17: expected {expected}, got ")
+    for part in parts:
+        assert part in str(error)
+
+
+def test_ragged_is_no_advice_where_another_axis_varies() -> None:
+    assert "ragged" not in str(mismatch("", None, ArraySpec((3, 4), "f4"), (3, 5), np.dtype("f4")))
+    assert "ragged" not in str(mismatch("", None, ArraySpec((3, 4), "f4"), (9, 5), np.dtype("f4")))
+    assert str(mismatch("", None, ArraySpec((), "f4"), (2,), np.dtype("f4"))).startswith(
+        "the element: expected float32[]"
+    )

@@ -1,0 +1,217 @@
+"""Elements apart into leaves and together again, and what is said where one is built otherwise."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections import OrderedDict, defaultdict, namedtuple
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from loaderpool.errors import SpecMismatchError
+from loaderpool.structure import Structure
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+NESTED = {"a": (1, Point(2, {"deep": 3})), 7: 4}
+
+VALUES = [
+    (5, ("",)),
+    ([1, 2], ("",)),
+    ((1, 2), ("[0]", "[1]")),
+    ((1,), ("[0]",)),
+    ({"image": 1}, ("['image']",)),
+    ({"b": 1, "a": 2}, ("['b']", "['a']")),
+    (Point(1, 2), (".x", ".y")),
+    (NESTED, ("['a'][0]", "['a'][1].x", "['a'][1].y['deep']", "[7]")),
+]
+
+
+@pytest.mark.parametrize(("value", "paths"), VALUES, ids=repr)
+def test_a_value_goes_apart_and_together_again(value: Any, paths: tuple[str, ...]) -> None:
+    structure = Structure.of(value)
+    leaves = structure.flatten(value)
+    assert structure.paths == paths
+    assert len(leaves) == structure.num_leaves == len(paths)
+    packed = structure.pack(leaves)
+    assert packed == value
+    assert type(packed) is type(value)
+
+
+def test_leaves_are_the_very_objects() -> None:
+    first, second = np.zeros(3), [1, 2]
+    structure = Structure.of({"x": (first, second)})
+    leaves = structure.flatten({"x": (first, second)})
+    assert leaves[0] is first and leaves[1] is second
+    assert structure.pack(tuple(leaves))["x"][0] is first
+
+
+def test_a_list_is_one_leaf_whatever_is_in_it() -> None:
+    assert Structure.of([{"a": 1}, (2, 3)]).paths == ("",)
+    assert Structure.of(([1], [2])).paths == ("[0]", "[1]")
+
+
+@pytest.mark.parametrize(
+    "make", [OrderedDict, lambda pairs: defaultdict(list, pairs)], ids=["OrderedDict", "defaultdict"]
+)
+def test_dict_subclasses_are_read_as_dicts_and_come_back_plain(make: Any) -> None:
+    value = make([("b", 1), ("a", 2)])
+    structure = Structure.of({"b": 0, "a": 0})
+    assert Structure.of(value) == structure
+    assert structure.flatten(value) == [1, 2]
+    assert type(Structure.of(value).pack([1, 2])) is dict
+
+
+def test_a_defaultdict_without_a_key_is_refused_and_not_filled() -> None:
+    value = defaultdict(list, {"a": 1, "c": 2})
+    with pytest.raises(SpecMismatchError, match="without 'b' and with 'c' besides"):
+        Structure.of({"a": 0, "b": 0}).flatten(value)
+    assert list(value) == ["a", "c"]
+
+
+def test_leaves_follow_the_order_of_keys_first_seen() -> None:
+    structure = Structure.of({"b": 0, "a": 0})
+    assert structure.flatten({"a": 1, "b": 2}) == [2, 1]
+    assert list(structure.pack([2, 1])) == ["b", "a"]
+
+
+def test_a_namedtuple_of_the_same_fields_is_taken_and_rebuilt_with_the_first_class() -> None:
+    twin = namedtuple("twin", "x y")  # noqa: PYI024 - a class made in each call is what is meant here
+    structure = Structure.of(Point(1, 2))
+    assert structure.flatten(twin(3, 4)) == [3, 4]
+    assert type(structure.pack([3, 4])) is Point
+
+
+def test_a_tuple_subclass_without_fields_is_a_tuple() -> None:
+    class Pair(tuple):
+        pass
+
+    structure = Structure.of(Pair((1, 2)))
+    assert structure == Structure.of((0, 0))
+    assert structure.flatten(Pair((3, 4))) == [3, 4]
+    assert type(structure.pack([3, 4])) is tuple
+
+
+def test_fields_that_are_no_namedtuples_do_not_deceive() -> None:
+    class Odd(tuple):
+        _fields = ("a", "b", "c")
+
+    assert Structure.of(Odd((1, 2))).paths == ("[0]", "[1]")
+
+
+MISMATCHES = [
+    (0, (1, 2), r"the element is built differently: expected one array, got a tuple"),
+    (0, {"a": 1}, r"the element is built differently: expected one array, got a dict"),
+    (0, None, r"expected one array, got None"),
+    (0, Point(1, 2), r"expected one array, got a tuple \(Point\)"),
+    ((0, 0), (1, 2, 3), r"expected a tuple of 2, got a tuple of 3"),
+    ((0, 0), {"a": 1}, r"expected a tuple of 2, got a dict"),
+    ((0, 0), [1, 2], r"expected a tuple of 2, got a list \(a list is one array, never structure\)"),
+    ((0, 0), None, r"expected a tuple of 2, got None"),
+    ((0, 0), Point(1, 2), r"expected a tuple of 2, got a tuple \(Point\)"),
+    ((0, 0), (1, None), r"component \[1\] is built differently: expected one array, got None"),
+    ((0, 0), (1, (2, 3)), r"component \[1\] is built differently: expected one array, got a tuple"),
+    ({"a": 0, "b": 0}, {"a": 1}, r"expected a dict of 'a', 'b', got one without 'b'"),
+    ({"a": 0}, {"a": 1, "z": 2}, r"expected a dict of 'a', got one with 'z' besides"),
+    ({"a": 0, "b": 0}, {"a": 1, "c": 2}, r"without 'b' and with 'c' besides"),
+    ({"a": 0}, (1,), r"expected a dict, got a tuple"),
+    ({"a": 0}, {"a": None}, r"component \['a'\] is built differently: expected one array, got None"),
+    (Point(0, 0), (1, 2), r"expected a Point\(x, y\), got a tuple"),
+    (NESTED, {**NESTED, "a": (1, Point(2, {"flat": 3}))}, r"component \['a'\]\[1\]\.y is built differently: .*'flat'"),
+    (NESTED, {**NESTED, "a": (1, (2, 3))}, r"component \['a'\]\[1\] is built differently: expected a Point\(x, y\)"),
+]
+
+
+@pytest.mark.parametrize(("first", "value", "message"), MISMATCHES)
+def test_what_is_built_otherwise_is_refused_by_path(first: Any, value: Any, message: str) -> None:
+    with pytest.raises(SpecMismatchError, match=message):
+        Structure.of(first).flatten(value)
+
+
+def test_a_mismatch_shows_both_structures_whole() -> None:
+    with pytest.raises(SpecMismatchError) as caught:
+        Structure.of({"image": 0, "label": (0, 0)}).flatten({"image": np.zeros(2), "label": (1, None)})
+    assert "should be {'image': *, 'label': (*, *)} and is {'image': ndarray, 'label': (int, None)}" in str(
+        caught.value
+    )
+
+
+REFUSED = [
+    (None, "fn returned None: .*is a return missing"),
+    ((), "fn returned an empty tuple: "),
+    ({}, "fn returned an empty dict: "),
+    ((1, None), r"fn returned None at \[1\]: "),
+    ({"a": {"b": ()}}, r"fn returned an empty tuple at \['a'\]\['b'\]: "),
+    (Point(1, None), r"fn returned None at \.y: "),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED)
+def test_nothing_is_no_element(value: Any, message: str) -> None:
+    with pytest.raises(SpecMismatchError, match=message):
+        Structure.of(value)
+
+
+def test_equal_structures_number_their_leaves_alike() -> None:
+    assert Structure.of((1, 2)) == Structure.of(("a", [3]))
+    assert hash(Structure.of(NESTED)) == hash(Structure.of(NESTED))
+    different = [Structure.of(value) for value in (0, (0,), (0, 0), {"a": 0}, {"b": 0}, Point(0, 0), {"a": 0, "b": 0})]
+    assert len(set(different)) == len(different)
+    assert Structure.of({"a": 0, "b": 0}) != Structure.of({"b": 0, "a": 0})
+    assert Structure.of(0) != 0
+
+
+def test_the_repr_shows_the_structure() -> None:
+    assert repr(Structure.of(NESTED)) == "Structure({'a': (*, Point(x=*, y={'deep': *})), 7: *})"
+    assert repr(Structure.of((1,))) == "Structure((*,))"
+
+
+def test_a_structure_cannot_be_changed() -> None:
+    structure = Structure.of((1, 2))
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        structure.kind = "dict"
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        del structure.kind
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_a_structure_travels(pickler: Any) -> None:
+    structure = Structure.of(NESTED)
+    there = pickle.loads(pickler.dumps(structure))
+    assert there == structure
+    assert there.pack(there.flatten(NESTED)) == NESTED
+    assert type(there.pack([1, 2, 3, 4])["a"][1]) is Point
+
+
+def test_a_namedtuple_class_of_main_keeps_its_identity_on_the_way_there_and_back() -> None:
+    program = """
+        import pickle, subprocess, sys
+        from typing import NamedTuple
+        import cloudpickle
+        from loaderpool.structure import Structure
+
+        class Sample(NamedTuple):
+            image: object
+            label: object
+
+        there_and_back = "import sys, pickle, cloudpickle; s = pickle.load(sys.stdin.buffer); " \\
+            "sys.stdout.buffer.write(cloudpickle.dumps((s, s.pack([1, 2]))))"
+        sent = cloudpickle.dumps(Structure.of(Sample(0, 0)))
+        reply = subprocess.run([sys.executable, "-c", there_and_back], input=sent, stdout=subprocess.PIPE, check=True)
+        structure, sample = pickle.loads(reply.stdout)
+        assert structure.namedtuple is Sample and type(sample) is Sample and sample == (1, 2)
+        print("same class")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "same class\n", done.stderr
