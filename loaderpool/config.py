@@ -25,7 +25,7 @@ class ErrorPolicy:
     budget: int | float | None = None  # errors allowed in a pass: an int is a number, a float a share of the rows
 
     def allows(self, errors: int, rows: int) -> bool:
-        """Whether a pass of `rows` rows so far may have had `errors` errors."""
+        """Whether a pass of `rows` rows may have `errors` errors."""
         if self.budget is None:
             return True
         return errors <= (self.budget if isinstance(self.budget, int) else self.budget * rows)

@@ -8,35 +8,45 @@ from typing import Any, TypeVar
 from loaderpool.errors import (
     LoaderpoolError,
     SampleError,
+    SampleTimeoutError,
     SetupError,
     SpecMismatchError,
     WorkerLostError,
 )
-from loaderpool.worker.failures import Failure, LostReport, unpickled
+from loaderpool.worker.failures import Failure, LostReport, Original, original_of, unpickled
+from loaderpool.worker.loop import LOST_PIPES_STATUS
 
 __all__ = ["lost_error", "sample_error", "setup_error"]
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
+_IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
 
 
-def sample_error(failure: Failure, cause: BaseException | None = None) -> LoaderpoolError:
+def sample_error(failure: Failure, cause: BaseException | None = None, preface: str = "") -> LoaderpoolError:
     """The exception for a failure: a SampleError that is also of the user's type where such a class can be made.
 
     Args:
         failure: as it came from the worker.
         cause: the exception object itself, where the function ran in this process.
+        preface: begins the message.
     """
-    original = cause if cause is not None else unpickled(failure)
+    original = original_of(cause) if cause is not None else unpickled(failure)
     if failure.is_setup:
         return setup_error(failure, "the setup hook raised")
-    if isinstance(original, SpecMismatchError):
-        mismatch = SpecMismatchError(str(original))
-        mismatch.__cause__ = cause
-        return _with_context(mismatch, failure)
-    message = _message(failure)
-    error = _dual(type(original), message, original) if original is not None else SampleError(message)
-    error.index, error.epoch, error.worker = failure.index, failure.epoch, failure.worker
-    error.remote_traceback, error.original_type = failure.traceback_text, failure.type_name
+    if original is not None and issubclass(original.cls, SpecMismatchError):
+        return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
+    message = preface + _message(failure)
+    told = {
+        "index": failure.index,
+        "epoch": failure.epoch,
+        "worker": failure.worker,
+        "remote_traceback": failure.traceback_text,
+        "original_type": failure.type_name,
+    }
+    error = _dual(original, message, told) if original is not None else None
+    if error is None:
+        error = SampleTimeoutError(message) if failure.is_timeout else SampleError(message)
+        vars(error).update(told)
     return _with_context(error, failure, cause)
 
 
@@ -59,12 +69,16 @@ def lost_error(report: LostReport) -> WorkerLostError:
             name = f"signal {-code}"
     how = f"was killed by {name}" if name else f"exited with code {code}"
     where = f"at source index {report.index}" if report.index is not None else "at an unknown place"
+    likely_exit = {
+        LOST_PIPES_STATUS: "The function (or setup) closed file descriptors that are not its own, such as with "
+        "os.closerange: among them were the worker's pipes. Close only what you opened.",
+    }
     likely = {
         "SIGKILL": "SIGKILL usually is the kernel's OOM killer: lower `workers` or `batch_size`, or look at `dmesg`.",
         "SIGSEGV": "SIGSEGV is a fault inside a C extension that the function uses.",
         "SIGABRT": "SIGABRT is an abort inside a C extension that the function uses.",
         "SIGBUS": "SIGBUS usually is a mapped file that became shorter, or memory that ran out.",
-    }.get(name, "The function (or a library that it uses) ended its process.")
+    }.get(name) or likely_exit.get(code or 0, "The function (or a library that it uses) ended its process.")
     error = WorkerLostError(
         f"a worker (pid {report.pid}) {how} {where}, epoch {report.epoch}; {report.deaths} workers in a row died over "
         f"this work, so it was given up. {likely} With workers=0 the same sample runs in this process, for a debugger."
@@ -92,29 +106,38 @@ def _place(failure: Failure) -> str:
     return f"worker {failure.worker}" if failure.worker is not None else "this process"
 
 
-def _dual(user_type: type[BaseException], message: str, original: BaseException) -> SampleError:
-    """An instance of a class that is both a SampleError and the user's type, made without calling the user's class."""
-    if issubclass(user_type, SampleError):
-        return SampleError(message)
+def _dual(original: Original, message: str, told: dict[str, Any]) -> SampleError | None:
+    """A SampleError that is also of the user's type, made without calling the user's class; None where that fails."""
+    user_type = original.cls
+    # An exception that ends loops or programs must not do so here: only its name travels.
+    if (
+        not issubclass(user_type, Exception)
+        or issubclass(user_type, (StopIteration, StopAsyncIteration, SampleError))
+        or user_type is Exception
+    ):
+        return None
     try:
-
-        def show(self: Any) -> str:
-            return message
-
-        # An exception that ends loops or programs must not do so here: only its name travels.
-        if not issubclass(user_type, Exception) or issubclass(user_type, (StopIteration, StopAsyncIteration)):
-            return SampleError(message)
-        name = user_type.__name__
-        members = {"__str__": show, "__module__": user_type.__module__}
-        both: Any = type(name, (SampleError, user_type), members)
-        error: SampleError = both.__new__(both)
-        error.args = (message,)
-        for key, value in vars(original).items():
-            error.__dict__.setdefault(key, value)
+        # In the class, where they hide whatever the user's class has under these names, properties too.
+        members = {**told, "__str__": lambda self: message, "__module__": user_type.__module__}
+        both: Any = type(user_type.__name__, (SampleError, user_type), members)
+        builtin: Any = next(cls for cls in user_type.__mro__ if not cls.__flags__ & _IS_HEAP_TYPE)
+        attributes = dict(original.attributes)
+        if "derive" in dir(builtin):  # an exception group cannot be without its exceptions
+            error = builtin.__new__(both, attributes.pop("message"), attributes.pop("exceptions"))
+        else:
+            error = builtin.__new__(both)  # of the class whose C struct it has
+        error.args = original.args
+        for name, value in attributes.items():
+            if name not in told:
+                try:
+                    object.__setattr__(error, name, value)
+                except Exception:  # read-only, or of a type that C checks
+                    continue
         str(error)
-        return error
     except Exception:
-        return SampleError(message)
+        return None
+    result: SampleError = error
+    return result
 
 
 def _with_context(error: _Error, failure: Failure, cause: BaseException | None = None) -> _Error:

@@ -160,8 +160,9 @@ class Loader:
     @property
     def workers(self) -> int:
         """How many worker processes there are; 0: this process."""
-        if self._pool is not None:
-            return self._pool.workers
+        pool = self._pool or self._own_pool
+        if pool is not None:  # it may have been resized
+            return pool.workers
         return 0 if self._config.workers == 0 else resolve_workers(self._config.workers)
 
     @property
@@ -344,6 +345,7 @@ class LoaderIterator(Iterator[Any]):
         self._batches: Iterator[tuple[int, list[Any]]] = iter(())
         self._pack: Callable[[list[Any]], Any] = _unpacked
         self._skips = loader._config.on_error.action == "skip"
+        self._has_hooks = self._book.has_hooks
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -355,6 +357,8 @@ class LoaderIterator(Iterator[Any]):
                     tally = self._book.tally
                     tally.batches += 1
                     tally.samples += rows
+                    if self._has_hooks:
+                        self._pass.hand_over()
                     return self._pack(parts)
             self._batches = iter(())
             delivery = self._pass.next_delivery()
@@ -372,6 +376,7 @@ class LoaderIterator(Iterator[Any]):
         """End the pass; the next one starts anew."""
         self._batches = iter(())
         self._pass.close()
+        self._book.settle_ends()
 
     def __del__(self) -> None:
         if hasattr(self, "_pass"):

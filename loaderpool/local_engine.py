@@ -79,7 +79,8 @@ class LocalEngine:
         return LocalRun(self, first_epoch, start, limit)
 
     def update(self, changes: dict[str, Any]) -> None:
-        """Nothing to do: the function looks at the user's own object."""
+        """The function looks at the user's own object; only what was made of it before is out of date."""
+        self.work.forget_probe()
 
     def close(self) -> None:
         """Nothing to end."""

@@ -42,7 +42,7 @@ Words = tuple[int, int, int, int, int, int, int, int]
 class Control(enum.IntEnum):
     """Trainer to supervisor."""
 
-    LOAD = 1  # loader, shipment offset, nbytes, epoch to probe + 1 (0: no probe), deaths allowed for one ticket
+    LOAD = 1  # loader, shipment offset, nbytes, epoch to probe + 1 (0: none), deaths per ticket, timeout_ns, may_exclude
     LAYOUT = 2  # loader, offset, nbytes, max_chunk|can_split, batch rows|last batch's rows, full_batches, batch_ns
     SLOT_ADD = 3  # loader, slot, offset, nbytes
     SLOT_RETIRE = 4  # slot
@@ -53,8 +53,11 @@ class Control(enum.IntEnum):
     RESIZE = 9  # workers
     UNLOAD = 10  # loader
     CLOSE = 11
-    REDO = 12  # ticket, slot: its completion arrived maimed (no descriptor left to receive it)
+    # ticket, slot, count: its completion arrived maimed (no descriptor left to receive it); or, with a count, only the
+    # first so many batches of the chunk, as the one behind them failed
+    REDO = 12
     UPDATE = 13  # loader, offset, nbytes: changed attributes of the source's object
+    PROBE = 14  # loader, epoch: the first sample failed and is tried again
 
 
 class Order(enum.IntEnum):
@@ -67,6 +70,7 @@ class Order(enum.IntEnum):
     RUN_OVER = 5  # run
     EXIT = 6
     SLOT = 7  # slot, offset, nbytes
+    EXCLUDE = 8  # loader, epoch, source index, ran_ns: a sample that hung and is not to be run again
 
 
 class Report(enum.IntEnum):

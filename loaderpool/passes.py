@@ -7,6 +7,7 @@ pass, if it is the next epoch, goes on with it: its first batches are made alrea
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, Engine, EngineRun
-from loaderpool.errors import LoaderpoolError
+from loaderpool.errors import ClosedError
 from loaderpool.plan.order import Plan
 
 __all__ = ["EpochHooks", "Pass", "PassBook", "Tally"]
@@ -77,24 +78,38 @@ class PassBook:
         self.last_error: BaseException | None = None
         self._parked: tuple[EngineRun, int] | None = None  # a run, and the epoch it stands before
         self._lock = threading.Lock()
+        # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
+        # the hook of the epoch before: its batches must not be made of what that hook is about to change.
+        self._hook_turn = threading.RLock()
+        self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next pass's."""
         with self._lock:
             self.epoch = epoch
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether something of the user's runs between epochs."""
+        return self.hooks is not None and self.hooks.changes_data
+
     def open_run(self) -> tuple[EngineRun, int]:
         """A run that stands before the next epoch, and that epoch's number, which is now taken."""
+        if not self.has_hooks:
+            return self._take_run()
+        assert self.hooks is not None
+        with self._hook_turn:
+            self.settle_ends()
+            self._tell(self.hooks.before_epoch())
+            return self._take_run()
+
+    def _take_run(self) -> tuple[EngineRun, int]:
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
         with self._lock:
             epoch = self.epoch
             self.epoch += 1
             parked, self._parked = self._parked, None
-        if self.hooks is not None and self.hooks.changes_data:
-            changes = self.hooks.before_epoch()
-            if changes:
-                engine.update(changes)
         per_epoch = self.plan.batches_per_epoch
         if parked is not None:
             run, stands_before = parked
@@ -125,16 +140,29 @@ class PassBook:
         if parked is not None:
             parked[0].end()
 
-    def after_epoch(self) -> None:
-        """Run the hook of an epoch's end and send on what it changed."""
-        if self.hooks is not None and self.hooks.changes_data:
-            changes = self.hooks.after_epoch()
-            if changes:
+    def owe_end(self) -> None:
+        """An epoch was handed over whole: its end's hook is due, before the next epoch begins at the latest."""
+        with self._hook_turn:
+            self._ends_owed += 1
+
+    def settle_ends(self) -> None:
+        """Run the hooks that are due and send on what they changed. Blocks: while another thread runs one."""
+        if not self.has_hooks:
+            return
+        assert self.hooks is not None
+        with self._hook_turn:
+            while self._ends_owed:
+                self._ends_owed -= 1
+                self._tell(self.hooks.after_epoch())
+
+    def _tell(self, changes: dict[str, Any] | None) -> None:
+        if changes:
+            with contextlib.suppress(ClosedError):  # then there is nobody to tell
                 self.engine().update(changes)
 
     def _read_ahead(self) -> int:
         """Batches of the next epoch that may be made before anybody asks for it."""
-        if self.hooks is not None and self.hooks.changes_data:
+        if self.has_hooks:
             return 0
         engine = self.engine()
         form = engine.form()
@@ -153,6 +181,8 @@ class Pass:
         self._run: EngineRun | None = None
         self._epoch = -1
         self._delivered = 0  # batches
+        self._handed_over = 0  # of these, to the consumer; counted where there are hooks
+        self._end_is_owed = False
         self._rows_seen = 0
         self._errors = 0
         self._is_over = False
@@ -184,7 +214,7 @@ class Pass:
         except StopIteration:
             raise
         except BaseException as error:
-            if isinstance(error, LoaderpoolError):
+            if isinstance(error, Exception):
                 book.last_error = error
             if not self._delivered and self._epoch >= 0:
                 book.give_up_epoch(self._epoch)
@@ -205,17 +235,16 @@ class Pass:
         indices = tally.skipped if policy.action == "skip" else tally.replaced
         for row_failure in delivery.row_failures:
             failure = row_failure.failure
-            indices.extend(failure.indices if failure.index is None else (failure.index,))
-            tally.errors += 1
-            self._errors += 1
-        rows = self._book.plan.batches_per_epoch * delivery.rows if isinstance(policy.budget, float) else 0
-        if not policy.allows(self._errors, rows):
-            error = sample_error(delivery.row_failures[-1].failure)
-            text = (
-                f"{self._errors} samples of this pass failed, more than on_error=({policy.action!r}, {policy.budget}) "
-                f"allows; the last one:\n{error}"
+            failed = failure.indices if failure.index is None else (failure.index,)
+            indices.extend(failed)
+            tally.errors += len(failed)
+            self._errors += len(failed)
+        if not policy.allows(self._errors, _rows_per_epoch(self._book.plan)):
+            error = sample_error(
+                delivery.row_failures[-1].failure,
+                preface=f"{self._errors} samples of this pass failed, more than on_error=({policy.action!r}, "
+                f"{policy.budget}) allows; the last one:\n",
             )
-            error.args = (text,)
             self._book.last_error = error
             self.close()
             raise error
@@ -225,7 +254,20 @@ class Pass:
         run, self._run = self._run, None
         assert run is not None
         self._book.park(run, self._epoch + 1)
-        self._book.after_epoch()
+        if self._book.has_hooks:
+            self._owe_end()
+            self._book.settle_ends()
+
+    def hand_over(self) -> None:
+        """The consumer is given one more batch; to be called where the book has hooks."""
+        self._handed_over += 1
+        if self._handed_over == self._book.plan.batches_per_epoch:
+            self._owe_end()
+
+    def _owe_end(self) -> None:
+        if not self._end_is_owed:
+            self._end_is_owed = True
+            self._book.owe_end()
 
     def close(self) -> None:
         """Let go; the next pass is whole. Never blocks; may run in a finalizer, and twice."""
@@ -233,3 +275,8 @@ class Pass:
         run, self._run = self._run, None
         if run is not None:
             run.end()
+
+
+def _rows_per_epoch(plan: Plan) -> int:
+    last = plan.batches_per_epoch - 1
+    return last * plan.rows(0) + plan.rows(last)

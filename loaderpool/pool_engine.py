@@ -25,7 +25,7 @@ from loaderpool.spec import ElementSpec
 from loaderpool.spec_choice import batch_bytes_like, choose_spec
 from loaderpool.supervisor.loading import put_shipment
 from loaderpool.supervisor.shipping import ship
-from loaderpool.worker.failures import RowFailure
+from loaderpool.worker.failures import Failure, LostReport, RowFailure
 from loaderpool.worker.work import Probe
 
 __all__ = ["PoolEngine", "PoolRun"]
@@ -41,9 +41,10 @@ class _Arrival:
     first: int
     count: int
     rows: int  # of each batch
-    slot: int
+    slot: int | None  # None: it holds another arrival
     rows_done: int = 0
     error: LoaderpoolError | None = None
+    error_row: int = 0
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
     row_failures: tuple[RowFailure, ...] = ()
 
@@ -77,7 +78,9 @@ class PoolEngine:
     ) -> None:
         self.session, self.config, self.plan, self.unit = session, config, plan, unit
         self._given_spec = given_spec
+        self._first_epoch = first_epoch
         self._error: LoaderpoolError | None = None
+        self._is_probe_error = self._was_told = False
         self._probe: Probe | None = None
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
@@ -92,13 +95,22 @@ class PoolEngine:
             self.number = session.take_number()
             self._extents, offset, nbytes = put_shipment(session.arena, shipment)
             session.listeners[self.number] = self
-            session.order(Control.LOAD, self.number, offset, nbytes, first_epoch + 1, config.max_restarts_per_item)
+            session.order(Control.LOAD, *self._load_words(offset, nbytes, first_epoch))
+
+    def _load_words(self, offset: int, nbytes: int, first_epoch: int) -> tuple[int, ...]:
+        config = self.config
+        timeout_ns = int((config.timeout_s or 0) * 1e9)
+        may_exclude = config.on_error.action != "raise" and self.unit == "sample"
+        deaths = config.max_restarts_per_item
+        return (self.number, offset, nbytes, first_epoch + 1, deaths, timeout_ns, int(may_exclude))
 
     # ---- Engine ----
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
         if self._form is None:
+            self.session.check_owner()
+            self._probe_again()
             self.session.wait_for(lambda: self._probe is not None or self._error is not None)
             with self.session.lock:
                 self._raise_error()
@@ -139,7 +151,7 @@ class PoolEngine:
 
     def close(self) -> None:
         """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
-        if self._is_closed:
+        if self._is_closed or self.session.is_foreign:
             return
         self._is_closed = True
         self.session.todo.append(self._unload)
@@ -217,12 +229,12 @@ class PoolEngine:
         elif kind == Notice.SPEC:
             self._probe = read_attachment(attachment)
         elif kind == Notice.SPEC_FAILED:
-            self._error = sample_error(read_attachment(attachment))
+            self._error, self._is_probe_error = sample_error(read_attachment(attachment)), True
         elif kind == Notice.LOAD_FAILED:
             failure, advice = read_attachment(attachment)
             self._error = setup_error(failure, "the supervisor could not load function and source", advice)
         elif kind == Notice.LOST:
-            self._error = lost_error(read_attachment(attachment))
+            self._error, self._is_probe_error = lost_error(read_attachment(attachment)), words[1] != 0
         elif kind == Notice.UNLOADED:
             self._forget()
 
@@ -240,7 +252,15 @@ class PoolEngine:
 
     def _raise_error(self) -> None:
         if self._error is not None:
+            self._was_told = True
             raise self._error.with_traceback(None)
+
+    def _probe_again(self) -> None:
+        """The first sample failed and somebody was told: try it anew, as any other sample is in the next pass."""
+        with self.session.lock:
+            if self._is_probe_error and self._was_told:
+                self._error, self._is_probe_error, self._was_told = None, False, False
+                self.session.order(Control.PROBE, self.number, self._first_epoch)
 
     def _unload(self) -> None:
         for run in list(self.runs.values()):
@@ -284,6 +304,7 @@ class PoolRun:
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
         engine, session = self._engine, self._engine.session
+        session.check_owner()
         if session.todo:
             session.run_todo()
         if not self._is_ready():
@@ -312,6 +333,8 @@ class PoolRun:
         """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
         if not self.is_over:
             self.is_over = True
+            if self._engine.session.is_foreign:  # the run is our parent's, and goes on there
+                return
             # Workers see this before their next row; the rest waits for whoever has the lock.
             self._engine.session.arena.board.abandon(self.number)
             self._engine.session.todo.append(self._tidy)
@@ -346,10 +369,13 @@ class PoolRun:
         arrival = self._parts.pop(first, None)
         if arrival is None:
             arrival = _Arrival(first, split32(count_attempt)[0], rows, slot)
-        if status == Status.FAILED:
-            arrival.error = arrival.error or sample_error(read_attachment(attachment))
-        elif status == Status.LOST:
-            arrival.error = arrival.error or lost_error(read_attachment(attachment))
+        if status in (Status.FAILED, Status.LOST):
+            report = read_attachment(attachment)
+            error = sample_error(report) if status == Status.FAILED else lost_error(report)
+            if arrival.error is None or row_start < arrival.error_row:
+                arrival.error, arrival.error_row = error, row_start
+            if self._redo_batches_before(arrival, words[1], report):
+                return
         elif status == Status.OVERSIZE and isinstance(attachment, tuple):
             mapped, nbytes, whole = attachment
             arrival.oversize = (mapped, nbytes)
@@ -367,9 +393,35 @@ class PoolRun:
         else:
             self._unordered[first // self._engine.plan.batches_per_epoch].append(arrival)
 
+    def _redo_batches_before(self, arrival: _Arrival, ticket: int, report: Failure | LostReport) -> bool:
+        """Whether a chunk failed behind its first batch: those before are made again, and the error waits for its turn.
+
+        Otherwise how much is delivered before an error would hang on how large chunks happened to be.
+        """
+        if arrival.count == 1 or arrival.slot is None or self.is_over or not self._is_ordered:
+            return False
+        plan = self._engine.plan
+        epoch, batch = divmod(arrival.first, plan.batches_per_epoch)
+        positions = plan.positions_of(batch, arrival.count).tolist()
+        position = report.position if isinstance(report, Failure) else None
+        if position is not None:
+            before = positions.index(position) // arrival.rows
+        elif report.index is not None:
+            indices = plan.indices(self.first_epoch + epoch, plan.positions_of(batch, arrival.count))
+            before = indices.index(report.index) // arrival.rows
+        else:
+            return False
+        if not before:
+            return False
+        behind = arrival.first + before
+        self._ready[behind] = _Arrival(behind, 1, arrival.rows, slot=None, error=arrival.error)
+        del self._seen[arrival.first, 0]
+        self._engine.session.order(Control.REDO, ticket, arrival.slot, before)
+        return True
+
     def _give_back(self, arrival: _Arrival) -> None:
         ring = self._engine.ring
-        if ring is not None:
+        if ring is not None and arrival.slot is not None:
             ring.lender.give_back(arrival.slot)
 
     def _is_ready(self) -> bool:
@@ -391,7 +443,7 @@ class PoolRun:
     def _deliver(self, arrival: _Arrival) -> Delivery:
         engine = self._engine
         ring, form = engine.ring, engine._form
-        assert ring is not None and form is not None
+        assert ring is not None and form is not None and arrival.slot is not None
         if arrival.oversize is not None:
             mapped, nbytes = arrival.oversize
             ring.lender.give_back(arrival.slot)

@@ -107,6 +107,8 @@ class Session:
 
     def order(self, kind: Control, *words: int) -> None:
         """Send a control message; earlier ones arrive first. Never blocks."""
+        if self.is_foreign:
+            return
         with self.lock:
             self.pipe.order(pack(kind, *words))
 
@@ -117,6 +119,7 @@ class Session:
             ClosedError: the session was closed.
             SupervisorLostError: the supervisor died.
         """
+        self.check_owner()
         with self._turn:
             while not is_ready():
                 self.check_usable()
@@ -141,6 +144,8 @@ class Session:
 
     def catch_up(self) -> None:
         """Handle what has arrived, without waiting."""
+        if self.is_foreign:  # it would take the owner's messages
+            return
         with self._turn:
             if not self._has_leader and not self.is_closed and self._broken is None:
                 self._drain()
@@ -150,13 +155,22 @@ class Session:
         """Raise where nothing will ever arrive any more."""
         if self.is_closed:
             raise ClosedError("the loader's pool is closed; make a new Loader (or Pool)")
-        if os.getpid() != self._owner_pid:
+        self.check_owner()
+        if self._broken is not None:
+            raise self._broken
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that started the supervisor: it must not touch pipes and arena."""
+        return os.getpid() != self._owner_pid
+
+    def check_owner(self) -> None:
+        """Raise in a fork. Before any lock is taken: another thread may have held it when this process was forked."""
+        if self.is_foreign:
             raise ForeignProcessError(
                 f"this loader belongs to process {self._owner_pid}; in process {os.getpid()}, a fork of it, "
                 "make a loader of its own"
             )
-        if self._broken is not None:
-            raise self._broken
 
     def run_todo(self) -> None:
         """Do what finalizers left; the lock is held, or taken if it is free."""
@@ -208,6 +222,7 @@ class Session:
             self.pipe.flush()
         self.run_todo()
         if is_gone and not self.is_closed:
+            self._end_group()
             self._process.wait()
             code = self._process.returncode
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -282,7 +297,7 @@ class Session:
 
     def close(self) -> None:
         """End supervisor and workers; wakes all who wait. May be called twice, from any thread, in any finalizer."""
-        if self.is_closed or os.getpid() != self._owner_pid:
+        if self.is_closed or self.is_foreign:
             return
         self.is_closed = True
         _live.discard(self)
@@ -303,8 +318,13 @@ class Session:
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._end_group()
             self._process.wait()
+
+    def _end_group(self) -> None:
+        """Kill the supervisor's process group; safe while it is not reaped, for until then its number is not reused."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _close_descriptors(self) -> None:
         if self.arena.descriptor < 0:

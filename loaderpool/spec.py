@@ -309,7 +309,7 @@ def _refusal(dtype: np.dtype[Any]) -> str | None:
         return f"a structured dtype {dtype}; return a dict of its fields, {{name: a[name] for name in a.dtype.names}}"
     if dtype.type is np.void:
         return f"dtype {dtype} is raw bytes; return .view('uint8')"
-    if dtype.char in "gG":
+    if dtype.kind in "fc" and dtype.char in "gG":  # others' types may have the same letters
         double = "complex128" if dtype.char == "G" else "float64"
         return f"dtype {dtype} has no counterpart in TensorFlow; return .astype('{double}')"
     # Types registered with NumPy by others look like raw bytes (kind V); these are the ones that TensorFlow knows.

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["SequenceHooks", "loader_from_sequence"]
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
+# Hooks that come from these are Keras' own, which do nothing.
 _BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
 _NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "pad", "ragged")
+# Where a value cannot be pickled it never travelled (`__getstate__` left it out), so workers need no news of it.
+_UNPICKLABLE = b"unpicklable"
 
 
-def loader_from_sequence(
-    make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]
-) -> Loader:
+def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]) -> Loader:
     """See `Loader.from_sequence`."""
     for name in _NOT_FOR_SEQUENCES:
         if name in settings:
@@ -39,15 +40,17 @@ def loader_from_sequence(
         workers = own if isinstance(own, int) and own > 1 else "auto"
     if workers is not None:
         settings["workers"] = workers
-    hooks = SequenceHooks(sequence)
-    return make(source, None, None, _hooks=hooks, **settings)
+    return make(source, None, None, _hooks=SequenceHooks(sequence), **settings)
 
 
 class SequenceHooks:
     """Calls the sequence's hooks in the trainer and tells what they changed.
 
     What changed is found part by part: each attribute's pickle, with arrays by checksum of their bytes (an in-place
-    shuffle shows in no identity).
+    shuffle shows in no identity). So what the user changes between two hooks is told with the next one.
+
+    Args:
+        sequence: the user's own object, as it is when it is shipped.
     """
 
     def __init__(self, sequence: Any) -> None:
@@ -80,23 +83,26 @@ class SequenceHooks:
                 f"{batches}; make a new loader for each length"
             )
         before, self._parts = self._parts, _checksums(self._sequence)
-        attributes = vars(self._sequence)
+        attributes = _attributes(self._sequence)
         changed = {part: attributes[part] for part, checksum in self._parts.items() if before.get(part) != checksum}
         deleted = sorted(set(before) - set(self._parts))
         return {"set": changed, "deleted": deleted} if changed or deleted else None
 
 
 def _is_overridden(sequence: Any, name: str) -> bool:
-    method = getattr(type(sequence), name, None)
-    if method is None:
-        return callable(vars(sequence).get(name))
-    owner = next((cls for cls in type(sequence).__mro__ if name in vars(cls)), type(sequence))
-    return owner.__module__.partition(".")[0] not in _BASE_MODULES
+    if callable(_attributes(sequence).get(name)):
+        return True
+    owner = next((cls for cls in type(sequence).__mro__ if name in vars(cls)), None)
+    return owner is not None and owner.__module__.partition(".")[0] not in _BASE_MODULES
+
+
+def _attributes(sequence: Any) -> dict[str, Any]:
+    """The attributes by which a sequence can change; a list or an object with slots has none."""
+    return getattr(sequence, "__dict__", {})
 
 
 def _checksums(sequence: Any) -> dict[str, bytes]:
-    """A checksum of each attribute that travels."""
-    return {name: _checksum(value) for name, value in vars(sequence).items()}
+    return {name: _checksum(value) for name, value in _attributes(sequence).items()}
 
 
 def _checksum(value: Any) -> bytes:
@@ -110,6 +116,6 @@ def _checksum(value: Any) -> bytes:
 
     try:
         digest.update(cloudpickle.dumps(value, protocol=5, buffer_callback=take))
-    except Exception:  # what cannot be pickled never travelled; its change cannot be seen by workers either
-        return b"unpicklable"
+    except Exception:
+        return _UNPICKLABLE
     return digest.digest()

@@ -12,15 +12,14 @@ between the worker and the tensor; `unbatch` copies, which for tiny batches is t
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.clock import monotonic_s
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError
+from loaderpool.adapters.exit_gate import exit_gate
+from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError
+from loaderpool.machine import restore_malloc_thresholds
 from loaderpool.memory.form import BatchForm
 from loaderpool.passes import Pass
 from loaderpool.ragged import RaggedArray
@@ -36,13 +35,11 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-__all__ = ["as_dataset", "tensor_spec"]
+__all__ = ["as_dataset", "restore_malloc", "tensor_spec"]
 
-# After the last call has returned to C++ its thread still has a few bytecodes of TensorFlow's wrapper to go. Too short
-# risks an exit that hangs, longer is only felt at exit.
-_QUIET_S = 0.02
-# from_generator cannot carry these in every version; they travel as bytes and get their type back in C++.
-_AS_BYTES = ("float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz")
+# No tf.data graph can have it (TensorFlow 2.21: "Converting f8E5M2 to DataType"). Its bits are the upper half of a
+# float16's, so it travels as bytes and arrives as tf.float16, which has the very same values.
+_E5M2 = "float8_e5m2"
 
 
 def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
@@ -57,23 +54,22 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
         raise ArgumentError(f"prefetch must be at least 0, got {prefetch}")
     if device is not None and not isinstance(device, str):
         raise ArgumentTypeError(f'device must be a name such as "/GPU:0", got {device!r}')
+    if checkpointable:
+        raise ArgumentError("checkpointable=True is not there yet; it comes with exact resume")
     form = loader.form
     wire = _Wire(form, in_chunks=_goes_in_chunks(form))
     source = _Elements(loader, wire, epochs)
-    if checkpointable:
-        raise ArgumentError("checkpointable=True is not there yet; it comes with exact resume")
     dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
     if wire.in_chunks:
-        dataset = _quiet(dataset)
         if prefetch:
             dataset = dataset.prefetch(prefetch)
         dataset = dataset.unbatch()
     if wire.needs_restoring:
-        dataset = dataset.map(wire.restore)
+        dataset = dataset.map(tf.autograph.experimental.do_not_convert(wire.restore))
     if loader.config.on_error.action != "skip":
         count = tf.data.INFINITE_CARDINALITY if epochs is None else epochs * len(loader)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    dataset = _quiet(dataset)
+    dataset = dataset.with_options(_options(wire))
     if device is not None:
         dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device, prefetch or None))
     elif prefetch and not wire.in_chunks:
@@ -84,21 +80,50 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     return dataset
 
 
+_restores_malloc = False
+
+
+def restore_malloc() -> bool:
+    """Large NumPy arrays are as cheap again as before `from_generator` ran; a switch for the whole process.
+
+    The first `from_generator` of a process, ours or any other, has glibc return every block above 128 KiB to the system
+    at once (TensorFlow's answer to memory growth, its issue 65675), so that each new array of that size pays a page
+    fault per page. Called once, before or after `as_dataset`, this puts the thresholds back whenever an iterator of a
+    loader begins. The price: memory that was freed stays with the process for longer.
+
+    Returns:
+        Whether there was something to set; False without glibc (musl, macOS).
+    """
+    global _restores_malloc
+    _restores_malloc = True
+    return restore_malloc_thresholds()
+
+
 def _goes_in_chunks(form: BatchForm) -> bool:
-    return form.fixed is not None and form.max_chunk > 1
+    can_unbatch = all(
+        component.dtype.type.__module__ == "numpy" or component.dtype.name in ("bfloat16", _E5M2)
+        for component in form.spec.components  # "Unhandled data type", says TensorFlow's unbatch of other float8s
+    )
+    return form.fixed is not None and form.max_chunk > 1 and can_unbatch
 
 
-def _quiet(dataset: Any) -> Any:
-    """No second copy of the data on other hosts, and no prefetch that holds slots behind our back."""
+def _options(wire: _Wire) -> Any:
+    """Options hold for the user's own stages too, so there are as few as can be: no threading, no autotune.
+
+    Auto-sharding is off: by it every host would make all batches and throw most away. tf.data puts a prefetch of its
+    own behind a pipeline that ends without one. It lets a user's last `map` overlap with training (without it 1.8 times
+    the time, tried), so it stays; but behind the unbatch of chunks it would cost more per batch than all the rest.
+    """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    options.experimental_optimization.inject_prefetch = False
-    return dataset.with_options(options)
+    if wire.in_chunks:
+        options.experimental_optimization.inject_prefetch = False
+    return options
 
 
 def tensor_spec(component: ArraySpec) -> Any:
     """The `tf.TypeSpec` of a component as the user's dataset has it."""
-    dtype = tf.string if component.text is not None else tf.dtypes.as_dtype(component.dtype)
+    dtype = tf.float16 if component.dtype.name == _E5M2 else _wire_dtype(component)
     if component.ragged:
         return tf.RaggedTensorSpec(component.shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
     return tf.TensorSpec(component.shape, dtype)
@@ -152,7 +177,8 @@ class _Wire:
         for component in self.form.spec.components:
             values = rest.pop(0)
             if _travels_as_bytes(component):
-                values = tf.bitcast(values, tf.dtypes.as_dtype(component.dtype))
+                upper = tf.bitwise.left_shift(tf.cast(values, tf.uint16), tf.constant(8, tf.uint16))
+                values = tf.bitcast(upper, tf.float16)
             if component.ragged:
                 values = tf.RaggedTensor.from_row_splits(values, rest.pop(0), validate=False)
             parts.append(values)
@@ -164,13 +190,21 @@ class _Wire:
 
 
 def _travels_as_bytes(component: ArraySpec) -> bool:
-    return component.dtype.name in _AS_BYTES
+    return bool(component.dtype.name == _E5M2)
 
 
 def _wire_dtype(component: ArraySpec) -> Any:
     if component.text is not None:
         return tf.string
-    return tf.uint8 if _travels_as_bytes(component) else tf.dtypes.as_dtype(component.dtype)
+    if _travels_as_bytes(component):
+        return tf.uint8
+    try:
+        return tf.dtypes.as_dtype(component.dtype)
+    except TypeError as error:
+        raise SpecMismatchError(
+            f"TensorFlow {tf.__version__} has no dtype {component.dtype}; let the function return .astype('float16'), "
+            "or give an element_spec with another dtype"
+        ) from error
 
 
 class _Elements:
@@ -185,6 +219,8 @@ class _Elements:
         loader = self._loader()
         if loader is None:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
+        if _restores_malloc:
+            restore_malloc_thresholds()  # by now TensorFlow has changed them
         return _Stream(_generate(loader, self._wire, self._epochs))
 
 
@@ -193,8 +229,9 @@ def _generate(loader: Loader, wire: _Wire, epochs: int | None) -> Iterator[Any]:
     book = loader._book
     tally = book.tally
     skips = loader.config.on_error.action == "skip"
+    has_hooks = book.has_hooks
     left = epochs
-    while (left is None or left > 0) and not _exit_gate.is_shut:
+    while (left is None or left > 0) and not exit_gate.is_shut:
         left = None if left is None else left - 1
         one_pass = Pass(book)
         try:
@@ -204,7 +241,7 @@ def _generate(loader: Loader, wire: _Wire, epochs: int | None) -> Iterator[Any]:
                     break
                 tally.tick(delivery)
                 # Nothing of an element may stay in a local variable while we are suspended: its slot would stay, too.
-                if wire.in_chunks:
+                if wire.in_chunks:  # never with hooks: batches of a sequence have no fixed form
                     tally.batches += delivery.count
                     tally.samples += delivery.count * delivery.rows
                     elements = [wire.element(delivery.joined())]
@@ -216,20 +253,24 @@ def _generate(loader: Loader, wire: _Wire, epochs: int | None) -> Iterator[Any]:
                 while batches:
                     tally.batches += 1
                     tally.samples += batches[0][0]
+                    if has_hooks:
+                        one_pass.hand_over()
                     yield wire.element(batches.pop(0)[1])
         finally:
             one_pass.close()
+            if not exit_gate.is_shut:
+                book.settle_ends()  # the last batch was handed over, though nobody asked whether it was the last
 
 
 def _next_delivery(one_pass: Pass) -> Any:
-    if _exit_gate.is_shut:
+    if exit_gate.is_shut:
         return None
     try:
         return one_pass.next_delivery()
     except StopIteration:
         return None
     except ClosedError:
-        if _exit_gate.is_shut:  # the interpreter ends: end quietly, nobody reads this any more
+        if exit_gate.is_shut:  # the interpreter ends: end quietly, nobody reads this any more
             return None
         raise
 
@@ -244,57 +285,12 @@ class _Stream:
         return self
 
     def __next__(self) -> Any:
-        with _exit_gate:
+        with exit_gate:
             try:
                 return next(self._elements)
             except StopIteration:
-                _exit_gate.ending.add(id(self))
+                exit_gate.ending.add(id(self))
                 raise
 
     def __del__(self) -> None:
-        _exit_gate.ending.discard(id(self))
-
-
-class _ExitGate:
-    """Keeps the interpreter's end from coming while a tf.data thread is inside Python code.
-
-    tf.data cannot cancel a call into Python, and a thread that is in one when the interpreter is torn down never comes
-    back, so that the destructor of its iterator waits for it for ever. `atexit` runs before that: it closes the pools,
-    which wakes every wait; then it waits until the last call has left, until the iterators that ended so are forgotten
-    by TensorFlow (a call into Python of its own), and until no new call has come for a moment.
-    """
-
-    def __init__(self) -> None:
-        self.is_shut = False
-        self.ending: set[int] = set()
-        self._inside = 0
-        self._calls = 0
-        self._turn = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._turn:
-            self._inside += 1
-            self._calls += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._turn:
-            self._inside -= 1
-
-    def shut(self) -> None:
-        """Let nobody in any more and wait until all are out, 2 s at most."""
-        from loaderpool.session import live_sessions
-
-        self.is_shut = True
-        for session in live_sessions():
-            session.close()
-        if not self._calls:
-            return
-        gone_by = monotonic_s() + 2.0
-        calls = -1
-        while monotonic_s() < gone_by and (self._inside or self.ending or calls != self._calls):
-            calls = self._calls
-            threading.Event().wait(_QUIET_S)
-
-
-_exit_gate = _ExitGate()
-atexit.register(_exit_gate.shut)
+        exit_gate.ending.discard(id(self))

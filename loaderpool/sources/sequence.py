@@ -12,6 +12,9 @@ __all__ = ["BatchSequence"]
 class BatchSequence:
     """Batch i of a `Sequence` or `PyDataset`; `num_batches` is honoured where Keras 3 has it.
 
+    Lists of arrays are structure, as Keras has it (`[x, y]`, or `[image, text], y` for a model of two inputs): they
+    become tuples. A list of numbers is one array, as everywhere in loaderpool.
+
     Attributes:
         target: the user's object; in the pool its copy, whose attributes are updated after a hook.
 
@@ -23,17 +26,28 @@ class BatchSequence:
         self.target = target
 
     def __len__(self) -> int:
-        length = getattr(self.target, "num_batches", None)
-        if length is None:
-            if not hasattr(type(self.target), "__len__"):
-                raise SourceError(
-                    f"{type(self.target).__name__} has no __len__ (and num_batches is None): how many batches?"
-                )
-            try:
+        name = type(self.target).__name__
+        try:
+            length = getattr(self.target, "num_batches", None)
+            if length is None and hasattr(type(self.target), "__len__"):
                 length = len(self.target)
-            except NotImplementedError as error:
-                raise SourceError(f"len() of {type(self.target).__name__} is not implemented") from error
+        except NotImplementedError as error:
+            raise SourceError(f"{name} does not say how many batches it has: give it a __len__") from error
+        if length is None:
+            raise SourceError(f"{name} has no __len__ (or num_batches is None): how many batches has an epoch?")
         return int(length)
 
     def __getitem__(self, index: int) -> Any:
-        return self.target[index]
+        return _with_tuples_for_lists(self.target[index])
+
+
+def _with_tuples_for_lists(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(map(_with_tuples_for_lists, value))
+    if type(value) is dict:
+        return {key: _with_tuples_for_lists(part) for key, part in value.items()}
+    if type(value) is list:
+        parts = [_with_tuples_for_lists(part) for part in value]
+        if any(getattr(part, "shape", ()) or isinstance(part, (tuple, dict)) for part in parts):
+            return tuple(parts)
+    return value

@@ -13,13 +13,14 @@ Descriptors of the supervisor (the whole table: docs/explanation/protocol.md, "D
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loaderpool import machine, role
@@ -28,7 +29,8 @@ from loaderpool.memory.board import Field
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.supervisor import state as s
 from loaderpool.supervisor.loading import Payloads
-from loaderpool.worker.failures import LostReport, describe_failure
+from loaderpool.supervisor.watch import HungSample, SampleWatch, StackFile
+from loaderpool.worker.failures import LostReport, describe_failure, describe_timeout
 from loaderpool.worker.hygiene import become_worker
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop, send_with_bytes
 
@@ -42,9 +44,10 @@ _MAX_WRITE_BYTES = 4096  # PIPE_BUF: whole messages or none
 class _WorkerProcess:
     """A worker as the supervisor holds it."""
 
-    def __init__(self, process: Any, cell: int, tickets: int, pidfd: int | None) -> None:
+    def __init__(self, process: Any, cell: int, tickets: int, pidfd: int | None, stacks: StackFile) -> None:
         self.process = process
         self.cell = cell
+        self.sample = HungSample(process.pid, cell, stacks)
         self.tickets = tickets  # write end of its pipe
         self.pidfd = pidfd
         self.unsent: collections.deque[bytes] = collections.deque()
@@ -67,6 +70,7 @@ class Supervisor:
         os.set_blocking(self._control, False)
         os.set_blocking(self._reports_read, False)
         self._state = s.SupervisorState(start["workers"])
+        self._watch = SampleWatch(self._arena.board)
         self._workers: dict[int, _WorkerProcess] = {}
         self._by_pidfd: dict[int, int] = {}
         self._unsent: collections.deque[bytes] = collections.deque()  # to the trainer's pipe
@@ -86,7 +90,14 @@ class Supervisor:
         has_pidfds = self._trainer_pidfd is not None
         try:
             while not self._is_over:
-                for descriptor, _ in self._poll.poll(None if has_pidfds else _POLL_MS):
+                timeouts = self._state.timeouts()
+                pause_ms = self._watch.pause_ms(timeout_ns for _, timeout_ns in timeouts)
+                if not has_pidfds:
+                    pause_ms = min(_POLL_MS, pause_ms or _POLL_MS)
+                ready = self._poll.poll(pause_ms)
+                if timeouts:
+                    self._watch.look((self._workers[number].sample, timeout_ns) for number, timeout_ns in timeouts)
+                for descriptor, _ in ready:
                     if descriptor == self._reports_read:
                         self._drain(self._reports_read, self._state.on_report)
                     elif descriptor == self._control:
@@ -144,12 +155,15 @@ class Supervisor:
                 self._payloads.unload(instruction.loader)
             elif isinstance(instruction, s.LoseTicket):
                 self._lose(instruction)
+            elif isinstance(instruction, s.FailTicket):
+                self._fail(instruction)
             else:
                 self._is_over = True
 
     def _load(self, load: s.Load) -> list[s.Instruction]:
         try:
-            self._payloads.load(load.loader, load.offset, load.nbytes)
+            with _ends_with(self._trainer_pid):
+                self._payloads.load(load.loader, load.offset, load.nbytes)
         except BaseException as error:
             from loaderpool.supervisor.shipping import describe_load_error
 
@@ -172,6 +186,18 @@ class Supervisor:
         )
         message = lost.completion or pack(Notice.LOST, lost.loader)
         self._to_trainer_bytes(message, report)
+
+    def _fail(self, failed: s.FailTicket) -> None:
+        failure = describe_timeout(
+            index=failed.source_index,
+            epoch=failed.epoch,
+            worker=failed.worker,
+            ran_s=failed.ran_ns / 1e9,
+            timeout_s=failed.timeout_ns / 1e9,
+            stacks=self._last_stacks,
+        )
+        message = failed.completion or pack(Notice.SPEC_FAILED, failed.loader, failed.worker)
+        self._to_trainer_bytes(message, failure)
 
     def _to_trainer_bytes(self, message: bytes, value: Any) -> None:
         import pickle
@@ -249,26 +275,28 @@ class Supervisor:
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         self._arena.board.clear(cell)
-        arguments = (number, cell, read_end)
+        stacks = StackFile()
+        arguments = (number, cell, read_end, stacks)
         process = self._context.Process(target=self._worker_main, args=arguments, name=f"worker-{number}")
         try:
             process.start()
         except OSError as error:
             os.close(read_end)
             os.close(write_end)
+            stacks.close()
             self._to_trainer_bytes(
                 pack(Notice.LOAD_FAILED, 0), (describe_failure(error, epoch=0, worker=number), _fork_advice(error))
             )
             return
         os.close(read_end)
         pidfd = machine.open_pidfd(process.pid)
-        self._workers[number] = _WorkerProcess(process, cell, write_end, pidfd)
+        self._workers[number] = _WorkerProcess(process, cell, write_end, pidfd, stacks)
         if pidfd is not None:
             self._by_pidfd[pidfd] = number
             self._poll.register(pidfd, select.POLLIN)
         self._to_trainer(pack(Notice.WORKER_STARTED, number, process.pid, cell))
 
-    def _worker_main(self, number: int, cell: int, tickets: int) -> None:
+    def _worker_main(self, number: int, cell: int, tickets: int, stacks: StackFile) -> None:
         """Runs in: the new worker."""
         role.become("worker")
         channels = WorkerChannels(tickets, self._reports_write, self._completions, self._socket)
@@ -279,7 +307,9 @@ class Supervisor:
             mine.append(other.tickets)
             if other.pidfd is not None:
                 mine.append(other.pidfd)
+            mine.append(other.sample.stacks.descriptor)
         become_worker(self._pid, [tickets], mine)
+        stacks.arm()
         try:
             WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run()
         except (BrokenPipeError, ConnectionResetError):
@@ -298,10 +328,19 @@ class Supervisor:
         self._drain(self._reports_read, self._state.on_report)
         self._last_gone = worker.process
         board = self._arena.board
+        sample = worker.sample
+        sample.stacks.close()
         finished = board.read(worker.cell, Field.FINISHED)
         status = board.read(worker.cell, Field.STATUS)
-        self._to_trainer(pack(Notice.WORKER_ENDED, number, worker.process.pid, int(worker.process.exitcode != 0)))
-        self._carry_out(self._state.on_worker_gone(number, finished, status))
+        restarts = self._state.restarts
+        if sample.index is None:
+            instructions = self._state.on_worker_gone(number, finished, status)
+        else:
+            self._last_stacks = sample.stacks_text
+            instructions = self._state.on_worker_hung(number, finished, status, sample.index, sample.ran_ns)
+        was_lost = self._state.restarts > restarts  # the exit status does not tell: os._exit(0) loses work, too
+        self._to_trainer(pack(Notice.WORKER_ENDED, number, worker.process.pid, int(was_lost)))
+        self._carry_out(instructions)
 
     def _look_for_deaths(self) -> None:
         """The fallback where there are no pidfds."""
@@ -321,7 +360,32 @@ class Supervisor:
             worker.process.join()
 
     _last_gone: Any = None
+    _last_stacks = ""
     _pid = os.getpid()
+
+
+@contextlib.contextmanager
+def _ends_with(trainer_pid: int) -> Iterator[None]:
+    """While the user's modules are imported, which may take long, the trainer's death is looked for by a timer."""
+
+    def look(*_: Any) -> None:
+        if os.getppid() != trainer_pid:
+            _end_group()
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _POLL_MS / 1000, _POLL_MS / 1000)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _end_group() -> None:
+    """End this process, and with it what the user's function has started and left running."""
+    if os.getpgrp() == os.getpid():  # else the group is the trainer's
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 def _fork_advice(error: OSError) -> str:
@@ -339,9 +403,12 @@ def main(start: Mapping[str, Any]) -> None:
     if os.getppid() != start["trainer_pid"]:
         return  # it died while we started
     sys.argv = list(start["argv"])
-    supervisor = Supervisor(start)
+    try:
+        supervisor = Supervisor(start)
+    except ProcessLookupError:
+        return  # it died just now
     supervisor.run()
     # No atexit hooks, no finalizers: nothing here is anybody's to clean up.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    _end_group()

@@ -20,6 +20,7 @@ from loaderpool.messages import Control, Notice, Order, Report, Status, Words, j
 
 __all__ = [
     "Close",
+    "FailTicket",
     "Fork",
     "Instruction",
     "Load",
@@ -95,11 +96,23 @@ class LoseTicket(NamedTuple):
     loader: int
 
 
+class FailTicket(NamedTuple):
+    """Tell the trainer that a ticket failed for a sample that hung (completion words, or none for a probe)."""
+
+    completion: bytes
+    loader: int
+    epoch: int
+    source_index: int
+    ran_ns: int
+    timeout_ns: int
+    worker: int
+
+
 class Close(NamedTuple):
     """End everything."""
 
 
-Instruction = ToWorker | ToTrainer | Fork | Load | Unload | Update | LoseTicket | Close
+Instruction = ToWorker | ToTrainer | Fork | Load | Unload | Update | LoseTicket | FailTicket | Close
 
 
 @dataclasses.dataclass(slots=True)
@@ -147,6 +160,9 @@ class _Loader:
     loader: int
     max_deaths: int
     probe_epoch: int | None
+    timeout_ns: int = 0  # for one sample; 0: none
+    may_exclude: bool = False  # on_error skips or replaces, so a sample that hangs is left out and the ticket redone
+    excluded: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # epoch, source index, ran_ns
     is_loaded: bool = False
     layout: tuple[int, int] | None = None  # where the form's pickle lies in the arena
     max_chunk: int = 1
@@ -251,8 +267,9 @@ class SupervisorState:
         elif kind == Control.SLOT_RETIRE:
             self._retire_slot(words[1])
         elif kind == Control.LOAD:
-            _, loader_id, offset, nbytes, probe, max_deaths, _, _ = words
-            self.loaders[loader_id] = _Loader(loader_id, max_deaths, probe - 1 if probe else None)
+            _, loader_id, offset, nbytes, probe, max_deaths, timeout_ns, may_exclude = words
+            probe_epoch = probe - 1 if probe else None
+            self.loaders[loader_id] = _Loader(loader_id, max_deaths, probe_epoch, timeout_ns, bool(may_exclude))
             self._out.append(Load(loader_id, offset, nbytes))
         elif kind == Control.LAYOUT:
             self._set_layout(words)
@@ -260,9 +277,11 @@ class SupervisorState:
             self.target_workers = words[1]
             self._adjust_workers()
         elif kind == Control.REDO:
-            self._redo(words[1], words[2])
+            self._redo(words[1], words[2], words[3])
         elif kind == Control.UPDATE:
             self._out.append(Update(words[1], words[2], words[3]))
+        elif kind == Control.PROBE:
+            self._probe(self.loaders[words[1]], words[2])
         elif kind == Control.UNLOAD:
             self.loaders[words[1]].is_unloading = True
             self._finish_unload(self.loaders[words[1]])
@@ -291,10 +310,7 @@ class SupervisorState:
         for worker in list(self.workers.values()):  # they were forked without it
             self._send_away(worker)
         if is_first and loader.probe_epoch is not None:
-            self._due.append(
-                _Ticket(self._take_ticket_number(), None, loader, loader.probe_epoch, 0, 0, 0, 0)
-            )
-            loader.outstanding += 1
+            self._probe(loader, loader.probe_epoch)
         self._adjust_workers(one_first=True)
         self._deal()
         self._adjust_workers()
@@ -343,6 +359,46 @@ class SupervisorState:
         self._adjust_workers()
         self._deal()
         return self._take_out()
+
+    def on_worker_hung(self, number: int, finished: int, status: int, index: int, ran_ns: int) -> list[Instruction]:
+        """A worker was killed and reaped because its sample ran past the timeout.
+
+        Args:
+            number: its number.
+            finished: the *finished* word of its cell.
+            status: the status word of its cell.
+            index: source index of the sample.
+            ran_ns: how long it ran.
+        """
+        worker = self.workers.get(number)
+        ticket = worker.tickets[0] if worker is not None and worker.tickets else None
+        if ticket is None or (ticket.run is not None and finished == ticket.ticket << 16 | ticket.attempt):
+            return self.on_worker_gone(number, finished, status)  # it got over it in the last moment
+        assert worker is not None
+        loader, run = ticket.loader, ticket.run
+        epoch = ticket.first if run is None else run.first_epoch + ticket.first // run.batches_per_epoch
+        if loader.may_exclude and run is not None:
+            ticket.deaths -= 1  # it is no mystery what to leave out
+            loader.excluded.append((epoch, index, ran_ns))
+            for other in self.workers.values():
+                if loader.loader in other.layouts:
+                    self._out.append(ToWorker(other.worker, pack(Order.EXCLUDE, loader.loader, *loader.excluded[-1])))
+        else:
+            worker.tickets.popleft()
+            completion = b"" if run is None else ticket.completion(Status.FAILED, number)
+            self._out.append(FailTicket(completion, loader.loader, epoch, index, ran_ns, loader.timeout_ns, number))
+            self._settle(ticket)
+        return self.on_worker_gone(number, finished, status)
+
+    def timeouts(self) -> list[tuple[int, int]]:
+        """The workers that must be watched, each with the timeout of its current sample in nanoseconds."""
+        if not any(loader.timeout_ns for loader in self.loaders.values()):
+            return []
+        return [
+            (worker.worker, worker.tickets[0].loader.timeout_ns)
+            for worker in self.workers.values()
+            if worker.tickets and worker.tickets[0].loader.timeout_ns
+        ]
 
     # ---- runs and slots ----
 
@@ -401,14 +457,22 @@ class SupervisorState:
             worker.slots.discard(slot.slot)
         self._out.append(ToTrainer(pack(Notice.SLOT_RETIRED, slot.slot)))
 
-    def _redo(self, ticket_number: int, slot_number: int) -> None:
+    def _redo(self, ticket_number: int, slot_number: int, count: int) -> None:
         slot = self.slots.get(slot_number)
-        for ticket in slot.tickets if slot is not None else ():
-            if ticket.ticket == ticket_number and ticket.run is not None:
-                ticket.attempt += 1
+        for at, ticket in enumerate(slot.tickets if slot is not None else ()):
+            if slot is not None and ticket.ticket == ticket_number and ticket.run is not None:
+                # A new one: the worker's report of the old one may still be on its way.
+                again = dataclasses.replace(
+                    ticket, ticket=self._take_ticket_number(), attempt=1, deaths=0, count=count or ticket.count
+                )
+                slot.tickets[at] = again
                 ticket.run.outstanding += 1
                 ticket.loader.outstanding += 1
-                self._due.append(ticket)
+                self._due.append(again)
+
+    def _probe(self, loader: _Loader, epoch: int) -> None:
+        self._due.append(_Ticket(self._take_ticket_number(), None, loader, epoch, 0, 0, 0, 0))
+        loader.outstanding += 1
 
     def _finish_unload(self, loader: _Loader) -> None:
         if loader.is_unloading and not loader.outstanding and loader.loader in self.loaders:
@@ -488,6 +552,7 @@ class SupervisorState:
             if loader.loader not in worker.layouts and loader.layout is not None:
                 worker.layouts.add(loader.loader)
                 out.append(ToWorker(number, pack(Order.LAYOUT, loader.loader, *loader.layout)))
+                out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
             if run.run not in worker.runs:
                 worker.runs.add(run.run)
                 told = pack(Order.RUN, run.run, loader.loader, run.first_epoch, run.batches_per_epoch)

@@ -99,7 +99,9 @@ def _reason_for_none(by_count: Sequence[Measurement], chosen: Measurement, best:
         )
     if cpus == 1:
         return "there is one CPU only, on which workers can but take turns with this process"
-    if contested := _contested(by_count, cpus):
+    contested = _contested(by_count, cpus)
+    # Only where the time spent waiting for a CPU is what is missing.
+    if contested and contested.samples_per_s / (1 - _queued_share(contested)) > 1.05 * chosen.samples_per_s:
         return (
             f"workers gained less than 5 %, on a machine that other processes kept busy: {_count(contested.workers)} "
             f"waited for a CPU {_queued_share(contested):.0%} of the time, using {contested.cpu_use:.1f} of {cpus}; "

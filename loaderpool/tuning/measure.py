@@ -104,8 +104,8 @@ def measure(
 ) -> Window:
     """One window over a loader in its steady state; passes follow each other for as long as it takes.
 
-    Workers that began together finish together, so batches come in bursts of one from each. A window therefore begins
-    and ends at a hand-over and has a whole number of bursts: else a cut in mid-burst would be off by all of one.
+    Workers that began together finish together, and a ticket may cover several batches, so batches come in bursts. A
+    window therefore begins and ends with the first batch of a burst: a cut elsewhere would be off by up to all of one.
 
     Blocks: until `seconds` are over after the warm-up, and in any case for a batch of each worker.
 
@@ -121,17 +121,19 @@ def measure(
         ArgumentError: a pass over the loader has no batch.
     """
     with contextlib.closing(_batches(loader)) as batches:
-        _warm_up(loader, batches, now_s)
+        bursts = _Bursts(now_s)
+        _warm_up(loader, batches, bursts)
         before = loader.statistics()
         queued_before_s = _queued(before, queued_s)
         cpu_before_ns, start_s = own_cpu_ns(), now_s()
-        burst = max(1, len(before.workers))
+        fewest = max(1, len(before.workers))
         taken, reported_s = 0, start_s
         while True:
             next(batches)
             taken += 1
-            end_s = now_s()
-            if end_s - start_s >= seconds and taken % burst == 0:
+            is_first = bursts.is_first()
+            end_s = bursts.latest_s
+            if end_s - start_s >= seconds and taken >= fewest and is_first:
                 break
             if end_s - reported_s >= _REPORT_EVERY_S:
                 reported_s = end_s
@@ -162,15 +164,38 @@ def _batches(loader: Measurable) -> Generator[None, None, None]:
             raise ArgumentError("a pass over the loader has no batch, so there is nothing to measure")
 
 
-def _warm_up(loader: Measurable, batches: Iterator[None], now_s: Callable[[], float]) -> None:
-    """Take batches until each worker has made one and each slot was used once, or for a while; at least one."""
-    next(batches)
-    first_s = now_s()
-    while now_s() - first_s < _WARM_UP_S:
+class _Bursts:
+    """Tells the first batch of a burst from those that were ready with it: it alone was waited for."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._taken = 0
+        self.first_s = self.latest_s = 0.0  # when the first and the latest batch were handed over
+
+    def is_first(self) -> bool:
+        """Whether the batch that was handed over just now begins a burst; to be asked once for each."""
+        now_s = self._now_s()
+        if not self._taken:
+            self.first_s = self.latest_s = now_s
+        # Half of the mean gap: in a burst gaps are next to none, before one they are its size times the mean, and
+        # in an even stream all of them are near the mean.
+        is_first = now_s - self.latest_s >= 0.5 * (now_s - self.first_s) / max(1, self._taken)
+        self._taken += 1
+        self.latest_s = now_s
+        return is_first
+
+
+def _warm_up(loader: Measurable, batches: Iterator[None], bursts: _Bursts) -> None:
+    """Take batches until each worker has made one and each slot was used, or for a while; up to a burst's first."""
+    while True:
+        next(batches)
+        if not bursts.is_first():
+            continue
         seen = loader.statistics()
         if all(worker.samples for worker in seen.workers) and seen.batches >= seen.slots:
             return
-        next(batches)
+        if bursts.latest_s - bursts.first_s >= _WARM_UP_S:
+            return
 
 
 def _queued(statistics: Statistics, queued_s: Callable[[int], float]) -> dict[int, float]:

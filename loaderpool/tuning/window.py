@@ -14,7 +14,7 @@ class Window:
     """What one loader handed over in one stretch of time."""
 
     wanted_s: float  # seconds that were asked for
-    elapsed_s: float  # seconds that it took: longer, up to the end of a batch of each worker
+    elapsed_s: float  # seconds that it took: longer, up to the next burst of batches
     batches: int  # batches handed over
     samples: int  # rows handed over
     nbytes: int  # bytes of these batches

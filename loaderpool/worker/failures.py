@@ -1,16 +1,37 @@
-"""What a worker tells of an exception, in a form that always travels: texts, and the exception itself if it pickles."""
+"""What a worker tells of an exception, in a form that always travels: texts, and of the rest whatever pickles."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import os
 import traceback
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Failure", "LostReport", "RowFailure", "describe_failure", "unpickled"]
+__all__ = [
+    "Failure",
+    "LostReport",
+    "Original",
+    "RowFailure",
+    "describe_failure",
+    "describe_timeout",
+    "original_of",
+    "unpickled",
+]
 
 # Frames of these modules are left out of remote tracebacks: the user's own frames are what explains the error.
 _OWN_PREFIX = "loaderpool"
+_OWN_STACK_FRAME = os.path.join("loaderpool", "worker", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """An exception taken apart, so that it can be put together again without calling its class."""
+
+    cls: type[BaseException]  # its class, or the nearest base of it that travels
+    args: tuple[Any, ...]
+    attributes: dict[str, Any]  # its own, and those that live in C structs or slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +41,14 @@ class Failure:
     type_name: str  # qualified name of its class
     text: str  # str(exception), or a stand-in where that raises
     traceback_text: str  # formatted, with the user's frames only where there are any
-    pickled: bytes | None  # the exception itself, where it can be pickled and read back
+    pickled: bytes | None  # the `Original`, as far as it can be pickled and read back
     index: int | None  # source index; None where a whole batch failed
     indices: tuple[int, ...]  # the batch's source indices, where the whole batch failed (at most 1000)
     epoch: int
     position: int | None  # global position in the epoch, the key of its random stream
     worker: int | None  # None: in the caller's process
     is_setup: bool = False  # the `setup` hook raised, not the function
+    is_timeout: bool = False  # the sample ran past `timeout_s`; the traceback is the worker's stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +93,23 @@ def describe_failure(
     )
 
 
+def describe_timeout(
+    *, index: int, epoch: int, worker: int | None, ran_s: float, timeout_s: float, stacks: str
+) -> Failure:
+    """Describe a sample that ran past `timeout_s`; of its thread's stack the user's frames are kept."""
+    text = f"the sample ran for {ran_s:.1f} s, longer than timeout_s={timeout_s:g}, and its worker was replaced"
+    lines = stacks.splitlines()
+    own = [number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line]
+    end = next((number for number, line in enumerate(lines) if own and number >= own[0] and not line.strip()), None)
+    shown = lines[: own[0]] + (lines[end:] if end is not None else []) if own else lines
+    return Failure(
+        "TimeoutError", text, "\n".join(shown), None, index, (), epoch, None, worker, is_timeout=True
+    )
+
+
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return "".join([str(error)])  # a plain str, also where __str__ returns one of a class of its own
     except BaseException as second:
         return f"<str() of the {type(error).__name__} raised {type(second).__name__}>"
 
@@ -83,7 +119,7 @@ def _traceback(error: BaseException) -> str:
         shown = _without_own_frames(error.__traceback__)
         return "".join(traceback.format_exception(type(error), error, shown))
     except BaseException as second:
-        frames = "".join(traceback.format_tb(error.__traceback__))
+        frames = "".join(traceback.format_tb(_without_own_frames(error.__traceback__)))
         return f"{frames}{type(error).__name__}: <formatting it raised {type(second).__name__}>"
 
 
@@ -94,27 +130,58 @@ def _without_own_frames(shown: TracebackType | None) -> TracebackType | None:
     return first if first is not None else shown
 
 
+def original_of(error: BaseException) -> Original:
+    """Class, args and attributes of an exception; never raises."""
+    attributes: dict[str, Any] = {}
+    for cls in type(error).__mro__:
+        for name, member in vars(cls).items():
+            # What lies in C structs and slots (errno, filename, encoding, ...) is in no __dict__.
+            is_data = inspect.ismemberdescriptor(member) or inspect.isgetsetdescriptor(member)
+            if is_data and name != "args" and not name.startswith("__"):
+                try:
+                    attributes[name] = getattr(error, name)
+                except Exception:  # a slot never set
+                    continue
+    try:
+        attributes.update(vars(error))
+        return Original(type(error), tuple(error.args), attributes)
+    except Exception:
+        return Original(type(error), (), attributes)
+
+
 def _pickled(error: BaseException) -> bytes | None:
+    """The original as it travels: never the exception itself, for a class need not be callable with its args."""
+    original = original_of(error)
+    for cls in original.cls.__mro__:  # a class that cannot travel: the nearest base that can
+        if cls is not BaseException and issubclass(cls, BaseException) and _travels(cls):
+            args = original.args if _travels(original.args) else ()
+            kept = {name: value for name, value in original.attributes.items() if _travels(value)}
+            return _travels(Original(cls, args, kept))
+    return None
+
+
+def _travels(value: Any) -> bytes | None:
+    """The value's pickle, where it can be read back."""
     import cloudpickle
 
     from loaderpool.receiving import receive
 
     try:
-        bare = error.with_traceback(None)
-        pickled: bytes = cloudpickle.dumps(bare)
-        receive(pickled)  # classes that cannot be rebuilt from their args fail here, not in the trainer
+        pickled: bytes = cloudpickle.dumps(value)
+        receive(pickled)
     except BaseException:
         return None
     return pickled
 
 
-def unpickled(failure: Failure) -> Any:
-    """The exception object itself, or None."""
+def unpickled(failure: Failure) -> Original | None:
+    """What travelled of the exception itself, or None."""
     if failure.pickled is None:
         return None
     from loaderpool.receiving import receive
 
     try:
-        return receive(failure.pickled)
+        original: Original = receive(failure.pickled)
     except BaseException:
         return None
+    return original

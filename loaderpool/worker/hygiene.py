@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -34,6 +35,10 @@ def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_de
                 os.close(descriptor)
             except OSError:
                 pass
+    # What the function prints is seen at once, and not lost in a buffer when the worker is ended.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     gc.enable()

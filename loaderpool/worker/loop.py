@@ -36,10 +36,12 @@ from loaderpool.messages import (
 from loaderpool.worker.failures import Failure, describe_failure
 from loaderpool.worker.work import Abandoned, Filled, Job, Work, WorkFailed
 
-__all__ = ["WorkerChannels", "WorkerLoop", "send_with_bytes"]
+__all__ = ["LOST_PIPES_STATUS", "WorkerChannels", "WorkerLoop", "send_with_bytes"]
 
 # More goes into a memory file beside the message: a packet must stay far below the socket's buffer.
 INLINE_BYTES = 32768
+# The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
+LOST_PIPES_STATUS = 86
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,8 @@ class WorkerLoop:
         self._works: dict[int, Work] = {}
         self._runs: dict[int, _Run] = {}
         self._slots: dict[int, tuple[int, int]] = {}
+        mine = (channels.tickets, channels.reports, channels.completions, channels.socket.fileno())
+        self._identities = [(descriptor, _identity(descriptor)) for descriptor in mine]
 
     def run(self) -> None:
         """Serve until the end."""
@@ -103,6 +107,8 @@ class WorkerLoop:
         elif kind == Order.LAYOUT:
             form, is_given = self._arena.get_object(words[2], words[3])
             self._work(words[1]).set_form(form, is_given)
+        elif kind == Order.EXCLUDE:
+            self._work(words[1]).exclude(epoch=words[2], index=words[3], ran_s=words[4] / 1e9)
         elif kind == Order.PROBE:
             self._probe(ticket=words[1], loader=words[2], epoch=words[3])
         elif kind == Order.EXIT:
@@ -126,6 +132,8 @@ class WorkerLoop:
             status, notice = Status.FINISHED, Notice.SPEC
         except WorkFailed as error:
             found, status, notice = cloudpickle.dumps(error.failure), Status.FAILED, Notice.SPEC_FAILED
+        self._words[self._base + Field.INDEX] = 0
+        self._check_pipes()
         send_with_bytes(self._channels.socket, pack(notice, loader, self._worker), found)
         self._report(pack(Report.DONE, ticket, self._worker, status))
 
@@ -160,6 +168,7 @@ class WorkerLoop:
             status = Status.FAILED
             failure_bytes = _dumps(describe_failure(error, epoch=run.first_epoch, worker=self._worker))
         busy = clock.monotonic_ns() - started
+        self._check_pipes()
         board[base + Field.INDEX] = 0
         board[base + Field.SAMPLES] += row_count
         board[base + Field.BATCHES] += count if status == Status.FINISHED else 0
@@ -178,6 +187,12 @@ class WorkerLoop:
             board[base + Field.FINISHED] = ticket << 16 | attempt
             write_message(self._channels.completions, completion)
         self._report(pack(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
+
+    def _check_pipes(self) -> None:
+        """End this process where the function has closed or replaced our descriptors (design, rule 10)."""
+        for descriptor, identity in self._identities:
+            if _identity(descriptor) != identity:
+                os._exit(LOST_PIPES_STATUS)
 
     def _send_large(self, completion: bytes, filled: Filled | None, failures: bytes) -> None:
         if filled is None or filled.oversize is None:
@@ -200,6 +215,14 @@ class WorkerLoop:
 
     def _report(self, message: bytes) -> None:
         write_message(self._channels.reports, message)
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def write_message(descriptor: int, message: bytes) -> None:

@@ -22,7 +22,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import GlobalsWatch, SampleStreams
 from loaderpool.spec import ElementSpec, sample_spec
 from loaderpool.worker.collate import blocks_of_array, collate
-from loaderpool.worker.failures import Failure, RowFailure, describe_failure
+from loaderpool.worker.failures import Failure, RowFailure, describe_failure, describe_timeout
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
 
 __all__ = ["Abandoned", "Filled", "Job", "Probe", "Work", "WorkFailed"]
@@ -32,6 +32,9 @@ __all__ = ["Abandoned", "Filled", "Job", "Probe", "Work", "WorkFailed"]
 _SINGLE_ROW_BYTES = 1 << 15
 _SINGLE_ROW_NS = 20_000
 _BLOCK_ROWS = 128
+# Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
+# samples have.
+_PROBES = 64
 
 
 class Abandoned(Exception):
@@ -134,6 +137,7 @@ class Work:
         self._kept: _Kept | None = None
         self._row_ns = self._latest_row_ns = 0
         self._copies_rows = False
+        self._excluded: dict[tuple[int, int], Failure] = {}
         self.form: BatchForm | None = None
         self._converter: Converter
         self._writer: RowWriter
@@ -168,7 +172,19 @@ class Work:
         if form.fixed is not None:
             self._writer = RowWriter(self._converter)
             is_small = max(form.fixed.row_bytes, default=0) < _SINGLE_ROW_BYTES
-            self._block_rows = _BLOCK_ROWS if is_small and not self._takes_out else 1
+            in_blocks = is_small and not self._takes_out and self.config.timeout_s is None
+            self._block_rows = _BLOCK_ROWS if in_blocks else 1
+
+    def exclude(self, epoch: int, index: int, ran_s: float) -> None:
+        """Count a sample as failed without running it: it hung a worker."""
+        self._excluded[epoch, index] = describe_timeout(
+            index=index,
+            epoch=epoch,
+            worker=self._worker,
+            ran_s=ran_s,
+            timeout_s=self.config.timeout_s or 0.0,
+            stacks="",
+        )
 
     def probe(self, epoch: int) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
@@ -204,8 +220,11 @@ class Work:
     def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe:
         indices = self.plan.indices(epoch, positions)
         started = clock.monotonic_ns()
+        self._words[self._cell + Field.STARTED_NS] = started
+        self._words[self._cell + Field.INDEX] = indices[0] + 1
         result = self._watched(lambda: self._unit(epoch, positions.tolist(), indices), epoch, indices, positions)
         elapsed = clock.monotonic_ns() - started
+        self._words[self._cell + Field.INDEX] = 0
         try:
             spec = sample_spec(result)
             leaves = spec.structure.flatten(result)
@@ -215,6 +234,10 @@ class Work:
         kept = spec.structure.pack([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
         self._kept = _Kept(epoch, int(positions[0]), kept)
         return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed)
+
+    def forget_probe(self) -> None:
+        """The source has changed: the probe's result is not what its turn would give now."""
+        self._kept = None
 
     def _watched(self, call: Callable[[], Any], epoch: int, indices: list[int], positions: Any) -> Any:
         """Run `call`; once it is seen to draw from the global generators, seed them and run it once more."""
@@ -431,6 +454,10 @@ class Work:
         failures: list[RowFailure] = []
         last_error: WorkFailed | None = None
         for row, (index, position) in enumerate(zip(indices, positions.tolist(), strict=True)):
+            if (job.epoch, index) in self._excluded:
+                failures.append(RowFailure(self._excluded[job.epoch, index], row))
+                rows.append(None)
+                continue
             self._note(job, index)
             try:
                 results: list[Any] = []

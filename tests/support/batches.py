@@ -79,5 +79,5 @@ def shared_pools() -> Iterator[Place]:
         try:
             yield place
         finally:
-            for pool in pools.values():
-                pool.close()
+            while pools:  # each holds the mapping that its arrays may look at
+                pools.popitem()[1].close()

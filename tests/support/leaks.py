@@ -65,7 +65,7 @@ def take_snapshot() -> Snapshot:
     """What this process holds now."""
     return Snapshot(
         processes=frozenset({*descendants(os.getpid()), *marked(_MARK, _RUN)}),
-        threads=frozenset(t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)),
+        threads=frozenset(filter(_is_ours, threading.enumerate())),
         descriptors=Counter(_descriptors()),
         mappings=frozenset(_mappings()),
     )
@@ -93,6 +93,11 @@ def guard(grace_s: float | None = None) -> Iterator[None]:
     if left:
         _end_and_reap(now.processes - before.processes)
         raise AssertionError(f"left behind, {grace_s:g} s after the end:\n  " + "\n  ".join(left))
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    # pytest-timeout has a thread for each test: in a guard around several tests there is another one in the end.
+    return not isinstance(thread, threading._DummyThread) and not thread.name.startswith("pytest_timeout")
 
 
 def _descriptors() -> Iterator[str]:

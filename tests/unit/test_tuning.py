@@ -41,12 +41,12 @@ class FakeLoader:
 
     def __init__(
         self, machine_: Machine, workers: int = 0, *, batch_s: float = 0.1, rows: int = 4, batches: int = 5,
-        startup_s: float = 0.0, cpu_share: float = 1.0,
+        startup_s: float = 0.0, cpu_share: float = 1.0, chunk: int = 1,
     ) -> None:  # fmt: skip
         self.machine, self.workers, self.rows, self.per_pass = machine_, workers, rows, batches
         self.settings = {"batch_s": batch_s, "rows": rows, "batches": batches, "startup_s": startup_s,
-                         "cpu_share": cpu_share}  # fmt: skip
-        self.batch_s, self.startup_s, self.cpu_share = batch_s, startup_s, cpu_share
+                         "cpu_share": cpu_share, "chunk": chunk}  # fmt: skip
+        self.batch_s, self.startup_s, self.cpu_share, self.chunk = batch_s, startup_s, cpu_share, chunk
         self.made = self.passes = 0
         machine_.open += 1
 
@@ -59,8 +59,8 @@ class FakeLoader:
         for number in range(self.per_pass):
             if self.made == 0:
                 self.machine.now += self.startup_s
-            if self.made % max(1, self.workers) == 0:
-                self.machine.now += self.batch_s
+            if self.made % (max(1, self.workers) * self.chunk) == 0:
+                self.machine.now += self.batch_s * self.chunk
                 if self.workers == 0:
                     self.machine.cpu_s += self.batch_s * self.cpu_share
             self.made += 1
@@ -99,8 +99,9 @@ def run_measure(loader: FakeLoader, seconds: float, **more: Any) -> Window:
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3, 8])
 @pytest.mark.parametrize("batch_s", [0.01, 0.1, 0.7, 5.0])
-def test_the_rate_is_exact_although_batches_come_in_bursts(workers: int, batch_s: float) -> None:
-    window = run_measure(FakeLoader(Machine(), workers, batch_s=batch_s, rows=4), 1.0)
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_the_rate_is_exact_although_batches_come_in_bursts(workers: int, batch_s: float, chunk: int) -> None:
+    window = run_measure(FakeLoader(Machine(), workers, batch_s=batch_s, rows=4, chunk=chunk), 1.0)
     assert window.samples_per_s == pytest.approx(4 * max(1, workers) / batch_s)
     assert window.elapsed_s >= 1.0
     assert window.batches >= max(1, workers)

@@ -1,0 +1,106 @@
+"""Notices samples that run past `timeout_s`, and shows what they were doing.
+
+A worker notes on the board which sample it is at and since when. The time a sample has run is summed up over looks,
+and a gap between looks (Ctrl-Z, a suspended machine, a supervisor that was kept waiting) counts as no more than two of
+them, so that only a worker that really ran, or really slept, for so long is called hung.
+
+    runs ──past the limit──▶ asked (SIGUSR1: faulthandler writes all stacks, also out of C code) ──▶ killed, reaped
+      ▲────────────── it went on to the next sample after all ─────────────┘
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from collections.abc import Iterable
+
+from loaderpool import clock, machine
+from loaderpool.memory.board import Board, Field
+
+__all__ = ["HungSample", "SampleWatch", "StackFile"]
+
+_LOOKS_PER_TIMEOUT = 8
+_SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
+# From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
+_STACKS_NS = 100_000_000
+
+
+class StackFile:
+    """A memory file into which a worker's faulthandler writes when it is asked; made before the fork."""
+
+    def __init__(self) -> None:
+        self.descriptor = machine.create_memory_file("stacks")
+
+    def arm(self) -> None:
+        """Runs in: the worker."""
+        faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
+
+    def read(self) -> str:
+        """What was written."""
+        return os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """Drop it."""
+        os.close(self.descriptor)
+
+
+class HungSample:
+    """A worker whose sample is watched."""
+
+    __slots__ = ("asked_ns", "cell", "index", "pid", "ran_ns", "stacks", "stacks_text", "started")
+
+    def __init__(self, pid: int, cell: int, stacks: StackFile) -> None:
+        self.pid, self.cell, self.stacks = pid, cell, stacks
+        self.started = self.ran_ns = self.asked_ns = 0
+        self.index: int | None = None  # of the sample, once the worker is killed for it
+        self.stacks_text = ""
+
+
+class SampleWatch:
+    """Looks at the board from time to time.
+
+    Runs in: the supervisor's loop, which calls `look` whenever it turns and sleeps at most `pause_ms`.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._looked_ns = clock.monotonic_ns()
+
+    @staticmethod
+    def pause_ms(timeouts_ns: Iterable[int]) -> int | None:
+        """How long the supervisor may sleep; None: as long as it likes."""
+        shortest = min(timeouts_ns, default=0)
+        return _look_ns(shortest) // 1_000_000 if shortest else None
+
+    def look(self, watched: Iterable[tuple[HungSample, int]]) -> None:
+        """One look at the workers whose current ticket has a timeout, each with that timeout in nanoseconds."""
+        now = clock.monotonic_ns()
+        elapsed, self._looked_ns = now - self._looked_ns, now
+        for sample, timeout_ns in watched:
+            index = self._board.read(sample.cell, Field.INDEX)
+            started = self._board.read(sample.cell, Field.STARTED_NS)
+            if sample.index is not None:  # killed, not reaped yet
+                continue
+            if not index or started != sample.started:
+                sample.started, sample.ran_ns, sample.asked_ns = started, 0, 0
+                continue
+            sample.ran_ns += min(elapsed, 2 * _look_ns(timeout_ns))
+            if sample.asked_ns:
+                if now - sample.asked_ns > _STACKS_NS:
+                    sample.index, sample.stacks_text = index - 1, sample.stacks.read()
+                    _signal(sample.pid, signal.SIGKILL)
+            elif sample.ran_ns > timeout_ns:
+                sample.asked_ns = now
+                _signal(sample.pid, signal.SIGUSR1)
+
+
+def _look_ns(timeout_ns: int) -> int:
+    return max(_SHORTEST_LOOK_NS, min(_LONGEST_LOOK_NS, timeout_ns // _LOOKS_PER_TIMEOUT))
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

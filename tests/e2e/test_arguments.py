@@ -1,0 +1,578 @@
+"""A wrong argument fails in the caller's line, by name, as a LoaderpoolError and as the builtin one would expect."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    LoaderpoolError,
+    MemoryLimitError,
+    SampleError,
+    SetupError,
+    SourceError,
+    SpecMismatchError,
+    UnpicklableError,
+)
+from tests.support import leaks
+from tests.support.child import run_child
+
+pytestmark = pytest.mark.may_leak(reason="all tests share a pool, whose workers change; its fixture checks the whole")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[lp.Pool]:
+    with leaks.guard(), lp.Pool(2) as made:
+        yield made
+
+
+@pytest.fixture(params=["here", "workers"])
+def made_in(request: pytest.FixtureRequest, pool: lp.Pool) -> dict[str, Any]:
+    """Where samples are made: in this process, or in the pool's workers."""
+    return {"workers": 0} if request.param == "here" else {"pool": pool}
+
+
+def identity(item: Any) -> Any:
+    return item
+
+
+# ---- settings ----
+
+WRONG_VALUES = [
+    ({"batch_size": 0}, "batch_size", "0"),
+    ({"batch_size": -1}, "batch_size", "-1"),
+    ({"batch_size": 2**31 + 1}, "batch_size", str(2**31 + 1)),
+    ({"workers": -1}, "workers", "-1"),
+    ({"workers": "many"}, "workers", "'many'"),
+    ({"workers": 10**6}, "workers", "1000000"),
+    ({"num_shards": 0}, "num_shards", "0"),
+    ({"num_shards": 2, "shard_index": 2}, "shard_index", "2"),
+    ({"shard_index": -1}, "shard_index", "-1"),
+    ({"shard_index": 1}, "shard_index", "1"),
+    ({"seed": -3}, "seed", "-3"),
+    ({"timeout_s": 0}, "timeout_s", "0"),
+    ({"timeout_s": -1.5}, "timeout_s", "-1.5"),
+    ({"timeout_s": float("nan")}, "timeout_s", "nan"),
+    ({"memory_limit": 0}, "memory_limit", "0"),
+    ({"memory_limit": "lots"}, "memory_limit", "'lots'"),
+    ({"memory_limit": "0 MiB"}, "memory_limit", "'0 MiB'"),
+    ({"on_error": "ignore"}, "on_error", "'ignore'"),
+    ({"on_error": ("skip", -1)}, "on_error", "-1"),
+    ({"on_error": ("replace", 1.5)}, "on_error", "1.5"),
+    ({"on_error": ("raise", 3)}, "on_error", "raise"),
+    ({"max_restarts_per_item": 0}, "max_restarts_per_item", "0"),
+]
+WRONG_TYPES = [
+    ({"batch_size": 2.0}, "batch_size", "2.0"),
+    ({"batch_size": "32"}, "batch_size", "'32'"),
+    ({"batch_size": True}, "batch_size", "True"),
+    ({"workers": 1.5}, "workers", "1.5"),
+    ({"workers": None}, "workers", "None"),
+    ({"workers": True}, "workers", "True"),
+    ({"num_shards": 2.0}, "num_shards", "2.0"),
+    ({"shard_index": "0"}, "shard_index", "'0'"),
+    ({"seed": 1.5}, "seed", "1.5"),
+    ({"seed": None}, "seed", "None"),
+    ({"shuffle": 1000}, "shuffle", "1000"),
+    ({"drop_remainder": "yes"}, "drop_remainder", "'yes'"),
+    ({"deterministic": None}, "deterministic", "None"),
+    ({"ragged": 1}, "ragged", "1"),
+    ({"pad": [0]}, "pad", "[0]"),
+    ({"timeout_s": "10"}, "timeout_s", "'10'"),
+    ({"timeout_s": True}, "timeout_s", "True"),
+    ({"memory_limit": 2.5}, "memory_limit", "2.5"),
+    ({"memory_limit": True}, "memory_limit", "True"),
+    ({"on_error": ("skip", "3")}, "on_error", "'3'"),
+    ({"seed_globals": "yes"}, "seed_globals", "'yes'"),
+    ({"element_spec": 3}, "element_spec", "int"),
+    ({"element_spec": [lp.ArraySpec((None,), "int64")]}, "element_spec", "list"),
+    ({"pool": 2}, "pool", "int"),
+    ({"fn": 3}, "fn", "3"),
+    ({"fn": None, "batch_fn": "f"}, "batch_fn", "'f'"),
+    ({"setup": 1}, "setup", "1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name", "shown"), WRONG_VALUES, ids=lambda value: str(value)[:40])
+def test_a_wrong_value_names_the_argument_and_the_present_value(
+    arguments: dict[str, Any], name: str, shown: str
+) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        lp.Loader(range(8), **{"fn": identity, "workers": 0, **arguments})
+    assert isinstance(raised.value, ValueError)
+    assert isinstance(raised.value, LoaderpoolError)
+    assert name in str(raised.value)
+    assert shown in str(raised.value)
+
+
+@pytest.mark.parametrize(("arguments", "name", "shown"), WRONG_TYPES, ids=lambda value: str(value)[:40])
+def test_a_wrong_type_names_the_argument_and_the_present_value(arguments: dict[str, Any], name: str, shown: str) -> None:
+    if "pool" not in arguments:
+        arguments = {"workers": 0, **arguments}
+    with pytest.raises(ArgumentTypeError) as raised:
+        lp.Loader(range(8), **{"fn": identity, **arguments})
+    assert isinstance(raised.value, TypeError)
+    assert isinstance(raised.value, LoaderpoolError)
+    assert name in str(raised.value)
+    assert shown in str(raised.value)
+
+
+def test_a_wrong_argument_is_raised_in_the_callers_line() -> None:
+    try:
+        lp.Loader(range(8), identity, batch_size=0)
+    except ArgumentError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        assert frames[0].filename == __file__
+        assert frames[0].line is not None
+        assert "batch_size=0" in frames[0].line
+    else:
+        pytest.fail("nothing was raised")
+
+
+def test_a_wrong_argument_starts_no_process() -> None:
+    before = leaks.take_snapshot()
+    for arguments in ({"batch_size": 0}, {"source": []}, {"fn": 3}, {"element_spec": 3}):
+        with pytest.raises(LoaderpoolError):
+            lp.Loader(**{"source": range(8), "fn": identity, "workers": 2, **arguments})
+    assert leaks.take_snapshot().left_since(before) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"fn": identity, "batch_fn": identity}, ["fn", "batch_fn"]),
+        ({"fn": identity, "pad": True, "ragged": True}, ["pad", "ragged"]),
+        ({"fn": identity, "pad": True, "batch_size": None}, ["pad", "batch_size"]),
+        ({"fn": identity, "ragged": True, "batch_size": None}, ["ragged", "batch_size"]),
+        ({"batch_fn": identity, "batch_size": None}, ["batch_fn", "batch_size"]),
+        ({"batch_fn": identity, "pad": 3}, ["pad", "batch_fn"]),
+        ({"batch_fn": identity, "ragged": True}, ["ragged", "batch_fn"]),
+        ({"fn": identity, "batch_size": 16, "drop_remainder": True}, ["drop_remainder", "batch_size=16"]),
+    ],
+)
+def test_contradictory_arguments_name_both(arguments: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        lp.Loader(range(8), workers=0, **arguments)
+    for name in names:
+        assert name in str(raised.value)
+
+
+def test_pool_and_workers_exclude_each_other(pool: lp.Pool) -> None:
+    with pytest.raises(ArgumentError, match=r"pool and workers.*2 workers"):
+        lp.Loader(range(8), identity, workers=1, pool=pool)
+
+
+def test_a_closed_pool_is_refused() -> None:
+    closed = lp.Pool(1)
+    closed.close()
+    with pytest.raises(ClosedError, match="Pool is closed"):
+        lp.Loader(range(8), identity, pool=closed)
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_a_pool_needs_a_worker(workers: int) -> None:
+    with pytest.raises(ArgumentError, match=f"{workers}|at least 1"):
+        lp.Pool(workers)
+
+
+@pytest.mark.parametrize("workers", [0, -2])
+def test_resize_refuses_less_than_one_worker(pool: lp.Pool, workers: int) -> None:
+    with pytest.raises(ArgumentError):
+        pool.resize(workers)
+    assert pool.workers == 2
+
+
+def test_resize_of_a_loader_without_workers_says_what_to_do_instead() -> None:
+    with lp.Loader(range(8), identity, workers=0) as loader, pytest.raises(ArgumentError, match="replace"):
+        loader.resize(2)
+
+
+def test_a_wrong_epoch_leaves_the_old_one() -> None:
+    with lp.Loader(range(8), identity, workers=0) as loader:
+        loader.epoch = 3
+        with pytest.raises(ArgumentError, match=r"epoch.*-1"):
+            loader.epoch = -1
+        for wrong in (1.0, "1", None, True):
+            with pytest.raises(ArgumentTypeError, match="epoch"):
+                loader.epoch = wrong  # type: ignore[assignment]
+        assert loader.epoch == 3
+
+
+def test_replace_refuses_a_name_that_is_no_argument() -> None:
+    with lp.Loader(range(8), identity, workers=0) as loader, pytest.raises(ArgumentTypeError, match="batchsize"):
+        loader.replace(batchsize=3)
+
+
+def test_memory_limit_too_small_names_the_least_that_works(pool: lp.Pool) -> None:
+    with lp.Loader(np.zeros((64, 1000)), batch_size=16, pool=pool, memory_limit=1000) as loader:
+        with pytest.raises(MemoryLimitError) as raised:
+            next(iter(loader))
+    assert isinstance(raised.value, MemoryError)
+    least = int(str(raised.value).split("memory_limit=")[1].split()[0])
+    with lp.Loader(np.zeros((64, 1000)), batch_size=16, pool=pool, memory_limit=least) as loader:
+        assert sum(len(batch) for batch in loader) == 64
+
+
+# ---- source ----
+
+
+class WithoutLength:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class RaisingLength(WithoutLength):
+    def __len__(self) -> int:
+        raise OSError("the database is away")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("images/*.png", "is one str"),
+        (b"abc", "is one bytes"),
+        (Path("images"), "is one path"),
+        ({"a": 1, "b": 2}, "source['a']"),
+        ({"a": [1, 2], "b": 3}, "source['b']"),
+        (7, "range(7)"),
+        (None, "is None"),
+        ({1, 2}, "is a set"),
+        (iter([1]), "list(source)"),
+        ((i for i in range(3)), "list(source)"),
+        (WithoutLength(), "without a length"),
+        (WithoutLength, "pass WithoutLength(...)"),
+        (RaisingLength(), "the database is away"),
+        (np.float32(3), "float32"),
+        (np.array(3), "length"),
+        (identity, "is a function"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_source_that_cannot_be_read_by_index_is_refused_with_advice(source: Any, says: str) -> None:
+    with pytest.raises(SourceError) as raised:
+        lp.Loader(source, identity, workers=0)
+    assert isinstance(raised.value, TypeError)
+    assert says in str(raised.value)
+    assert "source" in str(raised.value)
+
+
+@pytest.mark.parametrize("source", [[], (), range(0), np.empty((0, 3)), {}, {"a": [], "b": []}], ids=repr)
+def test_an_empty_source_is_refused(source: Any) -> None:
+    with pytest.raises(ArgumentError, match="source is empty"):
+        lp.Loader(source, identity, workers=0)
+
+
+def test_columns_of_different_lengths_are_named() -> None:
+    with pytest.raises(ArgumentError, match=r"\['a'\] has 3, \['b'\] has 4"):
+        lp.Loader({"a": np.zeros(3), "b": np.zeros(4)}, workers=0)
+
+
+# ---- the function's signature ----
+
+
+def without_arguments() -> int:
+    return 1
+
+
+def with_two(item: int, label: int) -> int:
+    return item + label
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [(without_arguments, "without_arguments()"), (with_two, "label"), (lambda *, item: item, "item")],
+)
+@pytest.mark.parametrize("name", ["fn", "batch_fn"])
+def test_a_function_that_does_not_take_one_item_is_refused(function: Any, says: str, name: str) -> None:
+    with pytest.raises(ArgumentTypeError) as raised:
+        lp.Loader(range(8), workers=0, **{name: function})
+    assert f"{name} must be callable as {name}(" in str(raised.value)
+    assert says in str(raised.value)
+
+
+def test_a_setup_hook_that_needs_an_argument_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"setup must be callable as setup\(\)"):
+        lp.Loader(range(8), identity, workers=0, setup=identity)
+
+
+@pytest.mark.parametrize(
+    "function", [with_two.__get__(1), functools.partial(with_two, 1), lambda item, flip=True: item, abs, float, max]
+)
+def test_whatever_can_be_called_with_one_item_is_taken(function: Callable[..., Any]) -> None:
+    lp.Loader(range(8), function, workers=0).close()
+
+
+# ---- what the function returns ----
+
+
+def nothing(item: int) -> None:
+    return None
+
+
+def objects(item: int) -> Any:
+    return np.array([object(), 1], dtype=object)
+
+
+def unstackable(item: int) -> Any:
+    return [[1, 2], [3]]
+
+
+def nested_none(item: int) -> Any:
+    return {"image": np.zeros(2), "label": (1, None)}
+
+
+def dates(item: int) -> Any:
+    return {"when": np.datetime64("2020-01-01")}
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (nothing, ["None"]),
+        (objects, ["objects"]),
+        (unstackable, ["does not stack", "pad"]),
+        (nested_none, ["['label'][1]", "None"]),
+        (dates, ["['when']", "datetime64", "astype"]),
+        (lambda item: {1, 2}, ["set", "sorted"]),
+        (lambda item: (i for i in range(2)), ["generator", "yield"]),
+        (lambda item: 2**70, ["int of 71 bits"]),
+        (lambda item: {}, ["empty"]),
+    ],
+)
+def test_a_result_that_no_batch_can_hold_is_refused(function: Any, says: list[str], made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(8), function, batch_size=4, **made_in) as loader:
+        with pytest.raises(SpecMismatchError) as raised:
+            next(iter(loader))
+        assert isinstance(raised.value, ValueError)
+        for piece in says:
+            assert piece in str(raised.value)
+        with pytest.raises(SpecMismatchError):
+            _ = loader.element_spec
+
+
+def odd_one(odd: Any) -> Callable[[int], Any]:
+    def fn(item: int) -> Any:
+        return odd if item == 5 else {"image": np.zeros((2, 3), np.float32), "label": np.int64(item)}
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        pytest.param(
+            {"image": np.zeros((2, 4), np.float32), "label": np.int64(1)},
+            ["['image']", "2, 3", "2, 4", "pad=True"],
+            id="shape",
+        ),
+        pytest.param(
+            {"image": np.zeros((2, 3, 1), np.float32), "label": np.int64(1)}, ["['image']", "2, 3, 1"], id="axes"
+        ),
+        pytest.param(
+            {"image": np.zeros((2, 3), np.float64), "label": np.int64(1)},
+            ["['image']", "float32", "float64", "astype"],
+            id="dtype",
+        ),
+        pytest.param({"image": np.zeros((2, 3), np.float32), "label": "cat"}, ["['label']", "text", "int64"], id="text"),
+        pytest.param({"image": np.zeros((2, 3), np.float32)}, ["label"], id="missing key"),
+        pytest.param({"image": np.zeros((2, 3), np.float32), "label": 1, "id": 3}, ["id"], id="extra key"),
+        pytest.param((np.zeros((2, 3), np.float32), np.int64(1)), ["tuple", "dict"], id="structure"),
+        pytest.param(None, ["None"], id="none"),
+    ],
+)
+def test_a_sample_unlike_the_first_names_component_index_and_both_sides(
+    odd: Any, says: list[str], made_in: dict[str, Any]
+) -> None:
+    with lp.Loader(range(8), odd_one(odd), batch_size=2, **made_in) as loader:
+        batches = iter(loader)
+        assert [next(batches)["label"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+        with pytest.raises(SpecMismatchError) as raised:
+            next(batches)
+        assert "index 5" in str(raised.value)
+        for piece in says:
+            assert piece in str(raised.value)
+        assert loader.last_error is raised.value
+
+
+def test_a_spec_of_another_structure_shows_both(made_in: dict[str, Any]) -> None:
+    spec = {"image": lp.ArraySpec((None, 3), "float32")}
+    with lp.Loader(range(8), lambda item: np.zeros(3, np.float32), element_spec=spec, **made_in) as loader:
+        with pytest.raises(SpecMismatchError, match=r"element_spec.*image"):
+            next(iter(loader))
+
+
+# ---- what cannot travel ----
+
+
+def test_a_lock_in_a_closure_is_named(pool: lp.Pool) -> None:
+    guard_of_cache = threading.Lock()
+
+    def fn(item: int) -> int:
+        with guard_of_cache:
+            return item
+
+    with pytest.raises(UnpicklableError, match=r"'guard_of_cache'.*fn.*lock.*setup=") as raised:
+        lp.Loader(range(8), fn, pool=pool)
+    assert isinstance(raised.value, TypeError)
+
+
+def test_an_open_file_in_an_attribute_is_named(pool: lp.Pool, tmp_path: Path) -> None:
+    class Reader:
+        def __init__(self) -> None:
+            self.index_file = open(tmp_path / "index", "wb")  # noqa: SIM115 - that it is open is the point
+
+        def __call__(self, item: int) -> int:
+            return item
+
+    reader = Reader()
+    with reader.index_file, pytest.raises(UnpicklableError, match=r"index_file.*Reader.*BufferedWriter"):
+        lp.Loader(range(8), reader, pool=pool)
+
+
+def test_a_generator_in_a_global_is_named(pool: lp.Pool) -> None:
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec("numbers = (i for i in range(3))\ndef fn(item):\n    return next(numbers)", script)
+    with pytest.raises(UnpicklableError, match=r"global 'numbers' used by fn.*generator"):
+        lp.Loader(range(8), script["fn"], pool=pool)
+
+
+def test_an_item_that_cannot_be_pickled_is_named(pool: lp.Pool) -> None:
+    with pytest.raises(UnpicklableError, match=r"source.*item 2.*lock"):
+        lp.Loader([1, 2, threading.Lock()], lambda item: 1, pool=pool)
+
+
+def test_a_loader_in_the_function_is_named(pool: lp.Pool) -> None:
+    with lp.Loader(range(8), identity, workers=0) as inner:
+        with pytest.raises(UnpicklableError, match=r"'inner'.*Loader"):
+            lp.Loader(range(8), lambda item: len(inner), pool=pool)
+
+
+def test_a_function_that_cannot_travel_leaves_no_process_and_the_pool_usable(pool: lp.Pool) -> None:
+    before = leaks.take_snapshot()
+    lock = threading.Lock()
+    for _ in range(3):
+        with pytest.raises(UnpicklableError):
+            lp.Loader(range(8), lambda item: lock, workers=1)
+    assert leaks.take_snapshot().left_since(before) == []
+    with lp.Loader(range(8), identity, pool=pool) as loader:
+        assert sum(len(batch) for batch in loader) == 8
+
+
+class Unwilling:
+    """Can be pickled, and cannot be read back in another process."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    import loaderpool.role
+
+    if not loaderpool.role.is_trainer():
+        raise LookupError("the licence server knows the trainer only")
+
+
+def test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup(pool: lp.Pool) -> None:
+    with lp.Loader([1, Unwilling()], lambda item: 1, pool=pool) as loader:
+        for _ in range(2):
+            with pytest.raises(SetupError, match=r"LookupError: the licence server.*_refuse") as raised:
+                next(iter(loader))
+        assert isinstance(raised.value, RuntimeError)
+        assert "supervisor" in str(raised.value)
+    with lp.Loader(range(8), identity, pool=pool) as loader:  # and the pool goes on
+        assert sum(len(batch) for batch in loader) == 8
+
+
+def test_a_module_whose_import_fails_shows_the_import_error_and_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text(
+        "import loaderpool.role\n"
+        "if not loaderpool.role.is_trainer():\n"
+        "    import no_such_module_at_all\n"
+        "def fn(item):\n"
+        "    return item\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here  # type: ignore[import-not-found]
+
+    try:
+        with lp.Loader(range(8), only_here.fn, workers=1) as loader:
+            with pytest.raises(SetupError) as raised:
+                next(iter(loader))
+    finally:
+        del sys.modules["only_here"]
+    text = str(raised.value)
+    assert "ModuleNotFoundError: No module named 'no_such_module_at_all'" in text
+    assert "only_here.py" in text  # the traceback shows whose import it was
+    assert "sys.path" in text
+
+
+def test_a_function_replaced_in_its_module_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "patched_module.py").write_text("def fn(item):\n    return item\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import patched_module  # type: ignore[import-not-found]
+
+    def added(item: int) -> int:
+        return item
+
+    added.__module__, added.__qualname__ = "patched_module", "added"
+    patched_module.added = added
+    try:
+        with lp.Loader(range(8), added, workers=1) as loader:
+            with pytest.raises(SetupError, match=r"AttributeError.*added"):
+                next(iter(loader))
+    finally:
+        del sys.modules["patched_module"]
+
+
+def test_a_setup_hook_that_raises_is_an_error_of_the_setup(made_in: dict[str, Any]) -> None:
+    def setup() -> None:
+        raise FileNotFoundError(2, "no such file", "weights.bin")
+
+    with lp.Loader(range(8), identity, setup=setup, **made_in) as loader:
+        for _ in range(2):
+            with pytest.raises(SetupError, match=r"setup hook raised.*FileNotFoundError.*weights\.bin") as raised:
+                next(iter(loader))
+            assert "in setup" in str(raised.value)  # the traceback shows the line
+        assert loader.last_error is raised.value
+
+
+def test_as_dataset_without_tensorflow_says_what_to_install() -> None:
+    run_child(
+        """
+        import sys
+        sys.modules["tensorflow"] = None
+        import loaderpool as lp
+        with lp.Loader(range(8), workers=0) as loader:
+            try:
+                loader.as_dataset()
+            except ImportError as error:
+                assert "loaderpool[tensorflow]" in str(error), error
+            else:
+                raise AssertionError("no error")
+        """
+    ).check()
+
+
+def test_errors_are_exported_with_their_builtins() -> None:
+    for name in lp.errors.__all__:
+        error = getattr(lp.errors, name)
+        assert issubclass(error, LoaderpoolError)
+        if error is not LoaderpoolError:
+            assert len({base for base in error.__mro__ if isinstance(base, type) and base.__module__ == "builtins"}) > 3
+    assert isinstance(lp.errors, types.ModuleType)
+    assert SampleError.index is None

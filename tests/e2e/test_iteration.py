@@ -1,0 +1,727 @@
+"""Passes of every kind give whole epochs of whole batches: shapes, dtypes, structures, and iterators side by side."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.passes import Pass
+from loaderpool.ragged import RaggedArray
+from tests.support.batches import Place, assert_same, copied, indices_in, read, shared_pools
+from tests.support.child import run_child
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1, 2, 3])
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def made(rows: list[Any]) -> Any:
+    """The batch of these samples as NumPy stacks them, nested structure kept."""
+    first = rows[0]
+    if isinstance(first, dict):
+        return {key: made([row[key] for row in rows]) for key in first}
+    if isinstance(first, tuple):
+        parts = [made([row[at] for row in rows]) for at in range(len(first))]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    if isinstance(first, (str, bytes)) or getattr(first, "dtype", None) == object:
+        out = np.empty((len(rows), *np.shape(first)), object)
+        for at, row in enumerate(rows):
+            out[at] = row
+        return out
+    return np.stack([np.asarray(row) for row in rows])
+
+
+def expected_batches(fn: Any, size: int, batch_size: int) -> list[Any]:
+    rows = [copied_row(fn(index)) for index in range(size)]
+    return [made(rows[start : start + batch_size]) for start in range(0, size, batch_size)]
+
+
+def copied_row(row: Any) -> Any:
+    return row.copy() if isinstance(row, np.ndarray) else row
+
+
+# ---- passes side by side ----
+
+
+@WORKERS
+def test_every_pass_is_whole_and_in_order(on: Place, workers: int) -> None:
+    loader = lp.Loader(range(50), batch_size=8, **on(workers))
+    for _ in range(4):
+        assert indices_in(loader) == list(range(50))
+    assert len(loader) == 7
+
+
+@WORKERS
+def test_two_iterators_go_side_by_side(on: Place, workers: int) -> None:
+    loader = lp.Loader(range(60), batch_size=4, **on(workers))
+    pairs = list(zip(loader, loader, strict=True))
+    assert indices_in(left for left, _ in pairs) == indices_in(right for _, right in pairs) == list(range(60))
+
+
+@WORKERS
+def test_a_pass_within_a_begun_pass_is_whole(on: Place, workers: int) -> None:
+    loader = lp.Loader(range(400), batch_size=4, **on(workers))
+    begun = iter(loader)
+    first = copied(next(begun))
+    assert indices_in(loader) == list(range(400))
+    assert indices_in([first, *begun]) == list(range(400))
+
+
+@WORKERS
+def test_many_iterators_at_once_each_get_everything(on: Place, workers: int) -> None:
+    loader = lp.Loader(range(40), batch_size=2, **on(workers))
+    iterators = [iter(loader) for _ in range(6)]
+    seen: list[list[int]] = [[] for _ in iterators]
+    for _ in range(20):
+        for numbers, iterator in zip(seen, iterators, strict=True):
+            numbers += next(iterator).tolist()
+    assert seen == [list(range(40))] * 6
+    assert [next(iterator, None) for iterator in iterators] == [None] * 6
+
+
+def test_iterators_that_nobody_reads_on_do_not_stop_the_one_that_is_read(on: Place) -> None:
+    loader = lp.Loader(range(3000), lambda index: np.full(300, index), batch_size=4, **on(2))
+    begun = [iter(loader) for _ in range(8)]
+    for iterator in begun:
+        next(iterator)
+    assert [int(batch[0, 0]) for batch in loader] == list(range(0, 3000, 4))
+
+
+@WORKERS
+def test_a_broken_off_pass_leaves_the_next_one_whole(on: Place, workers: int) -> None:
+    loader = lp.Loader(range(200), batch_size=3, **on(workers))
+    for stop_after in (0, 1, 2, 5, 20, 66):
+        for at, batch in enumerate(loader):
+            assert batch[0] == 3 * at
+            if at == stop_after:
+                break
+        if stop_after % 2:
+            assert indices_in(loader) == list(range(200))
+
+
+def test_a_broken_off_pass_with_oversize_batches_keeps_no_slot(on: Place) -> None:
+    # Their completions come over the socket, and the end of their run over the pipe: two ways that may overtake.
+    def grow(index: int) -> Any:
+        return np.full(10 if index < 4 else 3000, index, np.int32)
+
+    loader = lp.Loader(range(60), grow, batch_size=1, ragged=True, memory_limit="32KiB", **on(3))
+    for _ in range(60):
+        batches = iter(loader)
+        for _ in range(6):
+            next(batches)
+        del batches
+    assert [batch[0][0] for batch in loader] == list(range(60))
+
+
+def test_passes_that_end_in_errors_keep_no_slot(on: Place) -> None:
+    def fail(index: int) -> Any:
+        if index >= 8:
+            raise ValueError("late")
+        return np.full(1000, index)
+
+    loader = lp.Loader(range(64), fail, batch_size=2, memory_limit="128KiB", **on(3))
+    for _ in range(40):
+        with pytest.raises(ValueError, match="late"):
+            read(loader)
+    assert len(read(batch for batch, _ in zip(loader, range(4), strict=False))) == 4
+
+
+@WORKERS
+def test_a_loader_dropped_in_mid_epoch_leaves_the_others_alone(on: Place, workers: int) -> None:
+    stays = lp.Loader(range(100), batch_size=5, **on(workers))
+    batches = iter(stays)
+    numbers = next(batches).tolist()
+    for _ in range(3):
+        dropped = iter(lp.Loader(range(100), lambda index: -index, batch_size=5, **on(workers)))
+        assert next(dropped)[1] == -1
+        del dropped
+    assert numbers + indices_in(batches) == list(range(100))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
+    def add_noise(item: Any, rng: np.random.Generator) -> Any:
+        return item, rng.random(), np.random.rand()
+
+    shared = lp.Loader(range(120), add_noise, batch_size=5, **on(workers))
+    reference = read(lp.Loader(range(120), add_noise, batch_size=5, workers=0), passes=1)
+    results: dict[int, Any] = {}
+
+    def consume(number: int) -> None:
+        own = lp.Loader(range(number, number + 90), batch_size=4, **on(workers))
+        shared_batches = iter(shared)
+        results[number] = [indices_in(own), [copied(batch) for batch in shared_batches], shared_batches.epoch]
+
+    threads = [threading.Thread(target=consume, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == list(range(5))
+    assert sorted(epoch for _, _, epoch in results.values()) == list(range(5))
+    for number, (own, batches, epoch) in results.items():
+        assert own == list(range(number, number + 90))
+        assert [batch[0].tolist() for batch in batches] == [batch[0].tolist() for batch in reference]
+        if epoch == 0:
+            assert_same(batches, reference)
+
+
+def test_one_iterator_read_by_several_threads_gives_each_batch_once(on: Place) -> None:
+    batches = iter(lp.Loader(range(600), lambda index: np.full(9000, index), batch_size=3, **on(2)))
+    seen: list[int] = []
+    guard = threading.Lock()
+
+    def consume() -> None:
+        while True:
+            with guard:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            seen.extend(batch[:, 0].tolist())
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(600))
+
+
+def test_the_next_epochs_first_batches_are_made_when_an_epoch_ends(on: Place, tmp_path: Path) -> None:
+    def note(index: int) -> int:
+        with open(tmp_path / "calls", "a") as file:
+            file.write(f"{index}\n")
+        return index
+
+    loader = lp.Loader(range(40), note, batch_size=4, **on(2))
+    assert len(read(loader)) == 10
+    deadline_s = time.monotonic() + 20
+    while len((tmp_path / "calls").read_text().split()) == 40 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    calls = (tmp_path / "calls").read_text().split()
+    assert len(calls) > 40
+    read(loader)
+    del loader
+    made_once = collections.Counter((tmp_path / "calls").read_text().split()[:80])
+    assert set(made_once.values()) == {2}
+
+
+def test_no_sample_is_made_twice_and_the_first_one_not_for_the_spec(on: Place, tmp_path: Path) -> None:
+    def note(index: int) -> Any:
+        with open(tmp_path / "calls", "a") as file:
+            file.write(f"{index}\n")
+        return np.full(3, index)
+
+    for workers in (0, 1, 3):
+        (tmp_path / "calls").unlink(missing_ok=True)
+        with lp.Loader(range(41), note, batch_size=4, workers=workers) as loader:
+            _ = loader.element_spec
+            batches = iter(loader)
+            for _ in range(len(loader)):
+                next(batches)
+        calls = [int(line) for line in (tmp_path / "calls").read_text().split()]
+        assert sorted(calls[:41]) == list(range(41)) or workers > 1
+        assert set(calls) == set(range(41))
+        assert collections.Counter(calls)[0] <= 2  # once more where the next epoch was begun
+        if not workers:
+            assert calls == list(range(41))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_in_any_order_each_batch_comes_exactly_once_an_epoch(on: Place, workers: int) -> None:
+    def uneven(index: int) -> int:
+        time.sleep(0.004 if index % 7 == 0 else 0)
+        return index
+
+    loader = lp.Loader(range(90), uneven, batch_size=3, deterministic=False, shuffle=True, **on(workers))
+    epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
+    ordered = lp.Loader(range(90), batch_size=3, shuffle=True, workers=0)
+    for epoch in epochs:
+        assert sorted(epoch) == sorted(batch.tolist() for batch in ordered)
+
+
+def test_in_any_order_a_slow_batch_does_not_hold_up_the_others(on: Place) -> None:
+    def first_is_slow(index: int) -> int:
+        time.sleep(0.3 if index == 1 else 0.001)
+        return index
+
+    loader = lp.Loader(range(40), first_is_slow, batch_size=2, deterministic=False, **on(2))
+    came = [batch.tolist() for batch in loader]
+    assert came[0] != [0, 1]
+    assert sorted(came) == [[index, index + 1] for index in range(0, 40, 2)]
+
+
+# ---- what a sample may be ----
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+def nested(index: int) -> Any:
+    return {
+        "point": Point(np.float32(index), np.full(2, index)),
+        "pair": (np.array([index], np.uint8), {"text": f"n{index}"}),
+        3: index,
+    }
+
+
+SAMPLES: dict[str, Any] = {
+    "int": lambda index: index,
+    "float": lambda index: index / 3,
+    "bool": lambda index: index % 3 == 0,
+    "complex": lambda index: complex(index, -index),
+    "str": lambda index: "é\0x" * index,
+    "bytes": lambda index: b"\0\xff" * index,
+    "empty text": lambda index: "",
+    "huge text": lambda index: "ü" * (200_000 if index == 3 else 1),
+    "text array": lambda index: np.array([str(index), "", "日本"], object),
+    "scalar array": lambda index: np.array(index, np.int16),
+    "no elements": lambda index: np.empty((2, 0, 3), np.float32),
+    "nested": nested,
+    "namedtuple": lambda index: Point(index, np.ones((2, 2)) * index),
+    "list": lambda index: [[index, 1], [2, index]],
+    "Fortran order": lambda index: np.asfortranarray(np.arange(12.0).reshape(3, 4) + index),
+    "strided": lambda index: (np.arange(24) + index).reshape(4, 6)[::2, 1::2],
+    "reversed": lambda index: (np.arange(5) + index)[::-1],
+    "broadcast": lambda index: np.broadcast_to(np.float32(index), (3, 2)),
+    "read-only": lambda index: np.frombuffer(bytes([index % 256] * 4), np.uint8),
+    "large rows": lambda index: np.full((64, 64, 3), index, np.float32),
+}
+
+
+@WORKERS
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_of_every_kind_are_stacked_unchanged(on: Place, name: str, workers: int) -> None:
+    fn = SAMPLES[name]
+    assert_same(read(lp.Loader(range(23), fn, batch_size=5, **on(workers))), expected_batches(fn, 23, 5))
+
+
+DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"] + [
+    np.dtype(getattr(ml_dtypes, name))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz")
+]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_arrives_as_it_is(on: Place, dtype: np.dtype[Any], workers: int) -> None:
+    def fn(index: int) -> Any:
+        return {
+            "array": np.arange(index, index + 6).reshape(2, 3).astype(dtype),
+            "scalar": dtype.type(index % 2),
+            "special": np.array([np.nan, -0.0, np.inf]).astype(np.float16).view(np.uint16),
+        }
+
+    assert_same(read(lp.Loader(range(11), fn, batch_size=4, **on(workers))), expected_batches(fn, 11, 4))
+
+
+@pytest.mark.parametrize("kind", ["fixed", "padded", "ragged", "whole batches"])
+def test_floats_that_are_no_numbers_keep_their_bits(on: Place, kind: str) -> None:
+    bits = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x00000001], np.uint32)
+    settings = {
+        "fixed": {"batch_size": 3},
+        "padded": {"batch_size": 3, "pad": True},
+        "ragged": {"batch_size": 3, "ragged": True},
+        "whole batches": {"batch_size": None},
+    }[kind]
+    for batch in lp.Loader(range(6), lambda index: bits.view(np.float32), **settings, **on(2)):
+        values = batch.values if isinstance(batch, RaggedArray) else batch
+        assert set(np.ravel(values).view(np.uint32).tolist()) == set(bits.tolist())
+
+
+def test_long_rows_of_a_source_are_the_samples_without_a_function(on: Place) -> None:
+    rows = np.arange(70 * 5, dtype=np.float32).reshape(70, 5)
+    labels = [f"label {index}" for index in range(70)]
+    loader = lp.Loader({"x": rows, "y": np.array(labels, object)}, batch_size=32, **on(2))
+    batches = read(loader)
+    assert np.concatenate([batch["x"] for batch in batches]).tobytes() == rows.tobytes()
+    assert [text for batch in batches for text in batch["y"]] == labels
+
+
+@WORKERS
+def test_a_function_may_return_its_item(on: Place, workers: int) -> None:
+    items = [{"image": np.full((3, 2), index, np.uint8), "name": f"{index}"} for index in range(20)]
+    batches = read(lp.Loader(items, lambda item: item, batch_size=6, **on(workers)))
+    assert np.concatenate([batch["image"] for batch in batches])[:, 0, 0].tolist() == list(range(20))
+    assert [name for batch in batches for name in batch["name"]] == [str(index) for index in range(20)]
+
+
+# ---- functions that use one buffer again and again ----
+
+
+class _Buffers:
+    """Functions that hand out memory which they fill anew at the next call."""
+
+    def __init__(self) -> None:
+        self.array = np.empty(5, np.float64)
+        self.large = np.empty((20, 5), np.float64)
+        self.turns = [np.empty(5, np.float64) for _ in range(3)]
+        self.bytes = bytearray(40)
+        self.text = np.empty(5, object)
+        self.calls = 0
+
+    def same_array(self, index: int) -> Any:
+        self.array[:] = index
+        return self.array
+
+    def view(self, index: int) -> Any:
+        self.large[:] = index
+        return self.large[2]
+
+    def own_view(self, index: int) -> Any:
+        self.array[:] = index
+        return self.array[:]
+
+    def in_turn(self, index: int) -> Any:
+        self.calls += 1
+        array = self.turns[self.calls % 3]
+        array[:] = index
+        return array
+
+    def from_bytes(self, index: int) -> Any:
+        self.bytes[:] = np.full(5, float(index)).tobytes()
+        return np.frombuffer(self.bytes, np.float64)
+
+    def by_protocol(self, index: int) -> Any:
+        self.array[:] = index
+        buffer = self.array
+
+        class Tensor:
+            def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+                return buffer
+
+        return Tensor()
+
+    def in_dict(self, index: int) -> Any:
+        self.array[:] = index
+        return {"a": self.array, "b": self.array}["a"]
+
+    def text_array(self, index: int) -> Any:
+        self.text[:] = str(index)
+        return self.text
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("form", ["fixed", "padded", "ragged", "replaced", "skipped", "elements", "given None"])
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("method", ["same_array", "view", "own_view", "in_turn", "from_bytes", "by_protocol", "in_dict"])
+def test_a_buffer_that_the_function_fills_again_never_gives_a_wrong_batch(
+    on: Place, method: str, form: str, batch_size: int, workers: int
+) -> None:
+    settings: dict[str, Any] = {
+        "fixed": {},
+        "padded": {"pad": True},
+        "ragged": {"ragged": True},
+        "replaced": {"on_error": "replace"},
+        "skipped": {"on_error": "skip"},
+        "elements": {"batch_size": None},
+        "given None": {"element_spec": lp.ArraySpec((None, None), np.float64)},
+    }[form]
+    loader = lp.Loader(range(300), getattr(_Buffers(), method), **{"batch_size": batch_size, **settings}, **on(workers))
+    values = [batch.values if form == "ragged" else batch for batch in read(loader)]
+    rows = np.concatenate(values).reshape(-1, 5)
+    assert rows.tolist() == [[float(index)] * 5 for index in range(300)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_an_array_of_text_that_is_filled_again_never_gives_a_wrong_batch(
+    on: Place, batch_size: int, workers: int
+) -> None:
+    batches = read(lp.Loader(range(100), _Buffers().text_array, batch_size=batch_size, **on(workers)))
+    assert np.concatenate(batches).tolist() == [[str(index)] * 5 for index in range(100)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_fn_may_fill_one_buffer_again(on: Place, workers: int) -> None:
+    buffer = np.empty((4, 3))
+
+    def fill(items: list[int]) -> Any:
+        buffer[: len(items)] = np.array(items)[:, None]
+        return buffer[: len(items)]
+
+    batches = read(lp.Loader(range(201), batch_fn=fill, batch_size=4, **on(workers)))
+    assert np.concatenate(batches)[:, 0].tolist() == list(range(201))
+
+
+# ---- shapes that vary ----
+
+
+def lengths(index: int) -> Any:
+    return np.arange(index % 5, dtype=np.int32) + 1
+
+
+@WORKERS
+@pytest.mark.parametrize(("pad", "filled"), [(True, 0), (-1, -1), (0, 0)])
+def test_samples_are_padded_to_the_largest_of_their_batch(on: Place, workers: int, pad: Any, filled: int) -> None:
+    batches = read(lp.Loader(range(12), lengths, batch_size=3, pad=pad, **on(workers)))
+    assert [batch.shape for batch in batches] == [(3, 2), (3, 4), (3, 3), (3, 4)]
+    for number, batch in enumerate(batches):
+        for row, values in enumerate(batch):
+            sample = lengths(3 * number + row)
+            assert values.tolist() == [*sample.tolist(), *[filled] * (batch.shape[1] - len(sample))]
+
+
+@WORKERS
+def test_ragged_rows_keep_their_lengths(on: Place, workers: int) -> None:
+    batches = read(lp.Loader(range(13), lengths, batch_size=4, ragged=True, **on(workers)))
+    rows = [row.tolist() for batch in batches for row in batch]
+    assert rows == [lengths(index).tolist() for index in range(13)]
+
+
+@WORKERS
+def test_the_first_axis_of_an_element_may_vary(on: Place, workers: int) -> None:
+    def element(index: int) -> Any:
+        return {"x": np.full((index % 4, 3), index), "name": np.array([str(index)] * (index % 3), object)}
+
+    spec = {"x": lp.ArraySpec((None, 3), np.int64), "name": lp.ArraySpec((None,), str)}
+    batches = read(lp.Loader(range(40), element, batch_size=None, element_spec=spec, **on(workers)))
+    assert_same(batches, [element(index) for index in range(40)])
+
+
+@WORKERS
+def test_axes_that_a_given_spec_leaves_open_may_vary_from_batch_to_batch(on: Place, workers: int) -> None:
+    def by_batch(index: int) -> Any:
+        return np.full((2, 1 + index // 4), index, np.float32)
+
+    spec = lp.ArraySpec((None, 2, None), np.float32)
+    batches = read(lp.Loader(range(40), by_batch, batch_size=4, element_spec=spec, **on(workers)))
+    assert [batch.shape for batch in batches] == [(4, 2, 1 + number) for number in range(10)]
+    assert [batch[0, 0, 0] for batch in batches] == list(range(0, 40, 4))
+
+
+@WORKERS
+def test_samples_of_varied_shape_are_refused_with_the_options_that_allow_them(on: Place, workers: int) -> None:
+    loader = lp.Loader(range(1, 12), lambda index: {"x": np.zeros(2 if index < 6 else 3)}, batch_size=4, **on(workers))
+    with pytest.raises(lp.SpecMismatchError, match=r"\['x'\].*index 5.*pad=True.*ragged=True"):
+        read(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_without_rows_arrive(on: Place, workers: int) -> None:
+    def element(index: int) -> Any:
+        return np.empty((0 if index % 2 else 2, 3)), np.empty(0, "U3") if index % 2 else np.array(["a", "b"])
+
+    batches = read(lp.Loader(range(9), element, batch_size=None, **on(workers)))
+    assert [batch[0].shape for batch in batches] == [(0 if index % 2 else 2, 3) for index in range(9)]
+    assert [batch[1].tolist() for batch in batches] == [[] if index % 2 else ["a", "b"] for index in range(9)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int, rounds: int) -> None:
+    def grow(index: int) -> Any:
+        size = 10 ** (index // 40) * 7
+        return np.full(size, index, np.int32), "t" * size
+
+    loader = lp.Loader(range(200), grow, batch_size=2, ragged=True, **on(workers))
+    for _ in range(rounds):
+        for number, (ragged, text) in enumerate(loader):
+            for row in range(2):
+                array, string = grow(2 * number + row)
+                assert np.array_equal(ragged[row], array) and text[row] == string
+    statistics = loader.statistics()
+    assert statistics.batches == 100 * rounds
+    if workers:
+        assert statistics.batches_oversize >= 1
+        # The slots became larger: not every large batch came in memory of its own.
+        assert statistics.batches_oversize < 60 * rounds
+        assert statistics.slot_bytes > 2 * 7 * 10**4 * 4
+
+
+def test_oversize_batches_come_in_chunks_too(on: Place) -> None:
+    loader = lp.Loader(
+        range(4000), lambda index: np.full(1 if index < 2000 else 400, index), batch_size=1, ragged=True, **on(2)
+    )
+    assert [int(batch[0][-1]) for batch in loader] == list(range(4000))
+    assert loader.statistics().batches_oversize >= 2
+
+
+# ---- tickets of many batches ----
+
+
+def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None:
+    loader = lp.Loader(range(4001), lambda index: np.full(4, index, np.float32), batch_size=4, **on(2))
+    counts = []
+    one_pass = Pass(loader._book)
+    while True:
+        try:
+            counts.append(one_pass.next_delivery().count)
+        except StopIteration:
+            break
+    assert sum(counts) == 1001 and max(counts) > 4 and counts[-1] == 1
+    assert [batch[0, 0] for batch in loader] == list(range(0, 4001, 4))
+    assert [len(batch) for batch in loader] == [4] * 1000 + [1]
+
+
+# ---- errors by row ----
+
+
+def fail_at(bad: set[int]) -> Any:
+    def fn(index: int) -> int:
+        if index in bad:
+            raise ValueError(f"bad {index}")
+        return index
+
+    return fn
+
+
+@WORKERS
+def test_skipped_rows_are_left_out_and_empty_batches_with_them(on: Place, workers: int) -> None:
+    loader = lp.Loader(range(20), fail_at({0, 5, 8, 9, 10, 11}), batch_size=4, on_error="skip", **on(workers))
+    assert [batch.tolist() for batch in loader] == [[1, 2, 3], [4, 6, 7], [12, 13, 14, 15], [16, 17, 18, 19]]
+    statistics = loader.statistics()
+    assert statistics.skipped_indices == (0, 5, 8, 9, 10, 11) and statistics.errors == 6
+    assert (statistics.batches, statistics.samples) == (4, 14)
+    with pytest.raises(TypeError, match="skip"):
+        len(loader)
+
+
+@WORKERS
+def test_a_replaced_row_is_the_next_good_one_of_its_batch(on: Place, workers: int) -> None:
+    loader = lp.Loader(range(20), fail_at({0, 5, 10, 11, 19}), batch_size=4, on_error="replace", **on(workers))
+    rows = [[1, 1, 2, 3], [4, 6, 6, 7], [8, 9, 9, 9], [12, 13, 14, 15], [16, 17, 18, 18]]
+    assert [batch.tolist() for batch in loader] == rows
+    assert loader.statistics().replaced_indices == (0, 5, 10, 11, 19)
+    assert len(loader) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("action", ["skip", "replace"])
+@pytest.mark.parametrize(("budget", "is_enough"), [(2, False), (3, True), (0.1, False), (0.2, True)])
+def test_a_budget_of_errors_holds_for_each_pass(
+    on: Place, workers: int, action: str, budget: float, is_enough: bool
+) -> None:
+    loader = lp.Loader(range(20), fail_at({3, 9, 17}), batch_size=4, on_error=(action, budget), **on(workers))
+    for _ in range(3):
+        if is_enough:
+            assert len(read(loader)) == 5
+            continue
+        with pytest.raises(ValueError, match="allows"):
+            read(loader)
+
+
+def test_a_batch_without_any_good_row_cannot_be_replaced(on: Place) -> None:
+    for workers in (0, 2):
+        loader = lp.Loader(range(8), fail_at({4, 5, 6, 7}), batch_size=4, on_error="replace", **on(workers))
+        with pytest.raises(ValueError, match="bad 7"):
+            read(loader)
+
+
+def test_where_all_samples_fail_the_first_error_is_raised(on: Place) -> None:
+    for workers in (0, 2):
+        with pytest.raises(ValueError, match="bad 0"):
+            read(lp.Loader(range(1000), fail_at(set(range(1000))), on_error="skip", **on(workers)))
+
+
+# ---- writing into the batch, setting up, seeing old objects ----
+
+
+@WORKERS
+def test_a_function_that_takes_out_writes_into_the_batch(on: Place, workers: int) -> None:
+    def fill(index: int, out: Any) -> Any:
+        if out is None:
+            return {"x": np.full((8, 8), index, np.float32), "y": np.int64(index)}
+        out["x"][...] = index
+        out["y"][...] = index
+        return None
+
+    batches = read(lp.Loader(range(30), fill, batch_size=4, **on(workers)))
+    assert np.concatenate([batch["x"] for batch in batches])[:, 7, 7].tolist() == list(range(30))
+    assert np.concatenate([batch["y"] for batch in batches]).tolist() == list(range(30))
+
+
+@WORKERS
+@pytest.mark.parametrize("form", ["fixed", "replaced", "ragged"])
+def test_a_function_may_ignore_the_out_that_it_takes(on: Place, workers: int, form: str) -> None:
+    settings: dict[str, Any] = {"fixed": {}, "replaced": {"on_error": "replace"}, "ragged": {"ragged": True}}[form]
+    loader = lp.Loader(range(9), lambda index, out: np.full(3, index), batch_size=4, **settings, **on(workers))
+    values = [batch.values if form == "ragged" else batch for batch in read(loader)]
+    assert np.concatenate(values).reshape(9, 3)[:, 0].tolist() == list(range(9))
+
+
+@WORKERS
+def test_setup_runs_once_in_each_worker_before_any_sample(on: Place, workers: int) -> None:
+    state: dict[str, int] = {"setups": 0}
+
+    def set_up() -> None:
+        state["setups"] += 1
+
+    loader = lp.Loader(range(60), lambda index: state["setups"], batch_size=4, setup=set_up, **on(workers))
+    for _ in range(2):
+        assert set(indices_in(loader)) == {1}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_later_changes_of_captured_objects_are_not_seen(on: Place, workers: int) -> None:
+    items, offset = [1, 2, 3, 4], {"value": 10}
+    array = np.arange(100_000)
+    loader = lp.Loader(
+        items, lambda item: item + offset["value"] + int(array[item]), batch_size=2, **on(workers)
+    )
+    items[0], offset["value"] = 100, 0
+    array[:] = 0
+    for _ in range(2):
+        assert indices_in(loader) == [12, 14, 16, 18]
+        gc.collect()
+
+
+def test_what_main_holds_travels_unchanged_from_standard_input() -> None:
+    code = """
+        import numpy as np
+        import loaderpool as lp
+        SCALE = 3
+        class Reader:
+            def __getitem__(self, index): return index * SCALE
+            def __len__(self): return 20
+        def double(item): return np.full(2, 2 * item)
+        with lp.Loader(Reader(), double, batch_size=5, workers=2) as loader:
+            for _ in range(2):
+                print([int(row[0]) for batch in loader for row in batch] == [6 * index for index in range(20)])
+        print([batch.tolist() for batch in lp.Loader(range(4), lambda item: item + SCALE, batch_size=2, workers=1)])
+    """
+    assert run_child(code, stdin_code=True).check().stdout == "True\nTrue\n[[3, 4], [5, 6]]\n"
+
+
+def test_a_loader_in_a_module_that_the_supervisor_imports_starts_nothing_there(tmp_path: Path) -> None:
+    (tmp_path / "my_loading.py").write_text(
+        "import loaderpool as lp\n"
+        "def triple(item):\n"
+        "    return 3 * item\n"
+        "loader = lp.Loader(range(10), triple, batch_size=4, workers=2)\n"
+    )
+    code = """
+        import sys
+        sys.path.insert(0, ".")
+        import my_loading
+        for _ in range(2):
+            print([batch.tolist() for batch in my_loading.loader])
+    """
+    line = "[[0, 3, 6, 9], [12, 15, 18, 21], [24, 27]]\n"
+    assert run_child(code, cwd=tmp_path).check().stdout == 2 * line
+
+
+def test_iterating_a_loader_within_a_worker_is_refused(on: Place) -> None:
+    def nest(index: int) -> int:
+        return indices_in(lp.Loader(range(3), workers=1))[0]
+
+    with pytest.raises(lp.SampleError, match="only the training process can iterate it"):
+        read(lp.Loader(range(3), nest, **on(1)))

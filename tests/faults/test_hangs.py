@@ -1,0 +1,75 @@
+"""A sample that runs past `timeout_s`: its stack is shown, the worker is replaced, the sample raises or is left out."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import loaderpool as lp
+
+HANGS_AT = 13
+
+
+def hangs_once(index: int) -> int:
+    if index == HANGS_AT:
+        time.sleep(60)
+    return index
+
+
+def test_raises_with_index_epoch_and_stack_of_the_users_frames() -> None:
+    with lp.Loader(range(20), hangs_once, batch_size=4, workers=2, timeout_s=0.3) as loader:
+        batches = []
+        with pytest.raises(lp.SampleTimeoutError, match=r"timeout_s=0\.3") as caught:
+            for batch in loader:
+                batches.append(batch.tolist())
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert (caught.value.index, caught.value.epoch) == (HANGS_AT, 0)
+    assert isinstance(caught.value, TimeoutError)
+    assert "in hangs_once" in caught.value.remote_traceback
+    assert "_fill_rows" not in caught.value.remote_traceback
+
+
+@pytest.mark.parametrize(
+    ("action", "fourth"),
+    [("skip", [12, 14, 15]), ("replace", [12, 14, 14, 15])],
+)
+def test_is_left_out_or_replaced_and_counted(action: str, fourth: list[int]) -> None:
+    settings = {"batch_size": 4, "workers": 2, "timeout_s": 0.3, "on_error": action}
+    with lp.Loader(range(20), hangs_once, **settings) as loader:
+        batches = [batch.tolist() for batch in loader]
+        counts = loader.statistics()
+    assert batches[3] == fourth
+    assert [len(batch) for batch in batches] == [4, 4, 4, len(fourth), 4]
+    assert HANGS_AT in (counts.skipped_indices if action == "skip" else counts.replaced_indices)
+    assert counts.restarts >= 1
+
+
+def test_the_first_sample_of_all() -> None:
+    with lp.Loader(range(3), lambda index: time.sleep(60), workers=1, timeout_s=0.2) as loader:
+        with pytest.raises(lp.SampleTimeoutError) as caught:
+            next(iter(loader))
+    assert caught.value.index == 0
+
+
+def test_a_sample_that_is_merely_slow_is_left_alone() -> None:
+    def slow(index: int) -> int:
+        time.sleep(0.2)
+        return index
+
+    with lp.Loader(range(4), slow, batch_size=4, workers=1, timeout_s=0.6) as loader:
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]  # 0.8 s for the batch, each sample below the limit
+        assert loader.statistics().restarts == 0
+
+
+def test_stuck_in_c_code_that_holds_the_gil() -> None:
+    def spins(index: int) -> int:
+        if index == 2:
+            (10**7) ** (10**7)  # one bytecode that takes minutes and never lets go
+        return index
+
+    with lp.Loader(range(4), spins, batch_size=1, workers=1, timeout_s=0.3) as loader:
+        with pytest.raises(lp.SampleTimeoutError) as caught:
+            list(loader)
+    assert caught.value.index == 2
+    assert "in spins" in caught.value.remote_traceback
