@@ -21,7 +21,19 @@ _HEAD = """# API
 Everything here is a name of `loaderpool`, as in `import loaderpool as lp`. Importing it imports no TensorFlow.
 """
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Ownership|Runs in|Blocks):(.*)$")
-_ORDER = ("Loader", "LoaderIterator", "Pool", "Statistics", "WorkerStatistics", "ArraySpec", "ElementSpec", "RaggedArray")
+_ORDER = (
+    "Loader",
+    "LoaderIterator",
+    "Pool",
+    "Statistics",
+    "WorkerStatistics",
+    "ArraySpec",
+    "ElementSpec",
+    "RaggedArray",
+)
+# Public to the package's own modules; their types are not part of the interface.
+_INTERNAL = frozenset({"Loader.config", "Loader.form", "Pool.session"})
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def main() -> None:
@@ -46,7 +58,8 @@ def _describe_class(name: str, cls: type) -> str:
     else:
         lines += [f"```text\n{_signature(name, cls)}\n```\n", _docstring(cls.__doc__)]
     for member, value in _members(cls):
-        lines.append(_describe_member(name, member, value))
+        if f"{name}.{member}" not in _INTERNAL:
+            lines.append(_describe_member(name, member, value))
     return "\n".join(lines)
 
 
@@ -54,15 +67,12 @@ def _describe_member(owner: str, member: str, value: Any) -> str:
     if isinstance(value, property):
         assert value.fget is not None
         kind = inspect.signature(value.fget).return_annotation
-        settable = " May be set." if value.fset is not None else ""
-        return f"### {owner}.{member}: {kind}\n\n{_docstring(value.fget.__doc__).rstrip()}{settable}\n"
+        return f"### {owner}.{member}: {kind}\n\n{_docstring(value.fget.__doc__)}"
     function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-    shown = {"__len__": f"len({owner.lower()})", "__iter__": f"iter({owner.lower()})"}.get(member)
-    title = shown or f"{owner}.{member}"
     text = _docstring(function.__doc__)
-    if shown:
-        return f"### {title}\n\n{text}"
-    return f"### {title}\n\n```text\n{_signature(member, function)}\n```\n\n{text}"
+    if member == "__len__":
+        return f"### len({owner.lower()})\n\n{text}"
+    return f"### {owner}.{member}\n\n```text\n{_signature(member, function)}\n```\n\n{text}"
 
 
 def _describe_error(name: str, error: type[BaseException]) -> str:
@@ -73,7 +83,7 @@ def _describe_error(name: str, error: type[BaseException]) -> str:
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
     """What has a docstring of its own, in the order of the source."""
     for name, value in vars(cls).items():
-        if name.startswith("_") and name not in ("__len__",):
+        if name.startswith("_") and name != "__len__":
             continue
         function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if inspect.isfunction(function) and function.__doc__:
@@ -89,7 +99,7 @@ def _signature(name: str, thing: Callable[..., Any]) -> str:
     for parameter in shown:
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
-        parts.append(str(parameter).replace("'", "") if isinstance(parameter.default, type) else _parameter(parameter))
+        parts.append(_parameter(parameter))
     one_line = f"{name}({', '.join(parts)}){arrow}"
     if len(one_line) <= 100:
         return one_line
@@ -97,7 +107,7 @@ def _signature(name: str, thing: Callable[..., Any]) -> str:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = _STARS.get(parameter.kind, "")
     annotation = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
     default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
     return f"{stars}{parameter.name}{annotation}{default}"

@@ -50,12 +50,12 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
     return _with_context(error, failure, cause)
 
 
-def setup_error(failure: Failure, what: str, advice: str = "") -> SetupError:
-    """The exception for code of the user that failed before any sample."""
+def setup_error(failure: Failure, what: str, advice: str = "", place: str = "") -> SetupError:
+    """The exception for code of the user that failed before any sample, in the named place or else a worker's."""
     text = f"{what}: {failure.type_name}: {failure.text}"
     if advice:
         text += f"\n{advice}"
-    return SetupError(f"{text}\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}")
+    return SetupError(f"{text}\n\nTraceback in {place or _place(failure)}:\n{failure.traceback_text}")
 
 
 def lost_error(report: LostReport) -> WorkerLostError:

@@ -58,7 +58,7 @@ class Loader:
         ragged: samples of varied length become a `RaggedArray` (a `tf.RaggedTensor` in `as_dataset`).
         on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
             of either and a budget: a number of errors, or their share of the rows, that a pass may have.
-        timeout_s: seconds for one sample.
+        timeout_s: seconds for one sample; checked and kept, not enforced yet.
         memory_limit: bytes for buffered batches, a number or such as "512MiB"; None: a quarter of what is free, at most
             2 GiB.
         setup: called once in each worker before its first sample: open files there.
@@ -216,7 +216,7 @@ class Loader:
             epochs: how many epochs one pass over the dataset has; None: it never ends (for `fit(steps_per_epoch=...)`).
             prefetch: batches (or chunks of tiny ones) that tf.data keeps ready, at least 0.
             device: such as "/GPU:0": prefetch to that device.
-            checkpointable: iterators can be saved by `tf.train.Checkpoint`.
+            checkpointable: refused where True; saving iterators comes with exact resume.
 
         Raises:
             ImportError: TensorFlow is not installed.

@@ -42,7 +42,7 @@ Words = tuple[int, int, int, int, int, int, int, int]
 class Control(enum.IntEnum):
     """Trainer to supervisor."""
 
-    LOAD = 1  # loader, shipment offset, nbytes, epoch to probe + 1 (0: none), deaths per ticket, timeout_ns, may_exclude
+    LOAD = 1  # loader, shipment offset, nbytes, epoch to probe + 1 or 0, deaths per ticket, timeout_ns, may_exclude
     LAYOUT = 2  # loader, offset, nbytes, max_chunk|can_split, batch rows|last batch's rows, full_batches, batch_ns
     SLOT_ADD = 3  # loader, slot, offset, nbytes
     SLOT_RETIRE = 4  # slot

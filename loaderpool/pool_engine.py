@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,9 @@ class PoolEngine:
         self.session, self.config, self.plan, self.unit = session, config, plan, unit
         self._given_spec = given_spec
         self._first_epoch = first_epoch
-        self._error: LoaderpoolError | None = None
+        # Makes the error that ended the loader, anew for each who meets it: a kept exception would keep, through its
+        # traceback, every frame that it passed, and so the loader itself.
+        self._make_error: Callable[[], LoaderpoolError] | None = None
         self._is_probe_error = self._was_told = False
         self._probe: Probe | None = None
         self._form: BatchForm | None = None
@@ -111,7 +114,7 @@ class PoolEngine:
         if self._form is None:
             self.session.check_owner()
             self._probe_again()
-            self.session.wait_for(lambda: self._probe is not None or self._error is not None)
+            self.session.wait_for(lambda: self._probe is not None or self._make_error is not None)
             with self.session.lock:
                 self._raise_error()
                 if self._form is None:
@@ -229,12 +232,15 @@ class PoolEngine:
         elif kind == Notice.SPEC:
             self._probe = read_attachment(attachment)
         elif kind == Notice.SPEC_FAILED:
-            self._error, self._is_probe_error = sample_error(read_attachment(attachment)), True
+            self._make_error = functools.partial(sample_error, read_attachment(attachment))
+            self._is_probe_error = True
         elif kind == Notice.LOAD_FAILED:
             failure, advice = read_attachment(attachment)
-            self._error = setup_error(failure, "the supervisor could not load function and source", advice)
+            what = "the supervisor could not load function and source"
+            self._make_error = functools.partial(setup_error, failure, what, advice, place="the supervisor")
         elif kind == Notice.LOST:
-            self._error, self._is_probe_error = lost_error(read_attachment(attachment)), words[1] != 0
+            self._make_error = functools.partial(lost_error, read_attachment(attachment))
+            self._is_probe_error = words[1] != 0
         elif kind == Notice.UNLOADED:
             self._forget()
 
@@ -248,18 +254,18 @@ class PoolEngine:
     @property
     def has_error(self) -> bool:
         """Whether the whole loader failed."""
-        return self._error is not None
+        return self._make_error is not None
 
     def _raise_error(self) -> None:
-        if self._error is not None:
+        if self._make_error is not None:
             self._was_told = True
-            raise self._error.with_traceback(None)
+            raise self._make_error()
 
     def _probe_again(self) -> None:
         """The first sample failed and somebody was told: try it anew, as any other sample is in the next pass."""
         with self.session.lock:
             if self._is_probe_error and self._was_told:
-                self._error, self._is_probe_error, self._was_told = None, False, False
+                self._make_error, self._is_probe_error, self._was_told = None, False, False
                 self.session.order(Control.PROBE, self.number, self._first_epoch)
 
     def _unload(self) -> None:

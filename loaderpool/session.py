@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from loaderpool import machine
-from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, SupervisorLostError
+from loaderpool.errors import ClosedError, ForeignProcessError, SupervisorLostError
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.lease import ReturnPipe
@@ -80,7 +80,7 @@ class Session:
         self.lock = threading.RLock()
         self._turn = threading.Condition(self.lock)
         self._has_leader = False
-        self._broken: LoaderpoolError | None = None
+        self._how_broken = ""  # how the supervisor died
         self.is_closed = False
         self.listeners: dict[int, Listener] = {}  # by loader
         self.runs: dict[int, Listener] = {}  # whose run it is, by run
@@ -147,7 +147,7 @@ class Session:
         if self.is_foreign:  # it would take the owner's messages
             return
         with self._turn:
-            if not self._has_leader and not self.is_closed and self._broken is None:
+            if not self._has_leader and not self.is_closed and not self._how_broken:
                 self._drain()
                 self._turn.notify_all()
 
@@ -156,8 +156,11 @@ class Session:
         if self.is_closed:
             raise ClosedError("the loader's pool is closed; make a new Loader (or Pool)")
         self.check_owner()
-        if self._broken is not None:
-            raise self._broken
+        if self._how_broken:
+            raise SupervisorLostError(
+                f"the supervisor process (pid {self._process.pid}) died ({self._how_broken}); its workers ended with it. "
+                "If the machine ran out of memory, lower memory_limit or the number of workers"
+            )
 
     @property
     def is_foreign(self) -> bool:
@@ -225,11 +228,7 @@ class Session:
             self._end_group()
             self._process.wait()
             code = self._process.returncode
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            self._broken = SupervisorLostError(
-                f"the supervisor process (pid {self._process.pid}) died ({how}); its workers ended with it. If the "
-                "machine ran out of memory, lower memory_limit or the number of workers"
-            )
+            self._how_broken = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             for listener in list(self.listeners.values()):
                 listener.on_broken()
 

@@ -149,8 +149,7 @@ class Supervisor:
             elif isinstance(instruction, s.Load):
                 pending.extend(self._load(instruction))
             elif isinstance(instruction, s.Update):
-                self._payloads.update(instruction.loader, instruction.offset, instruction.nbytes)
-                pending.extend(self._state.on_loaded(instruction.loader))
+                pending.extend(self._load(instruction))
             elif isinstance(instruction, s.Unload):
                 self._payloads.unload(instruction.loader)
             elif isinstance(instruction, s.LoseTicket):
@@ -160,10 +159,11 @@ class Supervisor:
             else:
                 self._is_over = True
 
-    def _load(self, load: s.Load) -> list[s.Instruction]:
+    def _load(self, load: s.Load | s.Update) -> list[s.Instruction]:
+        take_in = self._payloads.load if isinstance(load, s.Load) else self._payloads.update
         try:
             with _ends_with(self._trainer_pid):
-                self._payloads.load(load.loader, load.offset, load.nbytes)
+                take_in(load.loader, load.offset, load.nbytes)
         except BaseException as error:
             from loaderpool.supervisor.shipping import describe_load_error
 

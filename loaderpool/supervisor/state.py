@@ -127,6 +127,7 @@ class _Ticket:
     slot: int
     attempt: int = 0
     deaths: int = 0
+    uses_kept: bool = False  # the probe's result stands for some of its work, so its time tells nothing
 
     def order(self) -> bytes:
         if self.run is None:
@@ -534,6 +535,7 @@ class SupervisorState:
             if ticket.run is not None and ticket.first == 0 and ticket.loader.first_worker in self._with[has]:
                 number = ticket.loader.first_worker
                 ticket.loader.first_worker = None
+                ticket.uses_kept = True
                 assert number is not None
             self._send(self.workers[number], ticket, has)
 
@@ -644,7 +646,7 @@ class SupervisorState:
             self._with[has][worker_number] = None
         self._idle_deaths = 0
         loader = ticket.loader
-        if status == Status.FINISHED and rows and ticket.run is not None:
+        if status == Status.FINISHED and rows and ticket.run is not None and not ticket.uses_kept:
             # Units that are whole elements have one "row" a batch in the plan, whatever the batch itself has.
             planned = ticket.count * (ticket.row_stop - ticket.row_start)
             batch_ns = busy_ns * loader.batch_rows // max(1, planned)

@@ -130,7 +130,7 @@ def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image
 
     # Padded, as the strokes reach the glyph's border and would end as if cut with a knife; turned while small: cheaper.
     stroke = Image.fromarray(np.pad(glyph, 1)).resize((100, 100), Image.Resampling.BICUBIC)
-    stroke = stroke.rotate(rng.uniform(-15.0, 15.0), Image.Resampling.BICUBIC, expand=True)
+    stroke = stroke.rotate(rng.uniform(-10.0, 10.0), Image.Resampling.BICUBIC, expand=True)
     scale = rng.uniform(2.4, 3.0)
     stroke = stroke.resize((int(stroke.width * scale), int(stroke.height * scale)), Image.Resampling.BICUBIC)
     opacity = stroke.point(_FIRM)

@@ -35,8 +35,10 @@ pytestmark = pytest.mark.may_leak(reason="all tests share a pool, whose workers 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[lp.Pool]:
-    with leaks.guard(), lp.Pool(2) as made:
-        yield made
+    with leaks.guard():
+        made = [lp.Pool(2)]
+        yield made[0]
+        made.pop().close()
 
 
 @pytest.fixture(params=["here", "workers"])
@@ -221,7 +223,7 @@ def test_memory_limit_too_small_names_the_least_that_works(pool: lp.Pool) -> Non
         with pytest.raises(MemoryLimitError) as raised:
             next(iter(loader))
     assert isinstance(raised.value, MemoryError)
-    least = int(str(raised.value).split("memory_limit=")[1].split()[0])
+    least = int(str(raised.value).split("works is memory_limit=")[1].split()[0])
     with lp.Loader(np.zeros((64, 1000)), batch_size=16, pool=pool, memory_limit=least) as loader:
         assert sum(len(batch) for batch in loader) == 64
 
@@ -461,12 +463,11 @@ def test_a_loader_in_the_function_is_named(pool: lp.Pool) -> None:
 
 
 def test_a_function_that_cannot_travel_leaves_no_process_and_the_pool_usable(pool: lp.Pool) -> None:
-    before = leaks.take_snapshot()
     lock = threading.Lock()
-    for _ in range(3):
-        with pytest.raises(UnpicklableError):
-            lp.Loader(range(8), lambda item: lock, workers=1)
-    assert leaks.take_snapshot().left_since(before) == []
+    with leaks.guard():
+        for _ in range(3):
+            with pytest.raises(UnpicklableError):
+                lp.Loader(range(8), lambda item: lock, workers=1)
     with lp.Loader(range(8), identity, pool=pool) as loader:
         assert sum(len(batch) for batch in loader) == 8
 
@@ -488,10 +489,11 @@ def _refuse() -> None:
 def test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup(pool: lp.Pool) -> None:
     with lp.Loader([1, Unwilling()], lambda item: 1, pool=pool) as loader:
         for _ in range(2):
-            with pytest.raises(SetupError, match=r"LookupError: the licence server.*_refuse") as raised:
+            with pytest.raises(SetupError, match="LookupError: the licence server") as raised:
                 next(iter(loader))
         assert isinstance(raised.value, RuntimeError)
-        assert "supervisor" in str(raised.value)
+        assert "Traceback in the supervisor" in str(raised.value)
+        assert "in _refuse" in str(raised.value)
     with lp.Loader(range(8), identity, pool=pool) as loader:  # and the pool goes on
         assert sum(len(batch) for batch in loader) == 8
 

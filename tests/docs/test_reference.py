@@ -1,0 +1,133 @@
+"""The reference says what the code says: names, classes, options, invariants, links."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import urllib.parse
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import loaderpool
+from tests.docs.pages import ROOT, all_pages, name_of
+
+# The words that the conventions name; the glossary owns them.
+_OWNED = [
+    *("source", "item", "batch", "epoch", "pass", "ticket", "slot", "ring", "lease", "board", "arena", "shard"),
+    *("position", "seed", "trainer", "supervisor", "worker", "claim", "publish", "abandon", "failed", "lost"),
+    *("closed", "broken", "backpressure", "starvation"),
+]
+# RING-1, PROTO-4, ...; what else looks like it.
+_ID = re.compile(r"\b(?!UTF-|SHA-|ISO-|IEEE-|CP-)[A-Z]{2,}-\d+\b")
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_IN_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+def _page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def _first_cells(text: str, pattern: str) -> list[str]:
+    return re.findall(rf"^\| {pattern} \|", text, re.MULTILINE)
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_api_page_is_what_the_docstrings_say() -> None:
+    assert _page("reference/api.md") == _load(ROOT / "docs" / "make_api.py").page(), "run: python docs/make_api.py"
+
+
+def test_the_error_page_lists_every_error_with_what_else_it_is() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", _page("reference/errors.md"), re.MULTILINE)
+    errors = {
+        name: thing
+        for name in loaderpool.__all__
+        if isinstance(thing := getattr(loaderpool, name), type) and issubclass(thing, loaderpool.LoaderpoolError)
+    }
+    assert [name for name, _ in rows if name not in errors] == []
+    assert set(errors) - {name for name, _ in rows} == {"LoaderpoolError"}
+    for name, also in rows:
+        builtin = re.findall(r"`(\w+)`", also)[0]
+        assert builtin in {base.__name__ for base in errors[name].__mro__}, name
+
+
+def test_the_command_line_page_has_every_option_and_no_other() -> None:
+    pytest.importorskip("click", reason="click is not installed: pip install 'loaderpool[cli]'")
+    pytest.importorskip("rich", reason="rich is not installed: pip install 'loaderpool[cli]'")
+    from loaderpool.cli.commands import cli
+
+    text = _page("reference/cli.md")
+    sections = dict(re.findall(r"^## loaderpool (\w+) TARGET\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == cli.commands.keys()
+    for name, command in cli.commands.items():
+        options = {option for each in command.params for option in each.opts if option.startswith("--")}
+        assert set(_first_cells(sections[name], r"`(--[\w-]+) [^|]*?")) == options
+
+
+def test_the_glossary_owns_the_words_of_the_conventions_and_has_each_once() -> None:
+    words = _first_cells(_page("reference/glossary.md"), r"\*\*([\w ]+)\*\*")
+    assert len(words) == len(set(words))
+    assert [word for word in _OWNED if word not in words] == []
+
+
+def test_every_invariant_that_code_or_tests_cite_is_in_the_table_and_no_other() -> None:
+    cited: dict[str, list[str]] = {}
+    this_file = Path(__file__).resolve()
+    for path in [*(ROOT / "loaderpool").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        if path.resolve() != this_file:
+            for each in _ID.findall(path.read_text(encoding="utf-8")):
+                cited.setdefault(each, []).append(path.relative_to(ROOT).as_posix())
+    table = _first_cells(_page("explanation/protocol.md"), r"\*\*([A-Z]+-\d+)\*\*")
+    assert len(table) == len(set(table))
+    assert {each: where for each, where in cited.items() if each not in table} == {}
+    assert [each for each in table if each not in cited] == []
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    broken = []
+    for target in _LINK.findall(_IN_CODE.sub("", text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / urllib.parse.unquote(path)).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in _anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def _anchors(file: Path) -> set[str]:
+    """Those that GitHub gives to headings."""
+    headings = re.findall(r"^#+ (.+)$", _IN_CODE.sub(lambda found: found[0].strip("`"), file.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=name_of)
+def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"`((?:scripts|loaderpool|tests|docs)/[\w./-]+)(?:[ :][^`]*)?`", page.read_text()))
+    named |= set(re.findall(r"^(scripts/[\w./-]+)", page.read_text(), re.MULTILINE))
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+def test_every_title_that_code_cites_is_a_heading_of_its_page() -> None:
+    cited = []
+    for path in (ROOT / "loaderpool").rglob("*.py"):
+        text = re.sub(r"\s+#?\s*", " ", path.read_text(encoding="utf-8"))
+        cited += re.findall(r"docs/explanation/(\w+\.md), \"([\w ]+)\"", text)
+    assert cited
+    headings = {
+        (page.name, heading)
+        for page in (ROOT / "docs" / "explanation").glob("*.md")
+        for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    }
+    assert sorted(set(cited) - headings) == []

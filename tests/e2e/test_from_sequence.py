@@ -1,0 +1,416 @@
+"""A Keras `PyDataset` / `Sequence`, or anything like one, unchanged: batches, hooks, and what the hooks change."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.child import run_child
+
+BATCHES = 5
+
+
+class Plain:
+    """No Keras anywhere: `__len__` and `__getitem__`."""
+
+    def __init__(self, batches: int = BATCHES) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __getitem__(self, index: int) -> Any:
+        x = np.full((2, 3), index, np.float32)
+        return x, np.full(2, index, np.int64)
+
+
+class Counting(Plain):
+    """Notes each call of `__getitem__`, from whatever process, as a line of a file."""
+
+    def __init__(self, log: Path, batches: int = BATCHES) -> None:
+        super().__init__(batches)
+        self.log = str(log)
+
+    def note(self, line: str) -> None:
+        with open(self.log, "a") as file:  # a short append is one write, so lines of several processes stay whole
+            file.write(line + "\n")
+
+    def __getitem__(self, index: int) -> Any:
+        self.note(f"item {index}")
+        return super().__getitem__(index)
+
+
+class Hooked(Counting):
+    """Its batches show the state that the hooks left."""
+
+    def __init__(self, log: Path, batches: int = BATCHES) -> None:
+        super().__init__(log, batches)
+        self.epoch = 0
+        self.order = np.arange(batches)
+        self.begun = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.note(f"item {index} of {self.epoch}")
+        late = getattr(self, "late", -1)
+        return np.array([[self.epoch, self.order[index], self.begun, late]])
+
+    def on_epoch_begin(self) -> None:
+        self.note("begin")
+        self.begun += 1
+
+    def on_epoch_end(self) -> None:
+        self.note("end")
+        self.epoch += 1
+        self.order[:] = self.order[::-1].copy()  # in place: no new object shows it
+        if self.epoch == 1:
+            self.late = 7
+        else:
+            self.__dict__.pop("late", None)
+
+
+def read(log: Path) -> list[str]:
+    return log.read_text().split("\n")[:-1]
+
+
+def first_column(batches: Any) -> list[int]:
+    return [int(np.asarray(x)[0, 0]) for x, *_ in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_batches_come_in_order_and_each_is_computed_once(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    with lp.Loader.from_sequence(Counting(log), workers=workers) as loader:
+        assert len(loader) == BATCHES
+        for _ in range(2):
+            batches = list(loader)
+            assert first_column(batches) == list(range(BATCHES))
+            assert all(y.dtype == np.int64 and y.shape == (2,) for _, y in batches)
+        epoch = loader.epoch
+    # Batches of a third epoch may have been begun ahead: of the two that were read, none is there twice.
+    calls = read(log)
+    assert epoch == 2
+    assert all(2 <= calls.count(f"item {i}") <= 3 for i in range(BATCHES))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_nothing_is_computed_twice_or_ahead_where_hooks_may_change_it(tmp_path: Path, workers: int) -> None:
+    class EndOnly(Counting):
+        def on_epoch_end(self) -> None:
+            self.note("end")
+
+    log = tmp_path / "log"
+    with lp.Loader.from_sequence(EndOnly(log), workers=workers) as loader:
+        for _ in range(3):
+            list(loader)
+    epoch = sorted(f"item {i}" for i in range(BATCHES))
+    lines = read(log)
+    assert [sorted(lines[at : at + BATCHES]) for at in (0, BATCHES + 1, 2 * BATCHES + 2)] == [epoch] * 3
+    assert lines[BATCHES :: BATCHES + 1] == ["end"] * 3  # the last epoch's too
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_changes_made_by_hooks_are_seen_by_the_next_epoch(tmp_path: Path, workers: int) -> None:
+    sequence = Hooked(tmp_path / "log")
+    with lp.Loader.from_sequence(sequence, workers=workers) as loader:
+        epochs = [[batch[0].tolist() for batch in loader] for _ in range(3)]
+    straight, back = list(range(BATCHES)), list(range(BATCHES))[::-1]
+    assert epochs == [
+        [[0, i, 1, -1] for i in straight],
+        [[1, i, 2, 7] for i in back],  # a new attribute
+        [[2, i, 3, -1] for i in straight],  # which is gone again
+    ]
+    assert (sequence.epoch, sequence.begun) == (3, 3)  # the user's own object
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_epoch_begin_comes_before_any_index_of_its_epoch(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    with lp.Loader.from_sequence(Hooked(log), workers=workers) as loader:
+        assert loader.element_spec.shape == (None, 4)  # one batch was made to see what they are like
+        assert read(log) == ["item 0 of 0"]  # and no hook was called for it
+        for _ in range(2):
+            list(loader)
+    lines = read(log)[1:]
+    for epoch in range(2):
+        part, lines = lines[: BATCHES + 2], lines[BATCHES + 2 :]
+        assert part[0] == "begin"
+        assert sorted(part[1:-1]) == [f"item {i} of {epoch}" for i in range(BATCHES)]
+        assert part[-1] == "end"
+    assert not lines
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_abandoned_epoch_has_no_end(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    sequence = Hooked(log)
+    with lp.Loader.from_sequence(sequence, workers=workers) as loader:
+        for _ in zip(range(BATCHES - 1), loader, strict=False):
+            pass
+        assert sequence.epoch == 0
+        assert [batch[0, 0] for batch in loader] == [0] * BATCHES
+        assert sequence.epoch == 1
+        assert sequence.begun == 2
+    assert read(log).count("end") == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_nobody_asked_past_its_last_batch_ends_before_the_next_begins(
+    tmp_path: Path, workers: int
+) -> None:
+    log = tmp_path / "log"
+    with lp.Loader.from_sequence(Hooked(log), workers=workers) as loader:
+        first = list(itertools.islice(loader, BATCHES))
+        assert "end" not in read(log)
+        second = [batch[0, 0] for batch in itertools.islice(loader, BATCHES)]
+        assert [batch[0, 0] for batch in first] == [0] * BATCHES
+        assert second == [1] * BATCHES
+        assert [line for line in read(log) if "item" not in line] == ["begin", "end", "begin"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_hooks_run_for_each_epoch_of_one_stream_through_tf_data(tf: Any, tmp_path: Path, prefetch: int) -> None:
+    log = tmp_path / "log"
+    with lp.Loader.from_sequence(Hooked(log), workers=2) as loader:
+        seen = [batch.numpy()[0, :2].tolist() for batch in loader.as_dataset(epochs=3, prefetch=prefetch)]
+    straight = list(range(BATCHES))
+    assert seen == [[0, i] for i in straight] + [[1, i] for i in straight[::-1]] + [[2, i] for i in straight]
+    assert [line for line in read(log) if "item" not in line] == ["begin", "end"] * 3
+
+
+def test_the_next_epoch_waits_for_a_hook_that_another_thread_still_runs(tf: Any, tmp_path: Path) -> None:
+    import time
+
+    class Slow(Hooked):
+        def on_epoch_end(self) -> None:
+            time.sleep(0.3)  # on tf.data's prefetching thread, while the loop below has all batches it wants
+            super().on_epoch_end()
+
+    with lp.Loader.from_sequence(Slow(tmp_path / "log"), workers=2) as loader:
+        dataset = loader.as_dataset()
+        epochs = []
+        for _ in range(3):
+            iterator = iter(dataset)  # as fit does: as many batches as there are, never the end of the iterator
+            epochs.append([int(next(iterator)[0, 0]) for _ in range(BATCHES)])
+        del iterator
+    assert epochs == [[0] * BATCHES, [1] * BATCHES, [2] * BATCHES]
+
+
+def test_an_error_in_a_hook_reaches_the_consumer_and_the_next_pass_is_whole(tmp_path: Path) -> None:
+    class Failing(Counting):
+        fails = True
+
+        def on_epoch_end(self) -> None:
+            if self.fails:
+                raise KeyError("hook")
+
+    sequence = Failing(tmp_path / "log")
+    with lp.Loader.from_sequence(sequence, workers=2) as loader:
+        with pytest.raises(KeyError, match="hook"):
+            list(loader)
+        assert isinstance(loader.last_error, KeyError)
+        sequence.fails = False
+        assert first_column(loader) == list(range(BATCHES))
+
+
+def test_a_hook_that_changes_the_number_of_batches_is_an_error_that_says_so() -> None:
+    class Shrinking(Plain):
+        def on_epoch_end(self) -> None:
+            self.batches -= 1
+
+    with lp.Loader.from_sequence(Shrinking(), workers=1) as loader:
+        with pytest.raises(lp.LoaderpoolError, match="from 5 to 4"):
+            list(loader)
+
+
+def test_hooks_may_set_what_cannot_travel_only_if_it_is_left_out_of_the_pickle() -> None:
+    class Opens(Plain):
+        handle = None
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {name: value for name, value in vars(self).items() if name != "handle"}
+
+        def on_epoch_end(self) -> None:
+            self.handle = (i for i in range(3))
+
+    class Carries(Plain):
+        def on_epoch_end(self) -> None:
+            self.carried = (i for i in range(3))
+
+    first = Opens()
+    first.on_epoch_end()
+    with lp.Loader.from_sequence(first, workers=1) as loader:
+        assert first_column(loader) == first_column(loader)
+    with lp.Loader.from_sequence(Carries(), workers=1) as loader:
+        with pytest.raises(lp.UnpicklableError, match="carried"):
+            list(loader)
+
+
+def test_a_changed_object_that_cannot_be_unpickled_in_the_pool_is_an_error_and_not_the_pools_end() -> None:
+    class Breaking(Plain):
+        def on_epoch_end(self) -> None:
+            self.part = _OnlyHere()
+
+    with lp.Pool(1) as pool, lp.Loader.from_sequence(Breaking(), pool=pool) as loader:
+        list(loader)
+        with pytest.raises(lp.SetupError, match="nowhere but here"):
+            list(loader)
+        with lp.Loader.from_sequence(Plain(), pool=pool) as other:
+            assert first_column(other) == list(range(BATCHES))
+
+
+class _OnlyHere:
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise RuntimeError("nowhere but here")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_is_none_is_a_loud_error(workers: int) -> None:
+    class Forgetful(Plain):
+        def __getitem__(self, index: int) -> Any:
+            return None if index == 3 else super().__getitem__(index)
+
+    with lp.Loader.from_sequence(Forgetful(), workers=workers) as loader:
+        with pytest.raises(lp.LoaderpoolError, match=r"None.*3|3.*None"):
+            list(loader)
+        assert isinstance(loader.last_error, lp.LoaderpoolError)
+
+
+def test_lists_of_arrays_are_structure_as_keras_has_it() -> None:
+    class Lists(Plain):
+        def __getitem__(self, index: int) -> Any:
+            x, y = super().__getitem__(index)
+            return [[x, x + 1], y.tolist()]
+
+    with lp.Loader.from_sequence(Lists(), workers=1) as loader:
+        (first, second), labels = next(iter(loader))
+    assert np.array_equal(second, first + 1)
+    assert labels.tolist() == [0, 0]
+
+
+def test_lists_and_arrays_of_batches_are_sequences_too() -> None:
+    batches = [np.full((2, 2), i) for i in range(4)]
+    for source in (batches, tuple(batches), np.stack(batches)):
+        with lp.Loader.from_sequence(source, workers=1) as loader:
+            assert [int(batch[0, 0]) for batch in loader] == [0, 1, 2, 3]
+
+
+def test_shuffle_permutes_whole_batches_and_only_where_asked() -> None:
+    with lp.Loader.from_sequence(Plain(20), workers=1) as straight:
+        assert first_column(straight) == list(range(20))
+    with lp.Loader.from_sequence(Plain(20), workers=1, shuffle=True) as shuffled:
+        first, second = first_column(shuffled), first_column(shuffled)
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert len({tuple(first), tuple(second), tuple(range(20))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: lp.Loader.from_sequence(Plain), TypeError, "instance"),
+        (lambda: lp.Loader.from_sequence(object()), TypeError, "__getitem__"),
+        (lambda: lp.Loader.from_sequence(Plain(), batch_size=4), ValueError, "batch_size"),
+        (lambda: lp.Loader.from_sequence(Plain(), fn=len), ValueError, "fn"),
+        (lambda: lp.Loader.from_sequence(Plain(0)), ValueError, "empty"),
+    ],
+)
+def test_wrong_arguments_fail_in_the_callers_line(make: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(lp.LoaderpoolError, match=text) as caught:
+        make()
+    assert isinstance(caught.value, error)
+
+
+# ---- Keras ----
+
+
+def test_num_batches_of_a_py_dataset_is_honoured_and_its_workers_setting_read(tf: Any) -> None:
+    import keras
+
+    class Numbered(keras.utils.PyDataset):
+        @property
+        def num_batches(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 1), index, np.float32)
+
+    class Endless(Numbered):
+        @property
+        def num_batches(self) -> None:
+            return None
+
+    with lp.Loader.from_sequence(Numbered(workers=2)) as loader:
+        assert (len(loader), loader.workers) == (3, 2)
+        assert [float(batch[0, 0]) for batch in loader] == [0, 1, 2]
+    with pytest.raises(lp.SourceError, match="num_batches"):
+        lp.Loader.from_sequence(Endless(), workers=1)
+
+
+def test_a_module_that_imports_tensorflow_reaches_workers_without_it(tf: Any, tmp_path: Path) -> None:
+    (tmp_path / "users_sequence.py").write_text(
+        "import sys\n"
+        "import numpy as np\n"
+        "import tensorflow as tf\n"
+        "import keras\n"
+        "class Batches(keras.utils.PyDataset):\n"
+        "    def __init__(self, **settings):\n"
+        "        super().__init__(**settings)\n"
+        "        self.step = 0\n"
+        "    def __len__(self):\n"
+        "        return 4\n"
+        "    def __getitem__(self, index):\n"
+        "        loaded = 'tensorflow' in sys.modules or 'keras' in sys.modules\n"
+        "        return np.full((2, 1), index + self.step), np.array([loaded, loaded])\n"
+        "    def on_epoch_end(self):\n"
+        "        self.step = tf.constant(10).numpy()\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        from users_sequence import Batches
+
+        with lp.Loader.from_sequence(Batches(), workers=2) as loader:
+            for step in (0, 10):
+                for index, (x, loaded) in enumerate(loader):
+                    assert x[0, 0] == index + step
+                    assert not loaded.any()
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("users_sequence", None)
+
+
+def test_a_sequence_defined_in_a_script_trains_without_a_main_guard(tf: Any) -> None:
+    run_child(
+        """
+        import sys
+        import keras, numpy as np
+        import loaderpool as lp
+
+        class Batches(keras.utils.PyDataset):
+            def __init__(self):
+                super().__init__(workers=2, use_multiprocessing=True)
+                self.x = np.arange(24, dtype=np.float32).reshape(6, 4, 1)
+            def __len__(self):
+                return 6
+            def __getitem__(self, index):
+                assert "tensorflow" not in sys.modules
+                return self.x[index], 3 * self.x[index], np.ones(4, np.float32)
+            def on_epoch_end(self):
+                np.random.shuffle(self.x)
+
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+        loader = lp.Loader.from_sequence(Batches())
+        history = model.fit(loader.as_dataset(), epochs=3, verbose=0)
+        assert len(history.history["loss"]) == 3
+        assert loader.epoch == 3
+        """
+    ).check()
