@@ -4,6 +4,10 @@ Any Python preprocessing function runs in a pool of worker processes; batches re
 without a copy, in an order that no number of workers changes.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from loaderpool.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -25,7 +29,9 @@ from loaderpool.loader import Loader, LoaderIterator
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
-from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+
+if TYPE_CHECKING:
+    from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
 __version__ = "0.1.0"
 
@@ -55,3 +61,11 @@ __all__ = [
     "WorkerStatistics",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Statistics", "WorkerStatistics"):  # types to annotate with, which few programs name
+        from loaderpool.telemetry import statistics
+
+        return getattr(statistics, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES
-from loaderpool.worker.failures import RowFailure
+
+if TYPE_CHECKING:
+    from loaderpool.worker.failures import RowFailure
 
 __all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty"]
 

@@ -120,7 +120,9 @@ def _dual(original: Original, message: str, told: dict[str, Any]) -> SampleError
         # In the class, where they hide whatever the user's class has under these names, properties too.
         members = {**told, "__str__": lambda self: message, "__module__": user_type.__module__}
         both: Any = type(user_type.__name__, (SampleError, user_type), members)
-        builtin: Any = next(cls for cls in user_type.__mro__ if not cls.__flags__ & _IS_HEAP_TYPE)
+        builtin = both
+        while builtin.__flags__ & _IS_HEAP_TYPE:
+            builtin = builtin.__base__
         attributes = dict(original.attributes)
         if "derive" in dir(builtin):  # an exception group cannot be without its exceptions
             error = builtin.__new__(both, attributes.pop("message"), attributes.pop("exceptions"))

@@ -13,17 +13,17 @@ from loaderpool import role
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError
-from loaderpool.memory.form import BatchForm
+from loaderpool.memory.form import BatchForm, unit_of
 from loaderpool.passes import EpochHooks, Pass, PassBook
 from loaderpool.plan.order import Plan
 from loaderpool.pool import Pool, resolve_workers
 from loaderpool.sources import as_source
 from loaderpool.spec import ElementSpec, read_spec
-from loaderpool.telemetry.statistics import Statistics
-from loaderpool.worker.work import unit_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from loaderpool.telemetry.statistics import Statistics
 
 __all__ = ["Loader", "LoaderIterator"]
 
@@ -58,7 +58,7 @@ class Loader:
         ragged: samples of varied length become a `RaggedArray` (a `tf.RaggedTensor` in `as_dataset`).
         on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
             of either and a budget: a number of errors, or their share of the rows, that a pass may have.
-        timeout_s: seconds for one sample; checked and kept, not enforced yet.
+        timeout_s: seconds that one sample may take; past them its worker is replaced and the sample is an error.
         memory_limit: bytes for buffered batches, a number or such as "512MiB"; None: a quarter of what is free, at most
             2 GiB.
         setup: called once in each worker before its first sample: open files there.
@@ -134,6 +134,7 @@ class Loader:
             "setup": setup,
             "config": config,
             "plan": self._plan,
+            "given_spec": self._given_spec,
             "takes_rng": "rng" in parameters,
             "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
         }

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from loaderpool.errors import MemoryLimitError
 
@@ -36,7 +35,7 @@ _F_GETPIPE_SZ = 1032
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _GLIBC_DEFAULT_TRIM = 128 * 1024
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = "/sys/fs/cgroup"
 
 
 def create_memory_file(name: str) -> int:
@@ -104,7 +103,8 @@ def die_with_parent(parent_pid: int) -> None:
 def raise_oom_score() -> None:
     """Ask the kernel's OOM killer to take this process before the trainer. Best effort."""
     try:
-        Path("/proc/self/oom_score_adj").write_text("500")
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
     except OSError:
         pass
 
@@ -121,7 +121,7 @@ def pipe_capacity_bytes(descriptor: int) -> int:
 def process_cpu_s(pid: int) -> float:
     """CPU time the process has used so far in seconds; 0.0 where it is gone or cannot be read."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -153,21 +153,21 @@ def cgroup_cpu_quota() -> float | None:
 def _cgroup_quotas() -> Iterable[float | None]:
     for directory in _cgroup_directories("cpu"):
         try:
-            if (directory / "cpu.max").exists():
-                quota, period = (directory / "cpu.max").read_text().split()[:2]
+            if os.path.exists(f"{directory}/cpu.max"):
+                quota, period = _read(f"{directory}/cpu.max").split()[:2]
                 yield None if quota == "max" else int(quota) / int(period)
-            elif (directory / "cpu.cfs_quota_us").exists():
-                quota_us = int((directory / "cpu.cfs_quota_us").read_text())
-                period_us = int((directory / "cpu.cfs_period_us").read_text())
+            elif os.path.exists(f"{directory}/cpu.cfs_quota_us"):
+                quota_us = int(_read(f"{directory}/cpu.cfs_quota_us"))
+                period_us = int(_read(f"{directory}/cpu.cfs_period_us"))
                 yield quota_us / period_us if quota_us > 0 else None
         except (OSError, ValueError):
             continue
 
 
-def _cgroup_directories(controller: str) -> Iterable[Path]:
+def _cgroup_directories(controller: str) -> Iterable[str]:
     """The directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _read("/proc/self/cgroup").splitlines()
     except OSError:
         lines = []
     for line in lines:
@@ -175,18 +175,18 @@ def _cgroup_directories(controller: str) -> Iterable[Path]:
         if controllers == "":
             root = _CGROUP
         elif controller in controllers.split(","):
-            root = _CGROUP / controllers
-            if not root.exists():
-                root = _CGROUP / controller
+            root = f"{_CGROUP}/{controllers}"
+            if not os.path.exists(root):
+                root = f"{_CGROUP}/{controller}"
         else:
             continue
-        inner = root / path.lstrip("/")
+        inner = os.path.join(root, path.lstrip("/")).rstrip("/")
         while True:
-            if inner.exists():
+            if os.path.exists(inner):
                 yield inner
-            if inner == root or root not in inner.parents:
+            if not inner.startswith(f"{root}/"):
                 break
-            inner = inner.parent
+            inner = os.path.dirname(inner)
     if not lines:
         yield _CGROUP
 
@@ -206,8 +206,8 @@ def available_memory_bytes() -> int:
     """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
     free = [_machine_available_bytes()]
     for directory in _cgroup_directories("memory"):
-        limit = _read_int(directory / "memory.max") or _read_int(directory / "memory.limit_in_bytes")
-        used = _read_int(directory / "memory.current") or _read_int(directory / "memory.usage_in_bytes")
+        limit = _read_int(f"{directory}/memory.max") or _read_int(f"{directory}/memory.limit_in_bytes")
+        used = _read_int(f"{directory}/memory.current") or _read_int(f"{directory}/memory.usage_in_bytes")
         if limit is not None and used is not None and limit < 1 << 60:
             free.append(max(0, limit - used + _reclaimable_bytes(directory)))
     return min(free)
@@ -215,7 +215,7 @@ def available_memory_bytes() -> int:
 
 def _machine_available_bytes() -> int:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in _read("/proc/meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:
@@ -226,9 +226,9 @@ def _machine_available_bytes() -> int:
         return 4 << 30
 
 
-def _reclaimable_bytes(directory: Path) -> int:
+def _reclaimable_bytes(directory: str) -> int:
     try:
-        for line in (directory / "memory.stat").read_text().splitlines():
+        for line in _read(f"{directory}/memory.stat").splitlines():
             name, _, value = line.partition(" ")
             if name in ("inactive_file", "total_inactive_file"):
                 return int(value)
@@ -237,8 +237,13 @@ def _reclaimable_bytes(directory: Path) -> int:
     return 0
 
 
-def _read_int(path: Path) -> int | None:
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _read_int(path: str) -> int | None:
     try:
-        return int(path.read_text())
+        return int(_read(path))
     except (OSError, ValueError):  # absent, or "max"
         return None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import machine, role
 from loaderpool.config import check_workers
 from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError
-from loaderpool.session import Session
+
+if TYPE_CHECKING:
+    from loaderpool.session import Session
 
 __all__ = ["Pool", "resolve_workers"]
 
@@ -63,6 +65,8 @@ class Pool:
         if self._session is None:
             if self._is_closed:
                 raise ClosedError("this Pool is closed; make a new one")
+            from loaderpool.session import Session  # with subprocess and sockets: not at import
+
             self._session = Session(self._workers)
             self._finalizer = weakref.finalize(self, self._session.close)
         return self._session
@@ -91,8 +95,10 @@ class Pool:
     def close(self) -> None:
         """End the supervisor and its workers. May be called twice; arrays that were handed out stay valid."""
         self._is_closed = True
-        if self._session is not None:
-            self._session.close()
+        session, self._session = self._session, None  # so that a closed pool holds no memory
+        if session is not None:
+            session.close()
+            self._finalizer.detach()
 
     def __enter__(self) -> Pool:  # noqa: PYI034 - Self is in typing from 3.11 on
         return self

@@ -273,6 +273,9 @@ class Session:
         if kind == Notice.COMPLETION:
             listener = self.runs.get(words[2])
         elif kind == Notice.RUN_ENDED:
+            # This may have overtaken the run's last completions with bytes, which were in the socket before it was in
+            # the pipe: without them their slots would never be returned.
+            self._drain_socket()
             listener = self.runs.pop(words[1], None)
         elif kind == Notice.SLOT_RETIRED:
             listener = self.slots.pop(words[1], None)

@@ -108,17 +108,24 @@ class ElementSpec:
         return f"ElementSpec({self.pack()!r})"
 
 
-def sample_spec(sample: Any) -> ElementSpec:
+def sample_spec(sample: Any, given: ElementSpec | None = None) -> ElementSpec:
     """The spec of exactly this sample: no batch axis, all axes known.
+
+    Args:
+        sample: what the function returned.
+        given: the user's spec; says of an object array without elements whether it is str or bytes.
 
     Raises:
         SpecMismatchError: no batch can be made of it; names the component.
     """
     structure = Structure.of(sample)
     components = []
-    for leaf, path in zip(structure.flatten(sample), structure.paths, strict=True):
+    hints: tuple[ArraySpec | None, ...] = (None,) * structure.num_leaves
+    if given is not None and given.structure == structure:
+        hints = given.components
+    for leaf, path, hint in zip(structure.flatten(sample), structure.paths, hints, strict=True):
         array = convert_leaf(leaf, path)
-        components.append(ArraySpec(array.shape, array.dtype, _text_of(array, leaf, path)))
+        components.append(ArraySpec(array.shape, array.dtype, _text_of(array, leaf, path, hint and hint.text)))
     return ElementSpec(structure, tuple(components))
 
 
@@ -259,12 +266,12 @@ def _as_text(array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
     raise SpecMismatchError(f"{named(path)}: an array of objects ({names}); {advice}")
 
 
-def _text_of(array: npt.NDArray[Any], leaf: Any, path: str) -> Text | None:
+def _text_of(array: npt.NDArray[Any], leaf: Any, path: str, given: Text | None) -> Text | None:
     if array.dtype != _OBJECT:
         return None
     if array.size:
         return "str" if isinstance(array.flat[0], str) else "bytes"
-    text = _TEXT_KINDS.get(getattr(getattr(leaf, "dtype", None), "kind", ""))
+    text = _TEXT_KINDS.get(getattr(getattr(leaf, "dtype", None), "kind", "")) or given
     if text is None:
         raise SpecMismatchError(
             f"{named(path)}: the first sample's object array is empty, so whether it is str or bytes is unknown; "

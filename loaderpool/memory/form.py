@@ -10,11 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.config import LoaderConfig
 from loaderpool.memory.layout import FixedLayout, aligned, packed_nbytes, read_packed
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
 
-__all__ = ["BatchForm", "UnitKind", "batch_form", "read_text", "spec_of_batches"]
+__all__ = ["BatchForm", "UnitKind", "batch_form", "read_text", "spec_of_batches", "unit_of"]
 
 # What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
@@ -23,6 +24,13 @@ UnitKind = Literal["sample", "batch", "element"]
 _CHUNK_BYTES = 1 << 20
 _MAX_CHUNK = 64
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
+
+
+def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
+    """What one call of the function makes."""
+    if batch_fn is not None:
+        return "batch"
+    return "sample" if config.batch_size is not None else "element"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
+from loaderpool.plan.keys import stream_key
 from loaderpool.plan.permutation import MAX_SIZE, Permutation
-from loaderpool.plan.randomness import stream_key
 
 __all__ = ["Plan"]
 

@@ -11,7 +11,6 @@ from them. `SavedGlobals` keeps the trainer's own state where samples are made i
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import pickle
 import random
 import struct
@@ -23,22 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
-__all__ = ["BATCH_KIND", "SAMPLE_KIND", "GlobalsWatch", "SampleStreams", "SavedGlobals", "stream_key"]
+from loaderpool.plan.keys import stream_key
+
+__all__ = ["BATCH_KIND", "SAMPLE_KIND", "GlobalsWatch", "SampleStreams", "SavedGlobals"]
 
 SAMPLE_KIND, BATCH_KIND = 1, 2
 """Highest word of the Philox counter: a sample's stream and a batch's never meet, whatever their positions."""
-
-
-def stream_key(purpose: str, seed: int, epoch: int) -> int:
-    """128 well-mixed bits, unrelated for any two different (purpose, seed, epoch).
-
-    Args:
-        purpose: what they are for; a word without spaces, so that no two triples read the same.
-        seed: any integer.
-        epoch: any integer.
-    """
-    digest = hashlib.blake2b(f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool").digest()
-    return int.from_bytes(digest, "little")
 
 
 class SampleStreams:

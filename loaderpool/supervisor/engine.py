@@ -146,9 +146,7 @@ class Supervisor:
                 self._to_trainer(instruction.message)
             elif isinstance(instruction, s.Fork):
                 self._fork(instruction.worker, instruction.cell)
-            elif isinstance(instruction, s.Load):
-                pending.extend(self._load(instruction))
-            elif isinstance(instruction, s.Update):
+            elif isinstance(instruction, s.Load) or isinstance(instruction, s.Update):
                 pending.extend(self._load(instruction))
             elif isinstance(instruction, s.Unload):
                 self._payloads.unload(instruction.loader)
@@ -276,7 +274,7 @@ class Supervisor:
         os.set_blocking(write_end, False)
         self._arena.board.clear(cell)
         stacks = StackFile()
-        arguments = (number, cell, read_end, stacks)
+        arguments = (number, cell, read_end, write_end, stacks)
         process = self._context.Process(target=self._worker_main, args=arguments, name=f"worker-{number}")
         try:
             process.start()
@@ -296,11 +294,12 @@ class Supervisor:
             self._poll.register(pidfd, select.POLLIN)
         self._to_trainer(pack(Notice.WORKER_STARTED, number, process.pid, cell))
 
-    def _worker_main(self, number: int, cell: int, tickets: int, stacks: StackFile) -> None:
+    def _worker_main(self, number: int, cell: int, tickets: int, tickets_write: int, stacks: StackFile) -> None:
         """Runs in: the new worker."""
         role.become("worker")
         channels = WorkerChannels(tickets, self._reports_write, self._completions, self._socket)
-        mine = [self._control, self._reports_read, self._arena.descriptor]
+        # Its own pipe's write end, too, or it would never read the end of file that tells of the supervisor's.
+        mine = [self._control, self._reports_read, self._arena.descriptor, tickets_write]
         if self._trainer_pidfd is not None:
             mine.append(self._trainer_pidfd)
         for other in self._workers.values():

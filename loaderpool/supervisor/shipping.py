@@ -1,7 +1,7 @@
 """The user's function, source and hooks as bytes in the trainer, and as objects again in the supervisor.
 
 The trainer may have TensorFlow loaded; the supervisor is a clean interpreter, which finds the trainer's `sys.path` and
-working directory but never runs its `__main__`. See `docs/explanation/` for "Getting there".
+working directory but never runs its `__main__` (docs/explanation/architecture.md, "Getting there").
 """
 
 from __future__ import annotations

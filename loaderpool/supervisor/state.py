@@ -594,9 +594,12 @@ class SupervisorState:
         in_epoch = run.next % run.batches_per_epoch
         count = 1
         if loader.max_chunk > 1 and loader.is_measured:
-            left = min(loader.full_batches - in_epoch, run.limit - run.next)
+            # Small chunks at an epoch's start (the consumer waits for the first) and at the end of what may be made, so
+            # that all workers end together.
+            left = run.limit - run.next
             fair = -(-left // (_TICKETS_PER_WORKER * max(1, self.target_workers)))
-            count = max(1, min(loader.max_chunk, _CHUNK_NS // max(1, loader.batch_ns), left, fair))
+            by_time = _CHUNK_NS // max(1, loader.batch_ns)
+            count = max(1, min(loader.max_chunk, by_time, fair, in_epoch, loader.full_batches - in_epoch))
         ticket = self._new_ticket(run, slot, run.next, count, 0, self._rows_of(run, run.next))
         run.next += count
         return ticket

@@ -51,7 +51,10 @@ class Converter:
         Raises:
             SpecMismatchError: naming path, index, expected and actual.
         """
-        leaves = self.flatten(result)
+        try:
+            leaves = self.flatten(result)
+        except SpecMismatchError as error:
+            raise SpecMismatchError(f"{error} (source index {index})") from None
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
 
     def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.board import Board, Field
-from loaderpool.memory.form import BatchForm, UnitKind
+from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.layout import Block, Packing
 from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import GlobalsWatch, SampleStreams
@@ -104,7 +104,7 @@ class Work:
     """Calls the user's function for the plan's positions.
 
     Args:
-        payload: what `Loader` shipped: source, fn, batch_fn, setup, config, plan, takes_rng, takes_out.
+        payload: what `Loader` shipped: source, fn, batch_fn, setup, config, plan, given_spec, takes_rng, takes_out.
         words: the board (or a stand-in) to note progress on.
         cell: first word of this worker's cell.
         worker: this worker's number, None in the caller's process.
@@ -129,6 +129,7 @@ class Work:
         self._takes_rng: bool = payload["takes_rng"]
         self._takes_out: bool = payload["takes_out"]
         self.unit: UnitKind = unit_of(self.config, self._batch_fn)
+        self._given_spec: ElementSpec | None = payload["given_spec"]
         self._words, self._cell, self._worker = words, cell, worker
         self._catches = catches
         self._streams = SampleStreams(self.config.seed)
@@ -226,7 +227,7 @@ class Work:
         elapsed = clock.monotonic_ns() - started
         self._words[self._cell + Field.INDEX] = 0
         try:
-            spec = sample_spec(result)
+            spec = sample_spec(result, self._given_spec)
             leaves = spec.structure.flatten(result)
         except Exception as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
@@ -376,13 +377,17 @@ class Work:
         """Whole batches, packed; what does not fit comes back to be written elsewhere."""
         batches: list[tuple[int, list[Block]]] = []
         failures: list[RowFailure] = []
+        waiting: list[list[npt.NDArray[Any]]] = []  # samples of all batches, until the chunk is written
         for start, stop in self._batch_bounds(job, len(indices)):
             if self.unit == "sample":
-                batch, failed = self._packed_samples(job, positions[start:stop], indices[start:stop])
+                batch, failed = self._packed_samples(job, positions[start:stop], indices[start:stop], waiting)
             else:
                 batch, failed = self._packed_unit(job, positions[start:stop], indices[start:stop])
             batches.append(batch)
             failures += failed
+        if job.count > 1 and not self._copies_rows and _share_arrays(waiting):
+            self._copies_rows = True  # an array came back in another batch of the chunk
+            return self._fill_packed(job, positions, indices, buffer, base, capacity)
         packing = Packing(batches)
         rows = sum(rows for rows, _ in batches)
         if packing.nbytes > capacity:
@@ -397,10 +402,15 @@ class Work:
         return [(start, start + size) for start in range(0, rows, size)]
 
     def _packed_samples(
-        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int]
+        self,
+        job: Job,
+        positions: npt.NDArray[np.int64],
+        indices: list[int],
+        waiting: list[list[npt.NDArray[Any]]],
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
         assert self.form is not None
         rows, good, failures = self._collect(job, positions, indices)
+        waiting += rows
         blocks: list[Block] = []
         for number, component in enumerate(self.form.spec.components):
             values = [leaves[number] for leaves in rows]
@@ -541,7 +551,7 @@ class Work:
             out = None
             if arrays is not None:
                 assert self.form is not None
-                out = self.form.spec.structure.pack([array[row] for array in arrays])
+                out = self.form.spec.structure.pack([array[row, ...] for array in arrays])  # 0-d: an array, too
             result = fn(item, out=out, **keywords)
             results.append(out if result is None else result)
             row += 1
@@ -581,15 +591,9 @@ class Work:
 
 
 def _share_arrays(rows: Sequence[Sequence[npt.NDArray[Any]] | None]) -> bool:
-    arrays = [id(leaf) for leaves in rows if leaves is not None for leaf in leaves]
+    distinct = {id(leaves): leaves for leaves in rows if leaves is not None}  # one row may stand in for others
+    arrays = [id(leaf) for leaves in distinct.values() for leaf in leaves]
     return len(set(arrays)) < len(arrays)
-
-
-def unit_of(config: LoaderConfig, batch_fn: Callable[..., Any] | None) -> UnitKind:
-    """What one call of the function makes."""
-    if batch_fn is not None:
-        return "batch"
-    return "sample" if config.batch_size is not None else "element"
 
 
 def _nbytes(leaf: Any) -> int:

@@ -78,7 +78,7 @@ class Pace:
     """How thoroughly a question is measured."""
 
     is_quick: bool = False  # one short round
-    patience_s: float = 10.0  # how long each contestant waits for other processes to leave the machine alone
+    patience_s: float = 20.0  # how long the contestants of a question wait, all together, for a quiet machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,13 +202,15 @@ def measure(
     """
     rounds = 1 if pace.is_quick else question.rounds
     seconds = question.seconds / (4 if pace.is_quick else 1)
-    most_busy = 0.0
+    most_busy, patience_s = 0.0, pace.patience_s
     values: dict[str, list[float]] = {figure.name: [] for figure in question.figures}
     facts: dict[str, float] = {}
     for number in range(rounds):
         names = list(question.contestants)
         for name in names if number % 2 == 0 else reversed(names):
-            busy = 0.0 if pace.is_quick else quiet.wait_until_quiet(pace.patience_s)
+            started = time.monotonic()
+            busy = 0.0 if pace.is_quick else quiet.wait_until_quiet(patience_s)
+            patience_s = max(0.0, patience_s - (time.monotonic() - started))
             most_busy = max(most_busy, busy)
             measured = _run_contestant(file, name, Window(seconds, question.warm_s, facts))
             facts.update(measured.facts)
@@ -247,7 +249,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print the README's table")
     parser.add_argument("--record", action="store_true", help="write the result into the file's docstring")
     parser.add_argument(
-        "--patience", type=float, default=10.0, metavar="SECONDS", help="wait this long for a quiet machine each time"
+        "--patience", type=float, default=20.0, metavar="SECONDS", help="wait this long in all for others to finish"
     )
 
 

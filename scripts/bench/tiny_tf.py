@@ -3,7 +3,7 @@
 Work: that of tiny.py, read by `for batch in loader.as_dataset()`.
 Baseline: a `from_generator` that computes nothing: it yields one ready-made batch again and again, 64-byte aligned, so
 that TensorFlow does not even copy it; once with `prefetch` and once without, and the faster one counts. It is a process
-of its own in each round, as it has two speeds.
+of its own in each round, as it has two speeds. Beside it the ceiling: TensorFlow alone, repeating one tensor in C++.
 Bar: at least 3 times its batches a second.
 Verified: all numbers of the first 300 batches, and those of every 256th batch that was timed.
 Command: scripts/bench/run tiny_tf
@@ -49,6 +49,16 @@ def from_generator(window: Window) -> Measured:
     return Measured({"from_generator": max(rates)}, {"from_generator_prefetch": rates[1]})
 
 
+def ceiling(window: Window) -> Measured:
+    import tensorflow as tf
+
+    ready = expected_batch(0)
+    rate, seen = deliveries(tf.data.Dataset.from_tensors(ready).repeat(), window, look_now_and_then())
+    for batch in seen:
+        require(batch is None or np.array_equal(batch, ready), "a wrong batch")
+    return Measured({"ceiling": rate})
+
+
 def as_dataset(window: Window) -> Measured:
     import loaderpool as lp
 
@@ -85,9 +95,10 @@ QUESTION = Question(
     name="tiny_tf",
     figures=(
         Figure("from_generator", "batches/s", "from_generator of one ready-made batch"),
+        Figure("ceiling", "batches/s", "TensorFlow's own iteration of one tensor"),
         Figure("as_dataset", "batches/s", "32 samples of 16 float32 through tf.data, 2 workers"),
     ),
-    contestants={"from_generator": from_generator, "as_dataset": as_dataset},
+    contestants={"from_generator": from_generator, "ceiling": ceiling, "as_dataset": as_dataset},
     bars=(Bar("as_dataset", "from_generator", at_least=3.0),),
     rounds=3,
     seconds=2.0,

@@ -54,7 +54,7 @@ def ensure_folder(folder: Path, images: int) -> bool:
         if _is_complete(folder, images):
             return False
         if not (folder / _MARKER).is_file() and any(folder.iterdir()):
-            raise NotOurFolderError(f"{folder} holds files that are not from the quickstart; name another folder by --data")
+            raise NotOurFolderError(f"{folder} holds files that are not the quickstart's; name another by --data")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside it, so that the rename stays in one file system; what an interrupted run left is not ours to reuse.
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -97,7 +97,7 @@ def _is_complete(folder: Path, images: int) -> bool:
 def _draw_all(folder: Path, images: int) -> None:
     for label in range(CLASSES):
         (folder / str(label)).mkdir()
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     digits: Any = load_digits()
     glyphs, labels = (digits.images * (255.0 / 16.0)).astype(np.uint8), digits.target

@@ -16,34 +16,34 @@ CLASSES = 10
 Item: TypeAlias = tuple[str, int]  # path of a JPEG file, its label
 Sample: TypeAlias = tuple[npt.NDArray[np.float32], int]  # float32[96, 96, 3] in 0..1, label
 
-_KEPT_WIDTH_PX = 128  # a 400 x 300 file becomes 128 x 96: the crop then moves sideways only
+_RESIZED_PX = 104  # the random crop moves by the 8 pixels that are left over
 
 
 def load(item: Item) -> Sample:
     """The middle of the image, unchanged: for the test set."""
     path, label = item
     pixels = _read(path)
-    left = (pixels.shape[1] - SIZE_PX) // 2
-    return pixels[:, left : left + SIZE_PX], label
+    margin = (_RESIZED_PX - SIZE_PX) // 2
+    return pixels[margin : margin + SIZE_PX, margin : margin + SIZE_PX], label
 
 
 def load_and_augment(item: Item, rng: np.random.Generator) -> Sample:
     """A random crop in random light, with a little noise: for training."""
     path, label = item
     pixels = _read(path)
-    left = rng.integers(0, pixels.shape[1] - SIZE_PX, endpoint=True)
-    pixels = pixels[:, left : left + SIZE_PX]
+    top, left = rng.integers(0, _RESIZED_PX - SIZE_PX, size=2, endpoint=True)
+    pixels = pixels[top : top + SIZE_PX, left : left + SIZE_PX]
     # No mirroring, which most image folders would want: a mirrored 2 is no 2.
-    contrast = rng.uniform(0.7, 1.3)
-    brightness = rng.uniform(-0.15, 0.15, size=3).astype(np.float32)  # for each colour, as lamps have tints
-    noise = rng.standard_normal(pixels.shape, dtype=np.float32) * np.float32(0.03)
-    mean = pixels.mean(dtype=np.float32)
-    pixels = (pixels - mean) * np.float32(contrast) + mean + brightness + noise
-    return np.clip(pixels, 0.0, 1.0), label
+    contrast = np.float32(rng.uniform(0.8, 1.2))
+    brightness = rng.uniform(-0.1, 0.1, size=3).astype(np.float32)  # for each colour, as lamps have tints
+    noise = rng.standard_normal(pixels.shape, dtype=np.float32) * np.float32(0.02)
+    mean = pixels.mean()
+    pixels = (pixels - mean) * contrast + mean + brightness + noise
+    return pixels.clip(0.0, 1.0), label
 
 
 def _read(path: str) -> npt.NDArray[np.float32]:
-    """float32[96, 128, 3] in 0..1."""
+    """float32[104, 104, 3] in 0..1."""
     with Image.open(path) as file:
-        image = file.convert("RGB").resize((_KEPT_WIDTH_PX, SIZE_PX), Image.Resampling.LANCZOS)
+        image = file.convert("RGB").resize((_RESIZED_PX, _RESIZED_PX), Image.Resampling.LANCZOS)
     return np.asarray(image, dtype=np.float32) / np.float32(255.0)

@@ -121,7 +121,9 @@ def test_a_wrong_value_names_the_argument_and_the_present_value(
 
 
 @pytest.mark.parametrize(("arguments", "name", "shown"), WRONG_TYPES, ids=lambda value: str(value)[:40])
-def test_a_wrong_type_names_the_argument_and_the_present_value(arguments: dict[str, Any], name: str, shown: str) -> None:
+def test_a_wrong_type_names_the_argument_and_the_present_value(
+    arguments: dict[str, Any], name: str, shown: str
+) -> None:
     if "pool" not in arguments:
         arguments = {"workers": 0, **arguments}
     with pytest.raises(ArgumentTypeError) as raised:
@@ -219,9 +221,9 @@ def test_replace_refuses_a_name_that_is_no_argument() -> None:
 
 
 def test_memory_limit_too_small_names_the_least_that_works(pool: lp.Pool) -> None:
-    with lp.Loader(np.zeros((64, 1000)), batch_size=16, pool=pool, memory_limit=1000) as loader:
-        with pytest.raises(MemoryLimitError) as raised:
-            next(iter(loader))
+    too_small = lp.Loader(np.zeros((64, 1000)), batch_size=16, pool=pool, memory_limit=1000)
+    with too_small, pytest.raises(MemoryLimitError) as raised:
+        next(iter(too_small))
     assert isinstance(raised.value, MemoryError)
     least = int(str(raised.value).split("works is memory_limit=")[1].split()[0])
     with lp.Loader(np.zeros((64, 1000)), batch_size=16, pool=pool, memory_limit=least) as loader:
@@ -388,7 +390,9 @@ def odd_one(odd: Any) -> Callable[[int], Any]:
             ["['image']", "float32", "float64", "astype"],
             id="dtype",
         ),
-        pytest.param({"image": np.zeros((2, 3), np.float32), "label": "cat"}, ["['label']", "text", "int64"], id="text"),
+        pytest.param(
+            {"image": np.zeros((2, 3), np.float32), "label": "cat"}, ["['label']", "text", "int64"], id="text"
+        ),
         pytest.param({"image": np.zeros((2, 3), np.float32)}, ["label"], id="missing key"),
         pytest.param({"image": np.zeros((2, 3), np.float32), "label": 1, "id": 3}, ["id"], id="extra key"),
         pytest.param((np.zeros((2, 3), np.float32), np.int64(1)), ["tuple", "dict"], id="structure"),
@@ -411,9 +415,9 @@ def test_a_sample_unlike_the_first_names_component_index_and_both_sides(
 
 def test_a_spec_of_another_structure_shows_both(made_in: dict[str, Any]) -> None:
     spec = {"image": lp.ArraySpec((None, 3), "float32")}
-    with lp.Loader(range(8), lambda item: np.zeros(3, np.float32), element_spec=spec, **made_in) as loader:
-        with pytest.raises(SpecMismatchError, match=r"element_spec.*image"):
-            next(iter(loader))
+    loader = lp.Loader(range(8), lambda item: np.zeros(3, np.float32), element_spec=spec, **made_in)
+    with loader, pytest.raises(SpecMismatchError, match=r"element_spec.*image"):
+        next(iter(loader))
 
 
 # ---- what cannot travel ----
@@ -457,9 +461,9 @@ def test_an_item_that_cannot_be_pickled_is_named(pool: lp.Pool) -> None:
 
 
 def test_a_loader_in_the_function_is_named(pool: lp.Pool) -> None:
-    with lp.Loader(range(8), identity, workers=0) as inner:
-        with pytest.raises(UnpicklableError, match=r"'inner'.*Loader"):
-            lp.Loader(range(8), lambda item: len(inner), pool=pool)
+    inner = lp.Loader(range(8), identity, workers=0)
+    with pytest.raises(UnpicklableError, match=r"'inner'.*Loader"):
+        lp.Loader(range(8), lambda item: len(inner), pool=pool)
 
 
 def test_a_function_that_cannot_travel_leaves_no_process_and_the_pool_usable(pool: lp.Pool) -> None:
@@ -512,9 +516,8 @@ def test_a_module_whose_import_fails_shows_the_import_error_and_advice(
     import only_here  # type: ignore[import-not-found]
 
     try:
-        with lp.Loader(range(8), only_here.fn, workers=1) as loader:
-            with pytest.raises(SetupError) as raised:
-                next(iter(loader))
+        with lp.Loader(range(8), only_here.fn, workers=1) as loader, pytest.raises(SetupError) as raised:
+            next(iter(loader))
     finally:
         del sys.modules["only_here"]
     text = str(raised.value)
@@ -534,9 +537,9 @@ def test_a_function_replaced_in_its_module_is_explained(tmp_path: Path, monkeypa
     added.__module__, added.__qualname__ = "patched_module", "added"
     patched_module.added = added
     try:
-        with lp.Loader(range(8), added, workers=1) as loader:
-            with pytest.raises(SetupError, match=r"AttributeError.*added"):
-                next(iter(loader))
+        loader = lp.Loader(range(8), added, workers=1)
+        with loader, pytest.raises(SetupError, match=r"AttributeError.*added"):
+            next(iter(loader))
     finally:
         del sys.modules["patched_module"]
 

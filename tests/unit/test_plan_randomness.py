@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from loaderpool.plan import randomness
-from loaderpool.plan.randomness import BATCH_KIND, SAMPLE_KIND, GlobalsWatch, SampleStreams, SavedGlobals, stream_key
+from loaderpool.plan.keys import stream_key
+from loaderpool.plan.randomness import BATCH_KIND, SAMPLE_KIND, GlobalsWatch, SampleStreams, SavedGlobals
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,163 @@
+"""python -m quickstart_demo: makes the images, measures both contestants, trains to the end, draws quickstart.png."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow's import: its start-up notes say nothing here
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import loaderpool as lp
+
+from .images import NotOurFolderError, ensure_folder, list_items
+from .loading import CLASSES, Item, load, load_and_augment
+
+_BATCH_SIZE = 32
+_SEED = 0
+# The same text in a terminal, in a file and for the test that reads it: no colours of numbers, no wrapping.
+_console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """How much is done."""
+
+    folder: Path  # of the images
+    figure: Path  # the PNG to write
+    images: int  # in the folder, training and test together
+    measured_epochs: int  # that each contestant trains for its numbers
+    epochs: int  # of the training that shows the accuracy
+
+
+def main() -> None:
+    """The demo from end to end; exit status 1 with one line where the folder is not its own."""
+    settings = _parse()
+    started_s = time.monotonic()
+    try:
+        made = ensure_folder(settings.folder, settings.images)
+    except NotOurFolderError as error:
+        sys.exit(f"quickstart: {error}")
+    train, test = list_items(settings.folder)
+    how = f"made in {time.monotonic() - started_s:.0f} s" if made else "already there"
+    _say(f"{settings.folder}: {len(train):,} JPEG files for training, {len(test):,} for the test ({how})")
+    _compare(settings, train, test)
+    _say(f"{settings.figure} shows it; {time.monotonic() - started_s:.0f} s in all")
+
+
+def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
+    # Not before the images are made: their processes import this module, and need no TensorFlow.
+    import tensorflow as tf
+
+    from . import figure
+    from .training import plain_dataset, train_measured
+
+    epochs = settings.measured_epochs
+    _say(f"training for {epochs} epoch{'s'[: epochs - 1]} on from_generator, then on loaderpool")
+    baseline = train_measured(
+        lambda: plain_dataset(train, load_and_augment, batch_size=_BATCH_SIZE, epochs=epochs, seed=_SEED),
+        train,
+        batch_size=_BATCH_SIZE,
+        epochs=epochs,
+    )
+    loaders: list[lp.Loader] = []
+
+    def pooled_dataset() -> Any:
+        loaders.append(lp.Loader(train, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=_SEED))
+        return loaders[0].as_dataset(epochs=epochs)
+
+    try:
+        ours = train_measured(pooled_dataset, train, batch_size=_BATCH_SIZE, epochs=epochs)
+        statistics, workers = loaders[0].statistics(), loaders[0].workers
+    finally:
+        for loader in loaders:
+            loader.close()
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for heading in ("samples", "samples/s", "waiting for data"):
+        table.add_column(heading, justify="right")
+    for name, result in (("from_generator", baseline), ("loaderpool", ours)):
+        table.add_row(name, f"{result.samples:,}", f"{result.samples_per_s:,.0f}", f"{result.wait_share:.0%}")
+    _console.print()
+    _console.print(table)
+    _say(
+        f"{ours.samples_per_s / baseline.samples_per_s:.2f} times as many samples/s with {workers} workers; "
+        f"{statistics.batches_lent} of {statistics.batches} batches reached TensorFlow without a copy\n"
+    )
+
+    accuracies, pictures = _train_to_the_end(settings, train, test)
+    _say(f"test accuracy {accuracies[-1]:.3f}")
+    figure.draw(
+        settings.figure,
+        pictures=pictures,
+        bars=(
+            figure.Bar("from_generator", baseline.samples_per_s, baseline.wait_share),
+            figure.Bar("loaderpool", ours.samples_per_s, ours.wait_share),
+        ),
+        accuracies=accuracies,
+        caption=(
+            f"{workers} worker processes on {os.cpu_count()} CPUs that also train · {epochs} epochs of {len(train):,} "
+            f"JPEG files each, start-up counted · both in batches of {_BATCH_SIZE} with prefetch\n"
+            f"Python {platform.python_version()}, TensorFlow {tf.__version__}, NumPy {np.__version__}, "
+            f"loaderpool {lp.__version__} · scripts/quickstart"
+        ),
+    )
+
+
+def _train_to_the_end(settings: _Settings, train: list[Item], test: list[Item]) -> tuple[list[float], list[Any]]:
+    """The test accuracy after each epoch, and for each class the first test image, its label, the network's answer."""
+    import keras
+
+    from .training import make_network
+
+    _say(f"training a new network for {settings.epochs} epoch{'s'[: settings.epochs - 1]} with fit() on loaderpool")
+    with lp.Loader(test, load, batch_size=len(test)) as loader:
+        images, labels = next(iter(loader))
+        images, labels = images.copy(), labels.copy()
+    with lp.Loader(train, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=_SEED) as loader:
+        network = make_network(total_steps=settings.epochs * len(loader))
+        history = network.fit(
+            loader.as_dataset(),
+            epochs=settings.epochs,
+            validation_data=(images, labels),
+            shuffle=False,  # the loader does, anew each epoch
+            verbose=0,
+            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=_say_epoch)],
+        )
+    firsts = [int(np.flatnonzero(labels == label)[0]) for label in range(CLASSES) if label in labels]
+    answers = network.predict(images[firsts], verbose=0).argmax(axis=1)
+    pictures = [(images[index], int(labels[index]), int(answer)) for index, answer in zip(firsts, answers, strict=True)]
+    return list(history.history["val_accuracy"]), pictures
+
+
+def _say_epoch(epoch: int, logs: dict[str, float]) -> None:
+    _say(f"  epoch {epoch + 1:2}   accuracy {logs['accuracy']:.3f}   on the test set {logs['val_accuracy']:.3f}")
+
+
+def _say(line: str) -> None:
+    _console.print(line, markup=False)
+
+
+def _parse() -> _Settings:
+    parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("quickstart-data"), help="folder of the images")
+    parser.add_argument("--figure", type=Path, default=Path("quickstart.png"), help="the PNG file to write")
+    parser.add_argument("--small", action="store_true", help="200 images and 1 epoch: to see that it runs")
+    arguments = parser.parse_args()
+    images, measured_epochs, epochs = (200, 1, 1) if arguments.small else (2000, 2, 12)
+    return _Settings(arguments.data, arguments.figure, images, measured_epochs, epochs)
+
+
+if __name__ == "__main__":
+    main()

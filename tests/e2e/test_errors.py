@@ -1,0 +1,624 @@
+"""What the user's function raises arrives as the user's type, with index, epoch and traceback, at its place."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import ForeignProcessError, LoaderpoolError, SampleError, SetupError
+from tests.support import leaks
+
+pytestmark = pytest.mark.may_leak(reason="all tests share a pool, whose workers change; its fixture checks the whole")
+
+BAD = 13
+BATCH = 4
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, lp.Pool]]:
+    with leaks.guard():
+        made = {workers: lp.Pool(workers) for workers in (1, 2, 3)}
+        yield made
+        while made:
+            made.popitem()[1].close()
+
+
+@pytest.fixture(params=[0, 1, 3])
+def made_in(request: pytest.FixtureRequest, pools: dict[int, lp.Pool]) -> dict[str, Any]:
+    """Where samples are made: in this process, or in a pool of as many workers."""
+    return {"workers": 0} if request.param == 0 else {"pool": pools[request.param]}
+
+
+@pytest.fixture
+def pool(pools: dict[int, lp.Pool]) -> lp.Pool:
+    return pools[2]
+
+
+class Rejected(Exception):
+    """Cannot be made again from its args, as classes with required arguments often cannot."""
+
+    def __init__(self, path: str, *, code: int) -> None:
+        super().__init__(f"{path} was rejected")
+        self.path, self.code = path, code
+
+
+class Unspeakable(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class MadeOnce(KeyError):
+    made = 0
+
+    def __init__(self, *arguments: object) -> None:
+        if arguments == ("again",):
+            raise RuntimeError("only once")
+        super().__init__(*arguments)
+
+
+class Slotted(LookupError):
+    __slots__ = ("hint",)
+
+
+class WithOwnIndex(IndexError):
+    @property
+    def index(self) -> str:
+        return "mine"
+
+
+class HoldsALock(ValueError):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+        self.reason = "kept"
+
+
+def raising(error: Callable[[], BaseException], bad: int = BAD) -> Callable[[int], Any]:
+    def fn(item: int) -> Any:
+        if item == bad:
+            raise error()
+        return np.int64(item)
+
+    return fn
+
+
+def failing_pass(loader: lp.Loader) -> tuple[list[list[int]], LoaderpoolError]:
+    """The batches of a pass that fails, and its error."""
+    batches: list[list[int]] = []
+    with pytest.raises(LoaderpoolError) as raised:
+        for batch in loader:
+            batches.append(batch.tolist())
+    return batches, raised.value
+
+
+def slotted() -> Slotted:
+    error = Slotted("slotted")
+    error.hint = "look there"
+    return error
+
+
+USER_ERRORS: list[tuple[Callable[[], BaseException], type[BaseException], dict[str, Any]]] = [
+    (lambda: ValueError("wrong", 3), ValueError, {"args": ("wrong", 3)}),
+    (lambda: KeyError("name"), KeyError, {"args": ("name",)}),
+    (
+        lambda: FileNotFoundError(2, "No such file", "a.png"),
+        FileNotFoundError,
+        {"errno": 2, "filename": "a.png", "strerror": "No such file"},
+    ),
+    (lambda: OSError(5, "Input/output error"), OSError, {"errno": 5}),
+    (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), UnicodeDecodeError, {"encoding": "utf-8", "start": 0}),
+    (lambda: ImportError("no", name="cv3"), ImportError, {"name": "cv3"}),
+    (lambda: Rejected("a.png", code=7), Rejected, {"path": "a.png", "code": 7}),
+    (lambda: MadeOnce("first"), MadeOnce, {}),
+    (slotted, Slotted, {"hint": "look there"}),
+    (lambda: WithOwnIndex("w"), WithOwnIndex, {}),
+    (lambda: Unspeakable("x"), Unspeakable, {}),
+    (lambda: HoldsALock("locked"), HoldsALock, {"reason": "kept"}),
+    (lambda: np.linalg.LinAlgError("singular"), np.linalg.LinAlgError, {}),
+    (lambda: MemoryError("no memory for this image"), MemoryError, {}),
+    (lambda: TimeoutError("slow server"), TimeoutError, {}),
+    (lambda: AssertionError(), AssertionError, {}),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "attributes"), USER_ERRORS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_error_is_also_of_the_users_type(
+    make: Callable[[], BaseException],
+    kind: type[BaseException],
+    attributes: dict[str, Any],
+    workers: int,
+    pools: dict[int, lp.Pool],
+) -> None:
+    made_in = {"pool": pools[workers]} if workers else {"workers": 0}
+    with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
+        batches, error = failing_pass(loader)
+        assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert isinstance(error, SampleError)
+        assert isinstance(error, kind)
+        assert isinstance(error, LoaderpoolError)
+        assert (error.index, error.epoch) == (BAD, 0)
+        assert error.worker is not None if workers else error.worker is None
+        assert error.original_type.endswith(kind.__name__)
+        for name, value in attributes.items():
+            assert getattr(error, name) == value
+        text = str(error)
+        assert kind.__name__ in text
+        assert f"index {BAD}" in text
+        assert "workers=0" in text  # how to replay it
+        assert loader.last_error is error
+        assert "".join(traceback.format_exception(error))
+        assert repr(error)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: StopIteration(3), lambda: StopAsyncIteration(), lambda: Exception("plain")]
+)
+def test_an_exception_that_ends_loops_ends_no_loop(make: Callable[[], BaseException], made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
+        batches, error = failing_pass(loader)
+        assert len(batches) == 3
+        assert isinstance(error, SampleError)
+        assert not isinstance(error, (StopIteration, StopAsyncIteration))
+        assert error.original_type == type(make()).__name__
+        assert error.index == BAD
+
+
+@pytest.mark.parametrize("make", [KeyboardInterrupt, GeneratorExit, lambda: SystemExit(3)])
+def test_an_exception_that_ends_programs_does_not_end_the_trainer(
+    make: Callable[[], BaseException], pool: lp.Pool
+) -> None:
+    with lp.Loader(range(20), raising(make), batch_size=BATCH, pool=pool) as loader:
+        batches, error = failing_pass(loader)
+        assert len(batches) == 3
+        assert isinstance(error, Exception)
+        assert isinstance(error, SampleError)
+        assert error.original_type == type(make()).__name__
+
+
+@pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: SystemExit(3)])
+def test_in_this_process_ctrl_c_and_exit_stay_what_they_are(make: Callable[[], BaseException]) -> None:
+    loader = lp.Loader(range(20), raising(make), batch_size=BATCH, workers=0)
+    with loader, pytest.raises(type(make())):
+        list(loader)
+    assert [len(batch) for batch in lp.Loader(range(20), batch_size=BATCH, workers=0)] == [4] * 5
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+def test_an_exception_group_keeps_its_exceptions(made_in: dict[str, Any]) -> None:
+    def fn(item: int) -> int:
+        if item == BAD:
+            raise ExceptionGroup("two", [ValueError("one"), OSError(5, "other")])  # noqa: F821 - from 3.11 on
+        return item
+
+    with lp.Loader(range(20), fn, batch_size=BATCH, **made_in) as loader:
+        _, error = failing_pass(loader)
+    assert isinstance(error, SampleError)
+    assert isinstance(error, ExceptionGroup)  # noqa: F821
+    assert [type(each) for each in error.exceptions] == [ValueError, OSError]
+    assert error.split(ValueError)[0] is not None
+    assert error.index == BAD
+
+
+def test_endless_recursion_is_an_error_like_others(made_in: dict[str, Any]) -> None:
+    def fn(item: int) -> int:
+        return fn(item) if item == BAD else item
+
+    with lp.Loader(range(20), fn, batch_size=BATCH, **made_in) as loader:
+        batches, error = failing_pass(loader)
+    assert len(batches) == 3
+    assert isinstance(error, RecursionError)
+    assert isinstance(error, SampleError)
+
+
+def test_a_class_that_cannot_travel_comes_as_its_nearest_base(pool: lp.Pool) -> None:
+    def fn(item: int) -> int:
+        if item == BAD:
+            lock = threading.Lock()  # a class made in the worker, with what cannot be pickled in its body
+            raise type("Homemade", (FileExistsError,), {"lock": lock})(17, "there already")
+        return item
+
+    with lp.Loader(range(20), fn, batch_size=BATCH, pool=pool) as loader:
+        _, error = failing_pass(loader)
+    assert isinstance(error, FileExistsError)
+    assert error.errno == 17
+    assert isinstance(error, SampleError)
+    assert "Homemade" in error.original_type
+
+
+def test_a_class_of_the_script_is_the_scripts_own(pool: lp.Pool) -> None:
+    script: dict[str, Any] = {"__name__": "__main__", "np": np}
+    exec(
+        "class Refused(Exception):\n"
+        "    def why(self): return 'because'\n"
+        "def fn(item):\n"
+        "    if item == 13: raise Refused(item)\n"
+        "    return item\n",
+        script,
+    )
+    loader = lp.Loader(range(20), script["fn"], batch_size=BATCH, pool=pool)
+    with loader, pytest.raises(script["Refused"]) as raised:
+        list(loader)
+    assert raised.value.why() == "because"
+
+
+# ---- traceback and cause ----
+
+
+def inner_step(item: int) -> int:
+    return 1 // (item - BAD)
+
+
+def outer_step(item: int) -> int:
+    return inner_step(item)
+
+
+def test_the_traceback_shows_the_users_frames_and_no_others(made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(20), outer_step, batch_size=BATCH, **made_in) as loader:
+        _, error = failing_pass(loader)
+    assert isinstance(error, SampleError)
+    assert isinstance(error, ZeroDivisionError)
+    shown = error.remote_traceback
+    assert "outer_step" in shown
+    assert "inner_step" in shown
+    assert "return 1 // (item - BAD)" in shown
+    assert f"{Path('loaderpool') / 'worker'}" not in shown
+    assert shown in str(error)
+
+
+def test_a_chain_of_causes_is_shown_whole(pool: lp.Pool) -> None:
+    def fn(item: int) -> int:
+        try:
+            return inner_step(item)
+        except ZeroDivisionError as error:
+            raise ValueError("cannot scale this image") from error
+
+    with lp.Loader(range(20), fn, batch_size=BATCH, pool=pool) as loader:
+        _, error = failing_pass(loader)
+    assert isinstance(error, SampleError)
+    shown = error.remote_traceback
+    assert shown.index("ZeroDivisionError") < shown.index("direct cause") < shown.index("cannot scale this image")
+
+
+def test_in_this_process_the_cause_is_the_exception_itself_with_its_frames() -> None:
+    raised: list[BaseException] = []
+
+    def fn(item: int) -> int:
+        if item == BAD:
+            raised.append(Rejected("a.png", code=7))
+            raise raised[0]
+        return item
+
+    with lp.Loader(range(20), fn, batch_size=BATCH, workers=0) as loader:
+        _, error = failing_pass(loader)
+    assert error.__cause__ is raised[0]
+    frames = traceback.extract_tb(raised[0].__traceback__)
+    assert frames[-1].name == "fn"  # what a debugger's post-mortem goes to
+
+
+# ---- place, and what comes after ----
+
+
+@pytest.mark.parametrize("bad", [0, 1, 4, 77, 198, 199])
+def test_all_batches_before_the_error_are_delivered(bad: int, made_in: dict[str, Any]) -> None:
+    """Also where tiny batches travel in chunks: how large they are must not decide how much is delivered."""
+    with lp.Loader(range(200), raising(lambda: ValueError("bad"), bad), batch_size=2, **made_in) as loader:
+        for epoch in range(3):
+            batches, error = failing_pass(loader)
+            assert batches == [[item, item + 1] for item in range(0, bad - bad % 2, 2)]
+            assert isinstance(error, SampleError)
+            assert error.index == bad
+            # A pass that delivers nothing does not count.
+            assert error.epoch == (epoch if bad >= 2 else 0)
+
+
+def test_the_first_of_several_errors_is_raised(made_in: dict[str, Any]) -> None:
+    def fn(item: int) -> int:
+        if item >= 50 and item % 3 == 0:
+            raise ValueError(item)
+        return item
+
+    with lp.Loader(range(200), fn, batch_size=2, **made_in) as loader:
+        for _ in range(3):
+            batches, error = failing_pass(loader)
+            assert len(batches) == 25
+            assert isinstance(error, SampleError)
+            assert error.index == 51
+
+
+def test_an_error_that_passes_leaves_the_next_pass_whole(made_in: dict[str, Any], tmp_path: Path) -> None:
+    is_back = tmp_path / "the server is back"
+
+    def fn(item: int) -> int:
+        if item == 30 and not is_back.exists():
+            raise ConnectionResetError(104, "Connection reset by peer")
+        return item
+
+    with lp.Loader(range(64), fn, batch_size=BATCH, **made_in) as loader:
+        batches, error = failing_pass(loader)
+        assert len(batches) == 7
+        assert isinstance(error, ConnectionResetError)
+        assert error.errno == 104
+        is_back.touch()
+        for _ in range(2):
+            assert np.concatenate(list(loader)).tolist() == list(range(64))
+
+
+def test_an_error_of_the_first_sample_that_passes_leaves_the_next_pass_whole(
+    made_in: dict[str, Any], tmp_path: Path
+) -> None:
+    is_back = tmp_path / "the server is back"
+
+    def fn(item: int) -> int:
+        if item == 0 and not is_back.exists():
+            raise ConnectionResetError(104, "Connection reset by peer")
+        return item
+
+    with lp.Loader(range(64), fn, batch_size=BATCH, **made_in) as loader:
+        batches, error = failing_pass(loader)
+        assert batches == []
+        assert isinstance(error, ConnectionResetError)
+        assert loader.epoch == 0
+        is_back.touch()
+        assert np.concatenate(list(loader)).tolist() == list(range(64))
+
+
+def test_an_error_in_the_read_ahead_belongs_to_the_next_pass(made_in: dict[str, Any]) -> None:
+    def fn(item: int, rng: np.random.Generator) -> float:
+        """Fails in about one pass in eight, by the sample's own stream: the same for any number of workers."""
+        if item == 0 and rng.random() < 0.125:
+            raise ValueError("an unlucky draw")
+        return float(item)
+
+    fails = [np.nan] * 24
+    with lp.Loader(range(8), fn, batch_size=BATCH, seed=2, **made_in) as loader:
+        for epoch in range(24):
+            loader.epoch = epoch
+            try:
+                assert np.concatenate(list(loader)).tolist() == list(range(8))
+                fails[epoch] = False
+            except ValueError as error:
+                assert isinstance(error, SampleError)
+                assert error.epoch == epoch
+                fails[epoch] = True
+    with lp.Loader(range(8), fn, batch_size=BATCH, seed=2, workers=0) as loader:
+        for epoch in range(24):
+            loader.epoch = epoch
+            assert (loader_fails(loader)) == fails[epoch]
+    assert 0 < sum(fails) < 24
+
+
+def loader_fails(loader: lp.Loader) -> bool:
+    try:
+        list(loader)
+    except ValueError:
+        return True
+    return False
+
+
+def test_an_iterator_that_failed_is_over(made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(20), raising(lambda: ValueError("bad")), batch_size=BATCH, **made_in) as loader:
+        batches = iter(loader)
+        with pytest.raises(ValueError, match="bad"):
+            list(batches)
+        with pytest.raises(StopIteration):
+            next(batches)
+
+
+def test_unordered_delivery_raises_the_error_too(made_in: dict[str, Any]) -> None:
+    loader = lp.Loader(
+        range(200), raising(lambda: ValueError("bad")), batch_size=2, deterministic=False, **made_in
+    )
+    with loader:
+        for _ in range(2):
+            batches, error = failing_pass(loader)
+            assert isinstance(error, SampleError)
+            assert error.index == BAD
+            seen = [item for batch in batches for item in batch]
+            assert len(set(seen)) == len(seen)
+            assert not {12, 13} & set(seen)
+
+
+def test_last_error_is_none_until_there_is_one(made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(20), raising(lambda: ValueError("bad"), bad=-1), batch_size=BATCH, **made_in) as loader:
+        list(loader)
+        assert loader.last_error is None
+
+
+def test_a_batch_fn_that_raises_names_the_whole_batch(made_in: dict[str, Any]) -> None:
+    def batch_fn(items: list[int]) -> Any:
+        if BAD in items:
+            raise KeyError("no such label")
+        return np.array(items)
+
+    with lp.Loader(range(20), batch_fn=batch_fn, batch_size=BATCH, **made_in) as loader:
+        batches, error = failing_pass(loader)
+    assert len(batches) == 3
+    assert isinstance(error, KeyError)
+    assert isinstance(error, SampleError)
+    assert error.index is None
+    assert "[12, 13, 14, 15]" in str(error)
+
+
+def test_an_item_that_cannot_be_read_is_an_error_of_its_sample(made_in: dict[str, Any]) -> None:
+    with lp.Loader(Flaky(), batch_size=BATCH, **made_in) as loader:
+        batches, error = failing_pass(loader)
+    assert len(batches) == 3
+    assert isinstance(error, OSError)
+    assert isinstance(error, SampleError)
+    assert error.index == BAD
+
+
+class Flaky:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == BAD:
+            raise OSError(5, "Input/output error")
+        return index
+
+
+def test_setup_raises_in_the_caller_and_is_tried_again(made_in: dict[str, Any], tmp_path: Path) -> None:
+    marker = tmp_path / "the server is up"
+
+    def setup() -> None:
+        if not marker.exists():
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    with lp.Loader(range(20), batch_size=BATCH, setup=setup, **made_in) as loader:
+        with pytest.raises(SetupError, match=r"ConnectionRefusedError.*refused"):
+            next(iter(loader))
+        marker.touch()
+        assert np.concatenate(list(loader)).tolist() == list(range(20))
+
+
+# ---- skip and replace ----
+
+
+def odd_fails(item: int) -> int:
+    if item % 5 == 3:
+        raise ValueError(item)
+    return item
+
+
+@pytest.mark.parametrize("batch_size", [2, 10])
+def test_skip_leaves_rows_out_and_counts_them(made_in: dict[str, Any], batch_size: int) -> None:
+    with lp.Loader(range(40), odd_fails, batch_size=batch_size, on_error="skip", **made_in) as loader:
+        for passes in (1, 2):
+            rows = np.concatenate(list(loader)).tolist()
+            assert rows == [item for item in range(40) if item % 5 != 3]
+            statistics = loader.statistics()
+            assert statistics.errors == 8 * passes
+            assert statistics.skipped_indices == tuple(range(3, 40, 5)) * passes
+            assert statistics.replaced_indices == ()
+            assert statistics.samples == 32 * passes
+        with pytest.raises(TypeError, match="skip"):
+            len(loader)
+
+
+def test_replace_lets_the_next_good_row_of_the_batch_stand_in(made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(40), odd_fails, batch_size=4, on_error="replace", **made_in) as loader:
+        assert len(loader) == 10
+        batches = [batch.tolist() for batch in loader]
+        assert batches[:4] == [[0, 1, 2, 2], [4, 5, 6, 7], [9, 9, 10, 11], [12, 14, 14, 15]]
+        assert [len(batch) for batch in batches] == [4] * 10
+        statistics = loader.statistics()
+        assert statistics.errors == 8
+        assert statistics.replaced_indices == tuple(range(3, 40, 5))
+        assert statistics.skipped_indices == ()
+
+
+def test_skip_omits_a_batch_without_a_good_row(made_in: dict[str, Any]) -> None:
+    def fn(item: int) -> int:
+        if 4 <= item < 8 or item == 19:
+            raise ValueError(item)
+        return item
+
+    with lp.Loader(range(20), fn, batch_size=4, on_error="skip", **made_in) as loader:
+        assert [batch.tolist() for batch in loader] == [
+            [0, 1, 2, 3],
+            [8, 9, 10, 11],
+            [12, 13, 14, 15],
+            [16, 17, 18],
+        ]
+
+
+def test_replace_raises_where_a_batch_has_no_good_row(made_in: dict[str, Any]) -> None:
+    def fn(item: int) -> int:
+        if 4 <= item < 8:
+            raise KeyError(item)
+        return item
+
+    with lp.Loader(range(20), fn, batch_size=4, on_error="replace", **made_in) as loader:
+        batches, error = failing_pass(loader)
+    assert batches == [[0, 1, 2, 3]]
+    assert isinstance(error, KeyError)
+
+
+def test_the_first_samples_may_be_bad_ones(made_in: dict[str, Any]) -> None:
+    def fn(item: int) -> int:
+        if item < 3:
+            raise ValueError(item)
+        return item
+
+    with lp.Loader(range(8), fn, batch_size=4, on_error="skip", **made_in) as loader:
+        assert [batch.tolist() for batch in loader] == [[3], [4, 5, 6, 7]]
+    with lp.Loader(range(8), fn, batch_size=4, on_error="replace", **made_in) as loader:
+        assert [batch.tolist() for batch in loader] == [[3, 3, 3, 3], [4, 5, 6, 7]]
+
+
+def test_results_that_do_not_fit_are_skipped_like_errors(made_in: dict[str, Any]) -> None:
+    def fn(item: int) -> Any:
+        return np.zeros(3 if item != BAD else 4)
+
+    with lp.Loader(range(20), fn, batch_size=BATCH, on_error="skip", **made_in) as loader:
+        assert sum(len(batch) for batch in loader) == 19
+        assert loader.statistics().skipped_indices == (BAD,)
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+@pytest.mark.parametrize(("budget", "is_enough"), [(7, False), (8, True), (0.199, False), (0.2, True), (0, False)])
+def test_a_budget_bounds_the_errors_of_a_pass(
+    action: str, budget: float, is_enough: bool, made_in: dict[str, Any]
+) -> None:
+    loader = lp.Loader(range(40), odd_fails, batch_size=16, on_error=(action, budget), **made_in)  # 16, 16, 8 rows
+    with loader:
+        for _ in range(2):  # each pass has the whole budget
+            if is_enough:
+                assert len(list(loader)) == 3
+                continue
+            _, error = failing_pass(loader)
+            assert isinstance(error, ValueError)
+            assert isinstance(error, SampleError)
+            assert f"on_error=('{action}', {budget})" in str(error)
+            assert loader.last_error is error
+
+
+def test_a_failed_batch_fn_counts_all_its_rows(made_in: dict[str, Any]) -> None:
+    def batch_fn(items: list[int]) -> Any:
+        if BAD in items:
+            raise KeyError("no such label")
+        return np.array(items)
+
+    loader = lp.Loader(range(20), batch_fn=batch_fn, batch_size=BATCH, on_error="skip", **made_in)
+    with loader:
+        assert [batch.tolist()[0] for batch in loader] == [0, 4, 8, 16]
+        statistics = loader.statistics()
+        assert statistics.skipped_indices == (12, 13, 14, 15)
+        assert statistics.errors == 4
+
+
+# ---- loaders inside functions ----
+
+
+def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(pool: lp.Pool) -> None:
+    def fn(item: int) -> int:
+        inner = lp.Loader(range(4), workers=1)
+        return sum(len(batch) for batch in inner)
+
+    with lp.Loader(range(8), fn, batch_size=2, pool=pool) as loader:
+        with pytest.raises(ForeignProcessError, match="inside a loaderpool worker") as raised:
+            next(iter(loader))
+        assert isinstance(raised.value, SampleError)
+
+
+def test_loaderpool_can_be_imported_in_a_worker(pool: lp.Pool) -> None:
+    def fn(item: int) -> Any:
+        import loaderpool
+        import loaderpool.role
+
+        return {"role": loaderpool.role.role(), "constructed": repr(loaderpool.Loader(range(3), workers=2))}
+
+    with lp.Loader(range(2), fn, batch_size=2, pool=pool) as loader:
+        batch = next(iter(loader))
+    assert batch["role"].tolist() == ["worker", "worker"]
+    assert "3 items" in batch["constructed"][0]

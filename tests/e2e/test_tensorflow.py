@@ -1,0 +1,540 @@
+"""`Loader.as_dataset`: what the dataset says of itself, whose memory its tensors are, and what users do with it."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support import tensorflow_runtime
+from tests.support.child import run_child
+from tests.support.processes import descendants, wait_gone
+
+Point = collections.namedtuple("Point", "x y")
+
+# Larger than what is put together into chunks: a batch, and so a slot, of its own.
+WIDE = (64, 128)
+
+
+def sample(index: int) -> dict[str, Any]:
+    return {"x": np.full((3,), index, np.float32), "y": np.int64(index)}
+
+
+def wide(index: int) -> Any:
+    return np.full(WIDE, index, np.float32), np.int64(index)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[lp.Pool]:
+    """One pool for most tests; what it holds is its own and not a test's."""
+    with lp.Pool(2) as shared:
+        lp.Loader(range(1), sample, pool=shared).close()  # started before a test's guard looks
+        yield shared
+
+
+def let_go() -> None:
+    gc.collect()
+    tensorflow_runtime.let_go_of_arrays()
+
+
+# ---- what the dataset says of itself ----
+
+
+def test_element_spec_is_that_of_the_batches(tf: Any, pool: lp.Pool) -> None:
+    def fn(index: int) -> Any:
+        return {"p": Point(np.zeros((4, 2), np.uint8), (np.float64(1), "text")), "b": b"bytes"}
+
+    with lp.Loader(range(10), fn, batch_size=4, pool=pool) as loader:
+        spec = loader.as_dataset().element_spec
+        batch = next(iter(loader.as_dataset()))
+    assert spec == {
+        "p": Point(
+            tf.TensorSpec((None, 4, 2), tf.uint8), (tf.TensorSpec((None,), tf.float64), tf.TensorSpec((None,), tf.string))
+        ),
+        "b": tf.TensorSpec((None,), tf.string),
+    }
+    assert isinstance(batch["p"], Point)
+    assert batch["p"].y[1].numpy().tolist() == [b"text"] * 4
+
+
+def test_drop_remainder_makes_the_batch_axis_static(tf: Any, pool: lp.Pool) -> None:
+    for fn, shape in ((sample, (4, 3)), (wide, (4, *WIDE))):
+        with lp.Loader(range(10), fn, batch_size=4, drop_remainder=True, pool=pool) as loader:
+            dataset = loader.as_dataset()
+            first = tf.nest.flatten(dataset.element_spec)[0]
+            assert tuple(first.shape) == shape
+            assert [tuple(tf.nest.flatten(batch)[0].shape) for batch in dataset] == [shape] * 2
+
+
+@pytest.mark.parametrize(("epochs", "cardinality"), [(1, 3), (4, 12), (None, -1)])
+def test_cardinality_is_known(tf: Any, pool: lp.Pool, epochs: int | None, cardinality: int) -> None:
+    with lp.Loader(range(10), sample, batch_size=4, pool=pool) as loader:
+        assert int(loader.as_dataset(epochs=epochs).cardinality()) == cardinality
+    assert tf.data.INFINITE_CARDINALITY == -1
+
+
+def test_cardinality_is_unknown_where_batches_may_be_left_out(tf: Any, pool: lp.Pool) -> None:
+    def fn(index: int) -> Any:
+        if index in (1, 4, 5, 6, 7):
+            raise ValueError("bad")
+        return np.int64(index)
+
+    with lp.Loader(range(10), fn, batch_size=4, on_error="skip", pool=pool) as loader:
+        dataset = loader.as_dataset()
+        assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
+        assert [batch.numpy().tolist() for batch in dataset] == [[0, 2, 3], [8, 9]]
+
+
+def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stages(tf: Any, pool: lp.Pool) -> None:
+    with lp.Loader(range(10), wide, batch_size=4, pool=pool) as loader:
+        options = loader.as_dataset().map(lambda x, y: y).options()
+    assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+    assert options.threading.private_threadpool_size is None
+    assert options.threading.max_intra_op_parallelism is None
+    assert options.autotune.enabled is None
+    assert options.experimental_optimization.inject_prefetch is None
+    assert options.deterministic is None
+
+
+@pytest.mark.parametrize("fn", [sample, wide])
+def test_a_later_parallel_map_really_runs_in_parallel(tf: Any, pool: lp.Pool, fn: Any) -> None:
+    together = threading.Barrier(2, timeout=30)
+
+    def meet(value: Any) -> Any:
+        together.wait()  # passes only where two calls are under way at once
+        return value
+
+    with lp.Loader(range(16), fn, batch_size=4, pool=pool) as loader:
+        dataset = loader.as_dataset().map(
+            lambda *batch: tf.numpy_function(meet, [tf.nest.flatten(batch)[-1]], tf.int64), num_parallel_calls=4
+        )
+        assert [int(batch[0]) for batch in dataset] == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"epochs": 0}, ValueError, "epochs"),
+        ({"epochs": True}, TypeError, "epochs"),
+        ({"epochs": 1.5}, TypeError, "epochs"),
+        ({"prefetch": -1}, ValueError, "prefetch"),
+        ({"prefetch": None}, TypeError, "prefetch"),
+        ({"device": 0}, TypeError, "device"),
+    ],
+)
+def test_wrong_arguments_fail_in_the_callers_line(
+    tf: Any, pool: lp.Pool, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with lp.Loader(range(4), sample, pool=pool) as loader:
+        with pytest.raises(lp.LoaderpoolError, match=text) as caught:
+            loader.as_dataset(**arguments)
+    assert isinstance(caught.value, error)
+
+
+# ---- the same data ----
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_tiny_batches_in_chunks_are_those_of_the_numpy_side(tf: Any, workers: int, prefetch: int) -> None:
+    with lp.Loader(range(1003), sample, batch_size=4, shuffle=True, workers=workers) as loader:
+        wanted = [(batch["x"].copy(), batch["y"].copy()) for batch in loader]
+        loader.epoch = 0
+        got = [(batch["x"].numpy(), batch["y"].numpy()) for batch in loader.as_dataset(prefetch=prefetch)]
+    assert len(got) == len(wanted) == 251
+    for ours, theirs in zip(wanted, got, strict=True):
+        assert np.array_equal(ours[0], theirs[0])
+        assert np.array_equal(ours[1], theirs[1])
+    assert got[-1][0].shape == (3, 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_of_several_epochs_is_their_concatenation(tf: Any, workers: int) -> None:
+    with lp.Loader(range(10), lambda i: np.int64(i), batch_size=4, shuffle=True, workers=workers) as loader:
+        wanted = [batch.tolist() for _ in range(3) for batch in loader]
+        loader.epoch = 0
+        assert [batch.numpy().tolist() for batch in loader.as_dataset(epochs=3)] == wanted
+        loader.epoch = 0
+        endless = [batch.numpy().tolist() for batch in loader.as_dataset(epochs=None).take(9)]
+        assert endless == wanted
+
+
+_DTYPES = (
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64 complex128 "
+    "bfloat16 float8_e4m3fn"
+).split()
+
+
+@pytest.mark.parametrize("shape", [(2,), WIDE], ids=["chunks", "batches"])
+def test_dtypes_arrive_as_they_are(tf: Any, pool: lp.Pool, shape: tuple[int, ...]) -> None:
+    dtypes = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in _DTYPES}
+    width = int(np.prod(shape))
+
+    def fn(index: int) -> Any:
+        return {name: ((np.arange(width) + index) % 7).reshape(shape).astype(dtype) for name, dtype in dtypes.items()}
+
+    with lp.Loader(range(6), fn, batch_size=2, pool=pool) as loader:
+        for wanted, got in zip(loader, loader.as_dataset(), strict=True):
+            for name in _DTYPES:
+                assert got[name].dtype.name == name
+                assert got[name].numpy().dtype == dtypes[name]
+                assert got[name].numpy().tobytes() == wanted[name].tobytes()
+
+
+@pytest.mark.parametrize("rows", [4, 40_000], ids=["chunks", "batches"])
+def test_float8_e5m2_arrives_as_float16_with_the_same_values(tf: Any, pool: lp.Pool, rows: int) -> None:
+    every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e5m2)  # zeros, subnormals, infinities, NaNs
+
+    with lp.Loader(range(rows), lambda i: {"v": every}, batch_size=rows // 2, pool=pool) as loader:
+        dataset = loader.as_dataset()
+        assert dataset.element_spec == {"v": tf.TensorSpec((None, 256), tf.float16)}
+        for batch in dataset:
+            row = batch["v"][-1].numpy()
+            assert np.array_equal(row.astype(np.float32), every.astype(np.float32), equal_nan=True)
+
+
+def test_ragged_rows_become_ragged_tensors_in_any_structure(tf: Any, pool: lp.Pool) -> None:
+    def fn(index: int) -> Any:
+        return {"r": np.arange(index, dtype=np.int32), "deep": (np.ones((index % 3, 2), np.float32), np.int64(index))}
+
+    with lp.Loader(range(10), fn, batch_size=4, ragged=True, pool=pool) as loader:
+        dataset = loader.as_dataset()
+        assert dataset.element_spec["r"] == tf.RaggedTensorSpec((None, None), tf.int32, 1, tf.int64)
+        assert dataset.element_spec["deep"][0] == tf.RaggedTensorSpec((None, None, 2), tf.float32, 1, tf.int64)
+        batches = list(dataset)
+    assert [isinstance(batch["r"], tf.RaggedTensor) for batch in batches] == [True] * 3
+    rows = [row for batch in batches for row in batch["r"].to_list()]
+    assert rows == [list(range(index)) for index in range(10)]
+    assert batches[0]["deep"][0].row_lengths().numpy().tolist() == [0, 1, 2, 0]
+    assert batches[2]["deep"][1].numpy().tolist() == [8, 9]
+
+
+def test_text_of_any_kind_becomes_tf_string(tf: Any, pool: lp.Pool) -> None:
+    texts = ["", "ascii", "grün", "nul\0inside", "trailing\0", "🜚" * 1000]
+
+    def fn(text: str) -> Any:
+        return {"one": text, "raw": text.encode(), "many": np.array([text, "x"], object)}
+
+    with lp.Loader(texts, fn, batch_size=4, pool=pool) as loader:
+        batches = list(loader.as_dataset())
+    wanted = [text.encode() for text in texts]
+    assert [item for batch in batches for item in batch["one"].numpy().tolist()] == wanted
+    assert [item for batch in batches for item in batch["raw"].numpy().tolist()] == wanted
+    assert batches[0]["many"].shape == (4, 2)
+    assert batches[0]["many"].dtype == tf.string
+
+
+def test_batches_of_varied_shape_arrive_whole(tf: Any, pool: lp.Pool) -> None:
+    def fn(index: int) -> Any:
+        return np.full((index % 3 + 1, 2 * (index % 4) + 1), index, np.int32)
+
+    with lp.Loader(range(12), fn, batch_size=4, pad=-1, pool=pool) as loader:
+        wanted = [batch.copy() for batch in loader]
+        got = [batch.numpy() for batch in loader.as_dataset()]
+    assert all(map(np.array_equal, wanted, got))
+    with lp.Loader(range(12), fn, batch_size=None, pool=pool, element_spec=lp.ArraySpec((None, None), "i4")) as loader:
+        assert [batch.shape.as_list() for batch in loader.as_dataset()] == [list(fn(i).shape) for i in range(12)]
+
+
+def test_unordered_batches_arrive_exactly_once(tf: Any, pool: lp.Pool) -> None:
+    with lp.Loader(range(100), wide, batch_size=4, deterministic=False, pool=pool) as loader:
+        seen = [int(y) for _, labels in loader.as_dataset(epochs=2) for y in labels.numpy()]
+    assert sorted(seen) == sorted([*range(100), *range(100)])
+
+
+# ---- whose memory it is ----
+
+
+def address_of(tensor: Any) -> int:
+    return int(np.asarray(memoryview(tensor)).ctypes.data)
+
+
+def arena_ranges() -> list[tuple[int, int]]:
+    ranges = []
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            if "/memfd:loaderpool-arena" in line:
+                start, _, end = line.split()[0].partition("-")
+                ranges.append((int(start, 16), int(end, 16)))
+    return ranges
+
+
+def test_tensors_lie_in_the_arena(tf: Any, pool: lp.Pool) -> None:
+    with lp.Loader(range(80), wide, batch_size=4, pool=pool) as loader:
+        arena = arena_ranges()
+        batches = 0
+        for x, y in loader.as_dataset():
+            for tensor in (x, y):
+                assert any(start <= address_of(tensor) < end for start, end in arena)
+            batches += 1
+            del x, y, tensor
+        statistics = loader.statistics()
+    assert batches == 20
+    assert (statistics.batches_lent, statistics.batches_copied) == (20, 0)
+
+
+def test_a_write_through_the_arena_shows_in_the_tensor(tf: Any, pool: lp.Pool) -> None:
+    with lp.Loader(range(4), wide, batch_size=4, pool=pool) as loader:
+        x, _ = next(iter(loader.as_dataset()))
+        arena = loader._engine.session.arena  # type: ignore[union-attr]
+        base = np.frombuffer(arena.map, np.uint8).ctypes.data
+        view = np.ndarray((4, *WIDE), np.float32, buffer=arena.map, offset=address_of(x) - base)
+        view[2, 1, 1] = 1234.5
+        assert float(x[2, 1, 1]) == 1234.5
+
+
+def test_a_consumer_that_is_slow_or_stops_gets_no_batch_copied(tf: Any, pool: lp.Pool) -> None:
+    with lp.Loader(range(200), wide, batch_size=4, pool=pool) as loader:
+        for count, _ in enumerate(loader.as_dataset()):
+            time.sleep(0.002)
+            if count == 30:
+                break
+        assert loader.statistics().batches_copied == 0
+
+
+@pytest.mark.parametrize("fn", [sample, wide])
+@pytest.mark.parametrize("keep", ["list", "cache", "shuffle", "batch", "prefetch", "map"])
+def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
+    tf: Any, pool: lp.Pool, fn: Any, keep: str
+) -> None:
+    with lp.Loader(range(600), fn, batch_size=4, pool=pool) as loader:
+        labels = loader.as_dataset()
+        stages = {
+            "list": lambda ds: ds,
+            "cache": lambda ds: ds.cache(),
+            "shuffle": lambda ds: ds.shuffle(100, seed=1),
+            "batch": lambda ds: ds.batch(4).unbatch(),
+            "prefetch": lambda ds: ds.prefetch(tf.data.AUTOTUNE),
+            "map": lambda ds: ds.map(lambda *batch: batch if len(batch) > 1 else batch[0]),
+        }
+        kept = list(stages[keep](labels))
+        assert len(kept) == 150
+        # Once round all slots and more while everything is still held.
+        for _ in loader:
+            pass
+        seen = []
+        for batch in kept:
+            x, y = tf.nest.flatten(batch)
+            first = x.numpy().reshape(len(y), -1)
+            assert (first == y.numpy()[:, None]).all()
+            seen += y.numpy().tolist()
+        assert sorted(seen) == list(range(600))
+        if keep != "shuffle":
+            assert seen == list(range(600))
+        del kept, batch, x, y, first, labels
+        let_go()
+        assert len(list(loader.as_dataset())) == 150
+
+
+def test_a_cached_dataset_is_read_again_without_the_pool(tf: Any, pool: lp.Pool) -> None:
+    with lp.Loader(range(40), wide, batch_size=4, pool=pool) as loader:
+        cached = loader.as_dataset().cache()
+        first = [int(y[0]) for _, y in cached]
+        passes = loader.statistics().passes
+        assert [int(y[0]) for _, y in cached] == first == list(range(0, 40, 4))
+        assert loader.statistics().passes == passes == 1
+
+
+# ---- iterators ----
+
+
+@pytest.mark.parametrize("fn", [sample, wide])
+def test_several_iterators_at_once(tf: Any, pool: lp.Pool, fn: Any) -> None:
+    def label(batch: Any) -> list[int]:
+        return tf.nest.flatten(batch)[-1].numpy().tolist()
+
+    with lp.Loader(range(50), fn, batch_size=4, pool=pool) as loader:
+        dataset = loader.as_dataset()
+        wanted = [list(range(start, min(50, start + 4))) for start in range(0, 50, 4)]
+        assert [(label(a), label(b)) for a, b in zip(dataset, dataset, strict=True)] == [(w, w) for w in wanted]
+        assert [(label(a), label(b)) for a, b in tf.data.Dataset.zip((dataset, dataset))] == [(w, w) for w in wanted]
+        first = iter(dataset)
+        next(first)
+        assert [label(batch) for batch in dataset] == wanted
+        assert label(next(first)) == wanted[1]
+        assert len(list(dataset.concatenate(dataset))) == 2 * len(wanted)
+
+
+def test_a_loop_left_early_and_begun_again_is_whole(tf: Any, pool: lp.Pool) -> None:
+    with lp.Loader(range(400), wide, batch_size=4, pool=pool) as loader:
+        dataset = loader.as_dataset()
+        for stop in (0, 1, 5, 30):
+            for count, _ in enumerate(dataset):
+                if count == stop:
+                    break
+            assert [int(y[0]) for _, y in dataset] == list(range(0, 400, 4))
+
+
+def test_a_tf_function_loops_over_it(tf: Any, pool: lp.Pool) -> None:
+    @tf.function
+    def total(dataset: Any) -> Any:
+        result = tf.constant(0, tf.int64)
+        for _, y in dataset:
+            result += tf.reduce_sum(y)
+        return result
+
+    with lp.Loader(range(100), wide, batch_size=4, pool=pool) as loader:
+        dataset = loader.as_dataset()
+        for _ in range(3):
+            assert int(total(dataset)) == 4950
+
+
+@pytest.mark.parametrize("stage", ["itself", "map", "zip", "iterator"])
+def test_the_dataset_holds_the_loader_and_dropping_all_ends_the_processes(tf: Any, stage: str) -> None:
+    loader = lp.Loader(range(40), wide, batch_size=4, workers=2)
+    dataset = loader.as_dataset()
+    pids = [worker.pid for worker in loader.statistics().workers]
+    gone = weakref.ref(loader)
+    del loader
+    kept: Any = {
+        "itself": lambda: dataset,
+        "map": lambda: dataset.map(lambda x, y: y).batch(2, drop_remainder=True).prefetch(1).unbatch(),
+        "zip": lambda: tf.data.Dataset.zip((dataset.map(lambda x, y: y), tf.data.Dataset.range(100))),
+        "iterator": lambda: iter(dataset),
+    }[stage]()
+    del dataset
+    gc.collect()
+    assert gone() is not None
+    assert len(list(kept)) == 10
+    assert set(pids) <= set(descendants(_own_pid()))
+    del kept
+    let_go()
+    assert gone() is None
+    assert wait_gone(pids, 5) == []
+
+
+def _own_pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+def test_a_closed_loader_says_so(tf: Any) -> None:
+    loader = lp.Loader(range(8), sample, batch_size=4, workers=1)
+    dataset = loader.as_dataset()
+    loader.close()
+    with pytest.raises(tf.errors.UnknownError, match="closed"):
+        list(dataset)
+    with pytest.raises(lp.ClosedError):
+        loader.as_dataset()
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_function_arrives_with_its_remote_traceback_and_the_next_pass_is_whole(
+    tf: Any, tmp_path: Any, workers: int
+) -> None:
+    flag = tmp_path / "fails"
+    flag.touch()
+
+    def fails_at_13(index: int) -> Any:
+        if index == 13 and flag.exists():
+            raise KeyError("thirteen")
+        return wide(index)
+
+    with lp.Loader(range(40), fails_at_13, batch_size=4, workers=workers) as loader:
+        dataset = loader.as_dataset()
+        seen = []
+        with pytest.raises(tf.errors.OpError) as caught:
+            for _, y in dataset:
+                seen.append(int(y[0]))
+        assert seen == [0, 4, 8]
+        for text in ("KeyError", "thirteen", "index 13", "fails_at_13"):
+            assert text in caught.value.message
+        error = loader.last_error
+        assert isinstance(error, lp.SampleError)
+        assert isinstance(error, KeyError)
+        assert (error.index, error.epoch) == (13, 0)
+        assert "in fails_at_13" in error.remote_traceback
+        flag.unlink()
+        assert [int(y[0]) for _, y in dataset] == list(range(0, 40, 4))
+
+
+def test_an_error_of_the_first_sample_is_raised_by_as_dataset_itself(tf: Any, pool: lp.Pool) -> None:
+    with lp.Loader(range(4), lambda i: 1 / i, batch_size=2, pool=pool) as loader:
+        with pytest.raises(ZeroDivisionError) as caught:
+            loader.as_dataset()
+    assert isinstance(caught.value, lp.SampleError)
+
+
+# ---- devices ----
+
+
+@pytest.mark.parametrize("fn", [sample, wide])
+def test_device_prefetches_to_that_device(tf: Any, pool: lp.Pool, fn: Any) -> None:
+    with lp.Loader(range(40), fn, batch_size=4, pool=pool) as loader:
+        seen = []
+        for batch in loader.as_dataset(device="/CPU:1"):
+            x, y = tf.nest.flatten(batch)
+            assert x.device.endswith("CPU:1")
+            assert y.device.endswith("CPU:1")
+            seen += y.numpy().tolist()
+            del batch, x, y
+        assert seen == list(range(40))
+
+
+def test_mirrored_strategy_splits_each_batch(tf: Any, pool: lp.Pool) -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+    @tf.function
+    def step(y: Any) -> Any:
+        return strategy.run(tf.reduce_sum, (y,))
+
+    with lp.Loader(range(18), wide, batch_size=4, pool=pool) as loader:
+        batches = []
+        for _, y in strategy.experimental_distribute_dataset(loader.as_dataset()):
+            parts = strategy.experimental_local_results(y)
+            batches.append([part.numpy().tolist() for part in parts])
+            assert int(strategy.reduce("SUM", step(y), axis=None)) == sum(sum(part) for part in batches[-1])
+    assert batches == [[[s, s + 1], [s + 2, s + 3]] for s in range(0, 16, 4)] + [[[16], [17]]]
+
+
+# ---- the allocator ----
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_restore_malloc_makes_large_arrays_cheap_again(tf: Any, is_restored: bool) -> None:
+    """The other case shows that TensorFlow still does what the switch is for."""
+    faults = int(
+        run_child(
+            f"""
+            import resource
+            import numpy as np
+            import loaderpool as lp
+            import loaderpool.adapters.tensorflow as adapter
+
+            if {is_restored}:
+                assert adapter.restore_malloc()  # before TensorFlow sets the thresholds
+            with lp.Loader(range(4), lambda i: np.zeros(4), batch_size=2, workers=1) as loader:
+                for _ in loader.as_dataset():
+                    pass
+
+            def touch():
+                np.empty(4 << 20, np.uint8).fill(1)
+
+            touch()
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(20):
+                touch()
+            print("faults", resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+            """
+        )
+        .check()
+        .stdout.split()[-1]
+    )
+    # 20 arrays of 1024 pages (huge pages make it fewer); afterwards next to none.
+    if is_restored:
+        assert faults < 200
+    elif faults < 200:
+        pytest.skip("this TensorFlow, C library or page size has no such effect")

@@ -1,0 +1,360 @@
+"""Who dies, and how -> what the user gets: the same bits or an error at once; nothing lost, nothing left, no hang."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import PoolBrokenError, SupervisorLostError, WorkerLostError
+from tests.support.child import run_child
+from tests.support.processes import is_alive, parents, wait_gone
+
+ITEMS, BATCH = 96, 4
+
+
+def kill(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+WAYS: dict[str, Callable[[], object]] = {
+    "SIGKILL": kill(signal.SIGKILL),
+    "SIGTERM": kill(signal.SIGTERM),
+    "segfault": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "exit 0": lambda: os._exit(0),
+    "exit 3": lambda: os._exit(3),
+}
+SIGNALS = {"SIGKILL": "SIGKILL", "SIGTERM": "SIGTERM", "segfault": "SIGSEGV", "abort": "SIGABRT"}
+
+
+def dying(way: str, at: int, once: Path | None = None) -> Callable[[int, np.random.Generator], Any]:
+    """A function that dies at one index: each time, or only while there is no file `once`."""
+    die = WAYS[way]
+
+    def fn(item: int, rng: np.random.Generator) -> Any:
+        if item == at:
+            try:
+                if once is not None:
+                    os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                die()
+            except FileExistsError:
+                pass
+        return {"item": item, "noise": rng.random(3)}
+
+    return fn
+
+
+def seen(batches: Iterator[Any]) -> tuple[list[int], bytes]:
+    """The items and all bits of some batches."""
+    items, noise = [], b""
+    for batch in batches:
+        items += batch["item"].tolist()
+        noise += batch["noise"].tobytes()
+    return items, noise
+
+
+# ---- a worker ----
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_worker_that_dies_once_changes_no_bit(way: str, workers: int, tmp_path: Path) -> None:
+    fn = dying(way, at=41, once=tmp_path / "died")
+    (tmp_path / "reference").touch()
+    with lp.Loader(range(ITEMS), dying(way, at=-1), batch_size=BATCH, shuffle=True, seed=5, workers=0) as loader:
+        expected = [seen(iter(loader)) for _ in range(2)]
+    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, shuffle=True, seed=5, workers=workers) as loader:
+        assert [seen(iter(loader)) for _ in range(2)] == expected
+        assert (tmp_path / "died").exists()
+        statistics = loader.statistics()
+        assert statistics.restarts == 1
+        assert len(statistics.workers) == workers
+
+
+@pytest.mark.parametrize("at", [0, 1, 50, ITEMS - 1])
+@pytest.mark.parametrize("way", ["SIGKILL", "exit 0"])
+def test_a_sample_that_always_kills_is_named_and_all_before_it_delivered(way: str, at: int) -> None:
+    with lp.Loader(range(ITEMS), dying(way, at), batch_size=BATCH, workers=2) as loader:
+        for _ in range(2):  # the pool goes on, and so the next pass meets the same sample
+            items: list[int] = []
+            with pytest.raises(WorkerLostError) as raised:
+                for batch in loader:
+                    items += batch["item"].tolist()
+            error = raised.value
+            assert isinstance(error, PoolBrokenError)
+            assert isinstance(error, RuntimeError)
+            assert error.index == at
+            assert error.signal_name == SIGNALS.get(way, "")
+            assert f"index {at}" in str(error)
+            assert loader.last_error is error
+            assert items == list(range(at - at % BATCH))
+            assert error.epoch is not None
+
+
+@pytest.mark.parametrize("way", ["segfault", "abort", "SIGTERM", "exit 3"])
+def test_how_it_died_is_said(way: str) -> None:
+    with lp.Loader(range(8), dying(way, 5), batch_size=BATCH, workers=1) as loader:
+        with pytest.raises(WorkerLostError, match=SIGNALS.get(way, "code 3")) as raised:
+            list(loader)
+        assert raised.value.signal_name == SIGNALS.get(way, "")
+        assert (raised.value.index, raised.value.epoch) == (5, 0)
+
+
+def test_how_many_deaths_are_too_many_can_be_set(tmp_path: Path) -> None:
+    def fn(item: int) -> int:
+        if item == 5:
+            with open(tmp_path / "deaths", "ab") as file:
+                file.write(b"x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    loader = lp.Loader(range(8), fn, batch_size=BATCH, workers=1, max_restarts_per_item=2)
+    with loader, pytest.raises(WorkerLostError, match="2 workers in a row"):
+        list(loader)
+    assert (tmp_path / "deaths").read_bytes() == b"xx"
+
+
+def test_a_batch_fn_that_dies_names_the_epoch_and_the_signal() -> None:
+    def batch_fn(items: list[int]) -> Any:
+        if 5 in items:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.array(items)
+
+    loader = lp.Loader(range(16), batch_fn=batch_fn, batch_size=BATCH, workers=2)
+    with loader, pytest.raises(WorkerLostError) as raised:
+        list(loader)
+    assert (raised.value.epoch, raised.value.signal_name) == (0, "SIGKILL")
+
+
+def test_a_setup_hook_that_kills_is_an_error_and_no_hang() -> None:
+    def setup() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    loader = lp.Loader(range(8), batch_size=BATCH, workers=2, setup=setup)
+    with loader, pytest.raises(WorkerLostError, match="SIGKILL"):
+        list(loader)
+
+
+def test_workers_killed_from_outside_change_no_bit() -> None:
+    def fn(item: int, rng: np.random.Generator) -> Any:
+        time.sleep(0.001)
+        return {"item": item, "noise": rng.random(3)}
+
+    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, seed=3, workers=0) as loader:
+        expected = seen(iter(loader))
+    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, seed=3, workers=3) as loader:
+        parts = []
+        for at, batch in enumerate(loader):
+            parts.append(batch)
+            if at % 8 == 2:
+                os.kill(loader.statistics().workers[at % 3].pid, signal.SIGKILL)
+        assert seen(iter(parts)) == expected
+        assert loader.statistics().restarts == 3
+
+
+def test_workers_that_close_all_descriptors_are_an_error_and_no_hang() -> None:
+    def fn(item: int) -> int:
+        if item == 5:
+            os.closerange(3, 256)
+        return item
+
+    loader = lp.Loader(range(16), fn, batch_size=BATCH, workers=2)
+    with loader, pytest.raises(WorkerLostError, match=r"closed file descriptors.*index|index.*closed file descriptors"):
+        list(loader)
+
+
+def test_a_file_opened_over_a_closed_pipe_is_not_written_to(tmp_path: Path) -> None:
+    def fn(item: int) -> int:
+        if item == 5:
+            os.closerange(3, 256)
+            for name in range(16):  # these take the numbers of the pipes
+                os.open(tmp_path / str(name), os.O_CREAT | os.O_RDWR)
+        return item
+
+    loader = lp.Loader(range(16), fn, batch_size=BATCH, workers=1)
+    with loader, pytest.raises(WorkerLostError):
+        list(loader)
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b""}
+
+
+# ---- the supervisor ----
+
+
+def slow(item: int) -> int:
+    time.sleep(0.005)
+    return item
+
+
+def supervisor_of(loader: lp.Loader) -> int:
+    return parents()[loader.statistics().workers[0].pid]
+
+
+def test_a_killed_supervisor_is_an_error_at_once_and_its_workers_are_gone() -> None:
+    with lp.Loader(range(400), slow, batch_size=BATCH, workers=3) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        workers = [worker.pid for worker in loader.statistics().workers]
+        os.kill(supervisor_of(loader), signal.SIGKILL)
+        with pytest.raises(SupervisorLostError, match="SIGKILL") as raised:
+            list(batches)
+        assert isinstance(raised.value, PoolBrokenError)
+        assert wait_gone(workers, 5.0) == []
+        assert loader.last_error is raised.value
+        with pytest.raises(SupervisorLostError):
+            next(iter(loader))
+        assert first.tolist() == [0, 1, 2, 3]  # what was handed out stays valid
+
+
+def test_a_killed_supervisor_takes_along_what_the_function_started(tmp_path: Path) -> None:
+    def fn(item: int) -> int:
+        if os.fork() == 0:
+            with open(tmp_path / str(os.getpid()), "w"):
+                pass
+            time.sleep(300)
+        time.sleep(0.01)
+        return item
+
+    with lp.Loader(range(64), fn, batch_size=2, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        os.kill(supervisor_of(loader), signal.SIGKILL)
+        with pytest.raises(SupervisorLostError):
+            list(batches)
+        grandchildren = [int(path.name) for path in tmp_path.iterdir()]
+        assert grandchildren
+        assert wait_gone(grandchildren, 5.0) == []
+
+
+def test_closing_takes_along_what_the_function_started() -> None:
+    def fn(item: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(300)
+        return pid
+
+    with lp.Loader(range(4), fn, batch_size=2, workers=1) as loader:
+        grandchildren = np.concatenate(list(loader)).tolist()
+        assert all(map(is_alive, grandchildren))
+    assert wait_gone(grandchildren, 5.0) == []
+
+
+def test_a_module_that_ends_the_supervisor_while_it_is_imported_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deadly_module.py").write_text(
+        "import os, loaderpool.role\n"
+        "if not loaderpool.role.is_trainer():\n"
+        "    os._exit(7)\n"
+        "def fn(item):\n"
+        "    return item\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import deadly_module  # type: ignore[import-not-found]
+
+    loader = lp.Loader(range(8), deadly_module.fn, workers=2)
+    with loader, pytest.raises(SupervisorLostError, match="exit code 7"):
+        next(iter(loader))
+
+
+# ---- the trainer: run_child fails where a process of it lives on ----
+
+TRAINER = """
+import os, signal, sys, threading, time
+import numpy as np
+import loaderpool as lp
+
+def sleeping(item):
+    if item >= 8: time.sleep(600)
+    return item
+
+def in_c(item):
+    if item >= 8: np.sort(np.random.default_rng(item).random(1 << 27))
+    return item
+
+def spinning(item):
+    while item >= 8: pass
+    return item
+
+def deaf(item):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return sleeping(item)
+
+def parent(item):
+    if item == 1 and os.fork() == 0: time.sleep(600)
+    return sleeping(item)
+
+def fails():
+    raise LookupError("the end of the trainer")
+
+DIE = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "_exit": lambda: os._exit(5),
+    "exception": fails,
+    "exit": lambda: sys.exit(6),
+}
+loader = lp.Loader(range(640), FN, batch_size=4, workers=2)
+DIE_NOW
+"""
+MOMENTS = {
+    "at once": "DIE[HOW]()",
+    "before the first batch": "loader.element_spec; DIE[HOW]()",
+    "in a pass": "it = iter(loader); next(it); next(it); DIE[HOW]()",
+    "in a thread's pass": (
+        "t = threading.Thread(target=lambda: [b for b in loader], daemon=True); t.start(); time.sleep(0.5); DIE[HOW]()"
+    ),
+}
+STATUS = {"SIGKILL": -signal.SIGKILL, "_exit": 5, "exception": 1, "exit": 6}
+
+
+def trainer(function: str, how: str, moment: str) -> str:
+    return TRAINER.replace("FN", function).replace("DIE_NOW", MOMENTS[moment]).replace("HOW", repr(how))
+
+
+@pytest.mark.parametrize("how", STATUS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_when_the_trainer_dies_nothing_is_left(how: str, moment: str) -> None:
+    result = run_child(trainer("sleeping", how, moment))
+    assert result.returncode == STATUS[how]
+    if how != "exception":
+        assert result.stderr == ""
+    else:
+        assert result.stderr.count("Traceback") == 1
+        assert "LookupError: the end of the trainer" in result.stderr
+
+
+@pytest.mark.parametrize("function", ["in_c", "spinning", "deaf", "parent"])
+def test_when_the_trainer_dies_busy_workers_and_their_children_end_too(function: str) -> None:
+    assert run_child(trainer(function, "SIGKILL", "in a pass")).returncode == -signal.SIGKILL
+
+
+def test_when_the_trainer_dies_a_supervisor_in_a_long_import_ends(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text(
+        "import time, loaderpool.role\n"
+        "if not loaderpool.role.is_trainer():\n"
+        "    time.sleep(600)\n"
+        "def fn(item):\n"
+        "    return item\n"
+    )
+    result = run_child(
+        """
+        import os, signal, time
+        import loaderpool as lp, slow_module
+        loader = lp.Loader(range(8), slow_module.fn, workers=2)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+        | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(lp.__file__).parents[1])])},
+    )
+    assert result.returncode == -signal.SIGKILL

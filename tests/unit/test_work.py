@@ -1,0 +1,383 @@
+"""From (epoch, batch, rows) to the bytes of a slot, without any process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.delivery import aligned_empty
+from loaderpool.errors import SpecMismatchError
+from loaderpool.memory.board import BOARD_BYTES, Board, Field
+from loaderpool.memory.form import batch_form
+from loaderpool.plan.randomness import SavedGlobals
+from loaderpool.ragged import RaggedArray
+from loaderpool.ring import with_chunk
+from loaderpool.spec_choice import batch_bytes_like, choose_spec
+from loaderpool.worker.work import Abandoned, Filled, Job, Work, WorkFailed
+from tests.support.batches import assert_same, copied
+
+RUN = 5
+
+
+class Bench:
+    """A Work with a board and one slot, as a worker has them."""
+
+    def __init__(
+        self, fn: Any = None, size: int = 20, *, batch_fn: Any = None, chunk: int = 1, setup: Any = None, **settings: Any
+    ) -> None:
+        loader = lp.Loader(range(size), fn, batch_fn=batch_fn, setup=setup, workers=0, **{"batch_size": 4, **settings})
+        payload = loader._payload
+        assert payload is not None
+        self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
+        self.work = Work(payload, self.words, Board.base(0), worker=0, catches=Exception)
+        self.plan, self.config, self.chunk = payload["plan"], payload["config"], chunk
+
+    def prepare(self) -> Bench:
+        """Find the form by a probe, as the trainer does."""
+        work, config = self.work, self.config
+        work.ensure_setup()
+        self.probe = probe = work.probe(0)
+        form = batch_form(
+            choose_spec(probe.spec, None, config, work.unit),
+            work.unit,
+            batch_size=config.batch_size,
+            batch_bytes_seen=batch_bytes_like(probe, config, work.unit),
+            may_leave_rows_out=config.on_error.action == "skip",
+            may_replace_rows=config.on_error.action == "replace",
+        )
+        self.form = with_chunk(form, self.chunk)
+        work.set_form(self.form, False)
+        self.slot = aligned_empty(max(self.form.slot_bytes, 1))
+        return self
+
+    def fill(
+        self, batch: int, count: int = 1, rows: tuple[int, int] | None = None, epoch: int = 0, attempt: int = 0
+    ) -> Filled:
+        start, stop = rows or (0, self.plan.rows(batch))
+        job = Job(RUN, epoch, batch, count, start, stop, attempt)
+        return self.work.fill(job, self.slot, 0, self.slot.nbytes)
+
+    def read(self, batch: int, count: int = 1) -> list[Any]:
+        read = self.form.read(self.slot, self.plan.rows(batch), count)
+        return [copied(self.form.spec.structure.pack(parts)) for _, parts in read]
+
+    def make(self, batch: int, count: int = 1, epoch: int = 0) -> list[Any]:
+        filled = self.fill(batch, count, epoch=epoch)
+        if filled.oversize is not None:
+            self.slot = aligned_empty(filled.oversize.nbytes)
+            filled.oversize.write(self.slot, 0)
+        return self.read(batch, count)
+
+
+def counting(calls: list[int]) -> Callable[[int], Any]:
+    def fn(index: int) -> Any:
+        calls.append(index)
+        return np.full(2, index, np.int16)
+
+    return fn
+
+
+# ---- the probe ----
+
+
+def test_the_probe_tells_what_one_call_returned_and_its_result_is_used() -> None:
+    calls: list[int] = []
+    bench = Bench(counting(calls)).prepare()
+    assert calls == [0]
+    assert (bench.probe.nbytes, bench.probe.rows) == (4, 1)
+    assert [batch[:, 0].tolist() for batch in bench.make(0)] == [[0, 1, 2, 3]]
+    assert calls == [0, 1, 2, 3]
+    bench.make(0)
+    assert calls == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_the_probes_result_is_not_used_for_another_epoch() -> None:
+    calls: list[int] = []
+    bench = Bench(counting(calls)).prepare()
+    bench.make(0, epoch=1)
+    assert calls == [0, 0, 1, 2, 3]
+
+
+def test_the_probes_result_survives_a_function_that_fills_its_buffer_again() -> None:
+    buffer = np.empty(3)
+
+    def fill(index: int) -> Any:
+        buffer[:] = index
+        return buffer
+
+    bench = Bench(fill).prepare()
+    bench.make(1)
+    assert bench.make(0)[0][:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_the_probe_goes_on_to_the_first_sample_that_does_not_fail(action: str) -> None:
+    def fail(index: int) -> int:
+        if index < 6:
+            raise ValueError(index)
+        return index
+
+    bench = Bench(fail, on_error=action).prepare()
+    assert bench.make(1)[0].tolist() == ([6, 7] if action == "skip" else [6, 6, 6, 7])
+
+
+def test_the_probe_gives_up_with_the_first_error() -> None:
+    def fail(index: int) -> int:
+        raise ValueError(index)
+
+    with pytest.raises(WorkFailed) as failed:
+        Bench(fail, size=10**6, on_error="skip").prepare()
+    assert failed.value.failure.index == 0
+
+
+def test_a_probe_of_none_names_the_function() -> None:
+    with pytest.raises(WorkFailed, match="fn returned None") as failed:
+        Bench(lambda index: None).prepare()
+    assert isinstance(failed.value.error, SpecMismatchError)
+
+
+def test_setup_is_called_once_before_the_first_sample() -> None:
+    events: list[Any] = []
+
+    def fn(index: int) -> int:
+        events.append(index)
+        return index
+
+    bench = Bench(fn, setup=lambda: events.append("setup")).prepare()
+    bench.work.ensure_setup()
+    bench.make(0)
+    assert events == ["setup", 0, 1, 2, 3]
+
+
+def test_a_setup_that_fails_is_tried_again() -> None:
+    tries = []
+
+    def set_up() -> None:
+        tries.append(1)
+        raise OSError("no file")
+
+    bench = Bench(lambda index: index, setup=set_up)
+    for _ in range(2):
+        with pytest.raises(WorkFailed, match="no file") as failed:
+            bench.work.ensure_setup()
+        assert failed.value.failure.is_setup
+    assert len(tries) == 2
+
+
+# ---- parts of batches, chunks of batches ----
+
+
+def noisy(index: int, rng: np.random.Generator) -> Any:
+    return {"i": index, "x": rng.random(3), "g": random.random()}
+
+
+@pytest.mark.parametrize("cuts", [(0, 4), (0, 1, 4), (0, 1, 2, 3, 4), (0, 3, 4)])
+def test_ranges_of_rows_in_any_order_make_the_same_batch(cuts: tuple[int, ...]) -> None:
+    with SavedGlobals():
+        whole = Bench(noisy, shuffle=True).prepare()
+        expected = whole.make(2, epoch=3)
+        parts = Bench(noisy, shuffle=True).prepare()
+        for start, stop in reversed(list(zip(cuts, cuts[1:], strict=False))):
+            assert parts.fill(2, rows=(start, stop), epoch=3).rows == stop - start
+        assert_same(parts.read(2), expected)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "fixed": {"fn": lambda index: (np.full(3, index), index)},
+    "rng": {"fn": noisy, "shuffle": True},
+    "ragged": {"fn": lambda index: np.arange(index % 5), "ragged": True},
+    "padded": {"fn": lambda index: np.arange(index % 5), "pad": 9},
+    "text": {"fn": lambda index: ("é" * (index % 4), b"\0" * index)},
+    "elements": {"fn": lambda index: np.arange(index + 1), "batch_size": None},
+    "batch_fn": {"fn": None, "batch_fn": lambda items: np.array(items)},
+    "replaced": {"fn": lambda index: (5 * index) // (index % 3), "on_error": "replace"},
+    "skipped": {"fn": lambda index: (5 * index) // (index % 3), "on_error": "skip"},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_chunk_holds_the_same_batches_as_tickets_of_one(name: str) -> None:
+    with SavedGlobals():
+        single = Bench(size=32, **FORMS[name]).prepare()
+        expected = [batch for number in range(1, 7) for batch in single.make(number)]
+        chunk = Bench(size=32, chunk=6, **FORMS[name]).prepare()
+        assert_same(chunk.make(1, count=6), expected)
+
+
+def refilling(buffer: Any) -> Callable[[int], Any]:
+    def fn(index: int) -> Any:
+        buffer[...] = index
+        return buffer
+
+    return fn
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"ragged": True}, {"pad": True}, {"on_error": "skip"}], ids=str)
+def test_a_chunk_of_a_function_that_returns_one_array_again_and_again_is_right(
+    batch_size: int, settings: dict[str, Any]
+) -> None:
+    bench = Bench(refilling(np.empty(3)), size=16, batch_size=batch_size, chunk=5, **settings).prepare()
+    rows = [np.ravel(batch.values if isinstance(batch, RaggedArray) else batch) for batch in bench.make(1, count=5)]
+    expected = np.arange(batch_size, 6 * batch_size).repeat(3)
+    assert np.concatenate(rows).tolist() == expected.tolist()
+
+
+def test_a_chunk_of_elements_that_are_one_array_again_and_again_is_right() -> None:
+    bench = Bench(refilling(np.empty(3)), size=16, batch_size=None, chunk=5).prepare()
+    assert [batch.tolist() for batch in bench.make(1, count=5)] == [[number] * 3 for number in range(1, 6)]
+
+
+def test_buffers_that_come_back_in_another_batch_of_the_chunk_are_copied() -> None:
+    buffers = [np.empty(2) for _ in range(4)]
+
+    def in_turn(index: int) -> Any:
+        buffers[index % 4][:] = index
+        return buffers[index % 4]
+
+    bench = Bench(in_turn, size=40, chunk=4, ragged=True).prepare()
+    batches = bench.make(2, count=4)
+    assert np.concatenate([batch.values for batch in batches])[::2].tolist() == list(range(8, 24))
+
+
+def test_what_does_not_fit_the_slot_comes_back_unwritten() -> None:
+    bench = Bench(lambda index: np.arange(1 if index < 4 else 5000), ragged=True).prepare()
+    filled = bench.fill(2)
+    assert filled.oversize is not None and filled.oversize.nbytes > bench.slot.nbytes
+    elsewhere = aligned_empty(filled.oversize.nbytes)
+    filled.oversize.write(elsewhere, 0)
+    [(rows, [ragged])] = list(bench.form.read(elsewhere, 4, 1))
+    assert rows == 4 and ragged.row_splits.tolist() == [0, 5000, 10000, 15000, 20000]
+
+
+# ---- the board ----
+
+
+def test_the_board_names_the_sample_that_runs() -> None:
+    seen: list[int] = []
+
+    def look(index: int) -> Any:
+        seen.append(bench.words[Board.base(0) + Field.INDEX] - 1)
+        return np.zeros(1 << 15, np.uint8) + np.uint8(index)  # large rows: made one by one
+
+    bench = Bench(look, shuffle=True)
+    bench.prepare()
+    bench.make(1)
+    assert seen[1:] == bench.plan.indices(0, bench.plan.positions(1))
+
+
+def test_small_rows_are_made_one_by_one_once_they_have_brought_down_a_worker() -> None:
+    seen: list[int] = []
+
+    def look(index: int) -> int:
+        seen.append(bench.words[Board.base(0) + Field.INDEX] - 1)
+        return index
+
+    bench = Bench(look)
+    bench.prepare()
+    bench.fill(1, attempt=1)
+    assert seen[1:] == [4, 5, 6, 7]
+
+
+def test_an_abandoned_run_ends_before_the_next_row() -> None:
+    calls: list[int] = []
+
+    def fn(index: int) -> Any:
+        calls.append(index)
+        if index == 6:
+            bench.words[Board.mark(RUN)] = RUN
+        return np.zeros(1 << 15, np.uint8)
+
+    bench = Bench(fn)
+    bench.prepare()
+    with pytest.raises(Abandoned):
+        bench.fill(1)
+    assert calls == [0, 4, 5, 6]
+
+
+# ---- the global generators ----
+
+
+def test_a_ticket_that_is_seen_to_draw_is_done_again_with_seeds_and_from_then_on_all_are_seeded() -> None:
+    calls: list[int] = []
+
+    def draw(index: int) -> float:
+        calls.append(index)
+        return random.random() if index == 6 else float(index)
+
+    with SavedGlobals():
+        bench = Bench(draw, chunk=2).prepare()
+        first = bench.make(1)
+        assert calls == [0, 4, 5, 6, 7, 4, 5, 6, 7]
+        random.seed(99)
+        assert_same(bench.make(1), first)
+        assert len(calls) == 13
+
+
+def test_a_draw_of_one_sample_does_not_depend_on_who_drew_before() -> None:
+    def draw(index: int) -> Any:
+        return np.random.normal(size=index % 4), np.random.normal()
+
+    with SavedGlobals():
+        bench = Bench(draw, ragged=True).prepare()
+        expected = [bench.make(number)[0] for number in range(5)]
+        again = Bench(draw, ragged=True).prepare()
+        assert_same([again.make(number)[0] for number in (4, 2, 0, 3, 1)], [expected[i] for i in (4, 2, 0, 3, 1)])
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"ragged": True}], ids=str)
+def test_an_error_names_the_sample(count: int, settings: dict[str, Any]) -> None:
+    def fail(index: int) -> Any:
+        if index == 13:
+            raise KeyError("thirteen")
+        return np.full(2, index)
+
+    bench = Bench(fail, shuffle=True, seed=1, chunk=count, **settings).prepare()
+    with pytest.raises(WorkFailed) as failed:
+        for batch in range(0, 5 - count + 1, count):
+            bench.fill(batch, count=count)
+    failure = failed.value.failure
+    assert (failure.index, failure.epoch) == (13, 0)
+    assert bench.plan.indices(0, np.array([failure.position])) == [13]
+
+
+def test_a_row_that_is_not_as_the_others_names_index_and_both_sides() -> None:
+    bench = Bench(lambda index: np.zeros(2 if index != 6 else 3)).prepare()
+    with pytest.raises(WorkFailed, match=r"index 6.*float64\[2\].*float64\[3\]"):
+        bench.fill(1)
+
+
+def test_all_failures_of_a_chunk_are_told() -> None:
+    bench = Bench(size=32, chunk=6, **FORMS["skipped"]).prepare()
+    filled = bench.fill(1, count=6)
+    assert [row.failure.index for row in filled.row_failures] == [6, 9, 12, 15, 18, 21, 24, 27]
+    assert filled.rows == 16
+
+
+# ---- out ----
+
+
+def test_out_lies_in_the_slot_itself() -> None:
+    seen: list[Any] = []
+
+    def fill(index: int, out: Any) -> Any:
+        if out is None:
+            return {"x": np.zeros((2, 2)), "n": 0}
+        seen.append(out)
+        out["x"][...] = index
+        out["n"][...] = -index
+        return None
+
+    bench = Bench(fill).prepare()
+    [batch] = bench.make(1)
+    assert all(np.shares_memory(out["x"], bench.slot) and np.shares_memory(out["n"], bench.slot) for out in seen)
+    assert len(seen) == 4 and batch["x"][:, 1, 1].tolist() == [4, 5, 6, 7] and batch["n"].tolist() == [-4, -5, -6, -7]
