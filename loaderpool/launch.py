@@ -19,9 +19,11 @@ from loaderpool.memory.arena import Arena
 
 __all__ = ["SupervisorLink", "launch"]
 
-# sys.path is set before anything is imported, so the supervisor finds what the trainer finds.
+# sys.path is set before anything is imported, so the supervisor finds what the trainer finds. `-c` has put the working
+# directory in front: not even json may come from there.
 _BOOT = (
-    "import sys, json; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "import json; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
     "from loaderpool.supervisor.engine import main; main(start)"
 )
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.

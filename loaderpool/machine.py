@@ -7,6 +7,7 @@ process table for `pidfd_open`, `getppid` for `PR_SET_PDEATHSIG`.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ __all__ = [
     "cgroup_cpu_quota",
     "create_memory_file",
     "die_with_parent",
+    "map_pages",
     "open_pidfd",
     "pipe_capacity_bytes",
     "process_cpu_s",
@@ -32,6 +34,7 @@ __all__ = [
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _F_GETPIPE_SZ = 1032
+_MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _GLIBC_DEFAULT_TRIM = 128 * 1024
@@ -65,6 +68,14 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
         raise MemoryLimitError(
             f"the machine refused {nbytes:,} bytes of shared memory ({error.strerror}); set a smaller memory_limit"
         ) from error
+
+
+def map_pages(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
+    """Enter a range's pages into this process's page table at once, instead of by a fault for each. Best effort."""
+    try:
+        mapping.madvise(_MADV_POPULATE_WRITE, offset, nbytes)
+    except (OSError, AttributeError, ValueError):  # Linux before 5.14, or no Linux
+        pass
 
 
 def return_pages(descriptor: int, offset: int, nbytes: int) -> None:

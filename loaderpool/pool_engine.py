@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import pickle
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -135,14 +136,18 @@ class PoolEngine:
             session.check_usable()
             self._raise_error()
             quota = self._quota_for_a_new_run()
-            number = session.take_number()
-            run = PoolRun(self, number, first_epoch, start, limit, quota)
-            self.runs[number] = run
-            session.runs[number] = self
-            session.order(
-                Control.RUN_BEGIN, number, self.number, first_epoch, self.plan.batches_per_epoch, start, limit, quota
-            )
+            run = PoolRun(self, session.take_number(), first_epoch, start, limit, quota)
+            self.enter(run)
             return run
+
+    def enter(self, run: PoolRun) -> None:
+        """Have the supervisor begin a run where it stands. The session's lock is held."""
+        self.runs[run.number] = run
+        self.session.runs[run.number] = self
+        per_epoch = self.plan.batches_per_epoch
+        self.session.order(
+            Control.RUN_BEGIN, run.number, self.number, run.first_epoch, per_epoch, run.next, run.limit, run.quota
+        )
 
     def update(self, changes: dict[str, Any]) -> None:
         """Send changed attributes of the source's object; batches begun from now on see them."""
@@ -193,22 +198,39 @@ class PoolEngine:
         self._form = form
 
     def _quota_for_a_new_run(self) -> int:
-        """Slots for a new run: all, or where others are active some of its own (rule 7)."""
+        """Slots for a new run: all, or where others are active some that these cannot take (rule 7).
+
+        The ring grows for it, or, where the budget is spent, the others give up part of theirs.
+        """
         assert self.ring is not None
         ring = self.ring
         active = [run for run in self.runs.values() if not run.is_over]
         if not active:
             return ring.count
-        spare = ring.count - sum(run.quota for run in active)
+        # What the consumer keeps of other passes serves nobody: what the active ones hold is among the rest.
+        usable = ring.unlent_count(but={slot for run in active for slot in run.lent})
+        for run in active:
+            if run.quota > usable:
+                run.set_quota(usable)
+        spare = usable - sum(run.quota for run in active)
         wanted = ring.slots_of_another_run()
         if spare < wanted:
             spare += ring.make_room(wanted - max(0, spare))
-        if spare < 1:
+        if spare >= 1:
+            return spare
+        fixed = [run for run in active if not run.can_restart]
+        # What was lent by a run that starts anew is no longer its.
+        usable = ring.unlent_count(but={slot for run in fixed for slot in run.lent})
+        share = (usable - sum(run.quota for run in fixed)) // (len(active) - len(fixed) + 1)
+        if share < 1:
             raise MemoryLimitError(
                 f"{len(active)} iterators of this loader are active and memory_limit leaves no slot for another: each "
                 f"needs at least one of {ring.slot_bytes:,} bytes. Raise memory_limit, or end the other iterators"
             )
-        return spare
+        for run in active:
+            if run.can_restart:
+                run.restart(share)
+        return share
 
     def reserve(self) -> int:
         """Slots of a run that are never lent, so that workers always have somewhere to write."""
@@ -294,8 +316,8 @@ class PoolRun:
         self.quota = quota
         self.is_over = False
         self.wait_ns = 0
-        self._next = start  # the batch that is delivered next; unordered: how many were, from `start` on
-        self._limit = limit
+        self.next = start  # the batch that is delivered next; unordered: how many were, from `start` on
+        self.limit = limit
         self._is_ordered = engine.config.deterministic
         self._ready: dict[int, _Arrival] = {}  # by first batch
         self._unordered: dict[int, collections.deque[_Arrival]] = collections.defaultdict(collections.deque)  # by epoch
@@ -332,8 +354,38 @@ class PoolRun:
 
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
-        self._limit = limit
+        self.limit = limit
         self._engine.session.order(Control.RUN_EXTEND, self.number, limit, self.quota)
+
+    @property
+    def lent(self) -> AbstractSet[int]:
+        """Slots of this run that the consumer looks at."""
+        return self._lent.keys()
+
+    def set_quota(self, quota: int) -> None:
+        """Hold at most so many slots from now on. The session's lock is held."""
+        self.quota = quota
+        self.extend(self.limit)
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether what is not delivered yet can be made again: only in order is it known what that is."""
+        return self._is_ordered
+
+    def restart(self, quota: int) -> None:
+        """Give back every slot that is not delivered, and have those batches made again in fewer slots.
+
+        The session's lock is held. A consumer that waits goes on waiting: the batches will be the same.
+        """
+        engine, session = self._engine, self._engine.session
+        old = PoolRun(engine, self.number, self.first_epoch, self.next, self.limit, self.quota)
+        old._ready, old._parts, old._seen = self._ready, self._parts, self._seen
+        engine.runs[old.number] = old  # takes its late completions
+        old._lent = self._lent
+        self._ready, self._parts, self._seen, self._lent = {}, {}, {}, {}
+        old.end()
+        self.number, self.quota = session.take_number(), quota
+        engine.enter(self)
 
     def end(self) -> None:
         """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
@@ -432,16 +484,16 @@ class PoolRun:
 
     def _is_ready(self) -> bool:
         if self._is_ordered:
-            return self._next in self._ready
-        return bool(self._unordered.get(self._next // self._engine.plan.batches_per_epoch))
+            return self.next in self._ready
+        return bool(self._unordered.get(self.next // self._engine.plan.batches_per_epoch))
 
     def _pop(self) -> _Arrival:
         if self._is_ordered:
-            arrival = self._ready.pop(self._next)
+            arrival = self._ready.pop(self.next)
         else:
-            epoch = self._next // self._engine.plan.batches_per_epoch
+            epoch = self.next // self._engine.plan.batches_per_epoch
             arrival = self._unordered[epoch].popleft()
-        self._next += arrival.count
+        self.next += arrival.count
         return arrival
 
     # ---- delivering ----
@@ -453,7 +505,7 @@ class PoolRun:
         if arrival.oversize is not None:
             mapped, nbytes = arrival.oversize
             ring.lender.give_back(arrival.slot)
-            ring.outgrown(nbytes // arrival.count * form.max_chunk, engine.config.memory_limit)
+            ring.outgrown(nbytes // arrival.count * form.max_chunk)
             engine.batches_oversize += arrival.count
             anchor = np.ndarray((nbytes,), np.uint8, buffer=mapped)
         else:
@@ -477,7 +529,7 @@ class PoolRun:
             return True
         if len(self._lent) < ring.count and ring.grow_by_one():
             self.quota += 1
-            self.extend(self._limit)
+            self.extend(self.limit)
             return len(ring.lender.lent) < ring.count - reserve
         return False
 

@@ -7,6 +7,8 @@ for lack of a free slot; slots that batches outgrow are replaced by larger ones 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Set as AbstractSet
 
 from loaderpool import machine
 from loaderpool.errors import MemoryLimitError
@@ -39,6 +41,7 @@ class RingPlan:
     slot_bytes: int
     first_slots: int  # made at the start
     most_slots: int  # made when needed
+    limit_bytes: int  # of all slots, but not those whose batches the consumer keeps beyond their turn
 
 
 def plan_ring(form: BatchForm, *, workers: int, memory_limit: int | None) -> RingPlan:
@@ -64,9 +67,9 @@ def plan_ring(form: BatchForm, *, workers: int, memory_limit: int | None) -> Rin
     if slot_bytes <= _SMALL_SLOT_BYTES:
         wanted = max(wanted, _LOOK_AHEAD_SLOTS, 4 * workers)
         most = min(affordable, wanted)
-        return RingPlan(form, slot_bytes, most, most)
+        return RingPlan(form, slot_bytes, most, most, limit)
     most = min(affordable, wanted)
-    return RingPlan(form, slot_bytes, min(most, 2 * workers + 3), most)
+    return RingPlan(form, slot_bytes, min(most, 2 * workers + 3), most, limit)
 
 
 class Ring:
@@ -87,12 +90,18 @@ class Ring:
         self.lender = Lender(session.arena, session.pipe)
         self.extents: dict[int, Extent] = {}
         self._retiring: set[int] = set()
+        self._wanted = 0  # slots that there shall be as soon as retiring ones leave room for them
         self._grow(plan.first_slots)
 
     @property
     def count(self) -> int:
         """Slots that stay."""
         return len(self.extents) - len(self._retiring)
+
+    def unlent_count(self, but: AbstractSet[int]) -> int:
+        """Slots that stay and are not lent; those in `but` count as not lent."""
+        staying = self.extents.keys() - self._retiring
+        return sum(1 for slot in staying if slot in but or slot not in self.lender.lent)
 
     @property
     def slot_bytes(self) -> int:
@@ -107,7 +116,7 @@ class Ring:
 
     def grow_by_one(self) -> bool:
         """Add a slot if the budget has room for it."""
-        if self.count >= self.plan.most_slots:
+        if self.count >= self.plan.most_slots or not self._has_room():
             return False
         try:
             self._grow(1)
@@ -117,24 +126,19 @@ class Ring:
         return True
 
     def make_room(self, slots: int) -> int:
-        """Add up to `slots` slots for a run beside others, beyond what one run may use; returns how many.
-
-        Raises:
-            MemoryLimitError: not even the least fits the budget.
-        """
+        """Add up to `slots` slots for a run beside others, beyond what one run may use; returns how many."""
         self.plan = dataclasses.replace(self.plan, most_slots=self.plan.most_slots + slots)
         added = 0
         while added < slots and self.grow_by_one():
             added += 1
         return added
 
-    def outgrown(self, nbytes: int, memory_limit: int | None) -> None:
+    def outgrown(self, nbytes: int) -> None:
         """A batch of `nbytes` did not fit: make new slots that large, and retire the old ones as they come back."""
         new_bytes = _page_rounded(2 * nbytes)
         if new_bytes <= self.plan.slot_bytes:
             return
-        budget = memory_limit or max(_DEFAULT_LIMIT_BYTES, self.plan.slot_bytes * self.plan.most_slots)
-        most = min(self.plan.most_slots, budget // new_bytes)
+        most = min(self.plan.most_slots, self.plan.limit_bytes // new_bytes)
         if most < _LEAST_SLOTS:
             return  # such batches go on arriving in memory of their own
         self.plan = dataclasses.replace(self.plan, slot_bytes=new_bytes, most_slots=most)
@@ -142,7 +146,8 @@ class Ring:
             if slot not in self._retiring:
                 self._retiring.add(slot)
                 self._session.order(Control.SLOT_RETIRE, slot)
-        self._grow(min(most, 2 * self._session.workers_wanted + 3))
+        self._wanted = min(most, 2 * self._session.workers_wanted + 3)
+        self._grow_as_wanted()
 
     def retired(self, slot: int) -> None:
         """The supervisor has taken a retiring slot out of its hands."""
@@ -150,14 +155,32 @@ class Ring:
         extent = self.extents.pop(slot, None)
         if extent is not None:
             self._session.arena.give_back(extent)
+        self._grow_as_wanted()
 
     def give_back_all(self) -> None:
-        """The loader is unloaded: all slots that nobody looks at are free memory again."""
-        for slot, extent in list(self.extents.items()):
-            if slot not in self.lender.lent:
-                self._session.slots.pop(slot, None)
-                self._session.arena.give_back(extent)
-                del self.extents[slot]
+        """The loader is unloaded: all slots are free memory again, each as soon as nobody looks at it."""
+        self.lender.on_return.append(self._reclaim_later)
+        for slot in list(self.extents):
+            self._reclaim(slot)
+
+    def _reclaim_later(self, slot: int) -> None:
+        self._session.todo.append(functools.partial(self._reclaim, slot))
+
+    def _reclaim(self, slot: int) -> None:
+        if slot not in self.lender.lent and slot in self.extents:
+            self._session.slots.pop(slot, None)
+            self._session.arena.give_back(self.extents.pop(slot))
+
+    def _has_room(self) -> bool:
+        """Whether the budget has room for one more slot."""
+        kept = self._retiring & self.lender.lent.keys()  # nobody but the consumer needs them any more
+        taken = sum(extent.nbytes for slot, extent in self.extents.items() if slot not in kept)
+        return taken + self.plan.slot_bytes <= self.plan.limit_bytes
+
+    def _grow_as_wanted(self) -> None:
+        """Make the slots that outgrown ones were in the way of."""
+        while self.count < self._wanted and self._has_room() and self.grow_by_one():
+            pass
 
     def _grow(self, slots: int) -> None:
         for _ in range(slots):

@@ -158,7 +158,7 @@ class Session:
         self.check_owner()
         if self._how_broken:
             raise SupervisorLostError(
-                f"the supervisor process (pid {self._process.pid}) died ({self._how_broken}); its workers ended with it. "
+                f"the supervisor process (pid {self._process.pid}) died ({self._how_broken}); its workers ended too. "
                 "If the machine ran out of memory, lower memory_limit or the number of workers"
             )
 

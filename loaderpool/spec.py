@@ -125,7 +125,7 @@ def sample_spec(sample: Any, given: ElementSpec | None = None) -> ElementSpec:
         hints = given.components
     for leaf, path, hint in zip(structure.flatten(sample), structure.paths, hints, strict=True):
         array = convert_leaf(leaf, path)
-        components.append(ArraySpec(array.shape, array.dtype, _text_of(array, leaf, path, hint and hint.text)))
+        components.append(ArraySpec(array.shape, array.dtype, _text_of(array, leaf, path, hint.text if hint else None)))
     return ElementSpec(structure, tuple(components))
 
 

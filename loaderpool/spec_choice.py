@@ -23,17 +23,11 @@ def choose_spec(seen: ElementSpec, given: ElementSpec | None, config: LoaderConf
     Raises:
         SpecMismatchError: the given spec has another structure than what the function returns.
     """
+    static_rows = config.batch_size if config.drop_remainder else None
     if given is not None:
-        if given.structure != seen.structure:
-            raise SpecMismatchError(
-                f"element_spec has the structure {given.structure}, but the function returns {seen.structure}"
-            )
-        return _as_function_returns(given, seen)
+        return _as_function_returns(given, seen, static_rows, config.batch_size if unit == "sample" else None)
     if unit == "sample":
-        static_rows = config.batch_size if config.drop_remainder else None
-        return spec_of_batches(
-            seen, pad=config.pad is not False, ragged=config.ragged, static_rows=static_rows
-        )
+        return spec_of_batches(seen, pad=config.pad is not False, ragged=config.ragged, static_rows=static_rows)
     # A whole batch: its first axis is the batch's own, and the last one may be shorter.
     components = tuple(
         ArraySpec((None, *c.shape[1:]) if c.shape else (), c.dtype, c.text, c.ragged) for c in seen.components
@@ -41,13 +35,27 @@ def choose_spec(seen: ElementSpec, given: ElementSpec | None, config: LoaderConf
     return ElementSpec(seen.structure, components)
 
 
-def _as_function_returns(given: ElementSpec, seen: ElementSpec) -> ElementSpec:
-    """A given `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does."""
-    components = tuple(
-        ArraySpec(g.shape, g.dtype, s.text if g.text is not None and s.text is not None else g.text, g.ragged)
-        for g, s in zip(given.components, seen.components, strict=True)
-    )
-    return ElementSpec(given.structure, components)
+def _as_function_returns(
+    given: ElementSpec, seen: ElementSpec, static_rows: int | None, batch_size: int | None
+) -> ElementSpec:
+    """The given spec, its batch axis as the loader's batches really have it.
+
+    A `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does.
+    """
+    in_given_order: list[ArraySpec] = given.structure.flatten(seen.pack())  # raises where the structures differ
+    components = []
+    for component, path, actual in zip(given.components, given.paths, in_given_order, strict=True):
+        shape = component.shape
+        if batch_size is not None:
+            if not shape or shape[0] not in (None, batch_size):
+                raise SpecMismatchError(
+                    f"element_spec{path} is {component}, but a batch's first axis has batch_size={batch_size} rows (give "
+                    "None where the last batch may be smaller)"
+                )
+            shape = (static_rows, *shape[1:])
+        text = actual.text if component.text is not None and actual.text is not None else component.text
+        components.append(ArraySpec(shape, component.dtype, text, component.ragged))
+    return ElementSpec(given.structure, tuple(components))
 
 
 def batch_bytes_like(probe: Probe, config: LoaderConfig, unit: UnitKind) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import machine
+from loaderpool import clock, machine
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.extents import Extent, ExtentMap
@@ -27,6 +27,8 @@ _ARENA_BYTES = 1 << 40
 _SMALLEST_ARENA_BYTES = 1 << 30
 # What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
 _HEADROOM_BYTES = 64 << 20
+# How long a look at free memory holds; a look reads several files of /proc and the cgroup, too dear for each slot.
+_FREE_IS_TRUE_S = 0.2
 
 
 class Arena:
@@ -44,6 +46,8 @@ class Arena:
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
         self.extents = ExtentMap(BOARD_BYTES, nbytes)
+        self._free_seen = self._spent_bytes = 0
+        self._free_until_s = 0.0
 
     @staticmethod
     def create() -> Arena:
@@ -79,7 +83,7 @@ class Arena:
         Raises:
             MemoryLimitError: the machine or its cgroup has too little free.
         """
-        free = machine.available_memory_bytes()
+        free = self._free_bytes(nbytes)
         if nbytes + _HEADROOM_BYTES > free:
             raise MemoryLimitError(
                 f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
@@ -92,6 +96,16 @@ class Arena:
             self.give_back(extent)
             raise
         return extent
+
+    def _free_bytes(self, nbytes: int) -> int:
+        """What the machine has free; looked up again when the latest figure is old or mostly spent."""
+        now = clock.monotonic_s()
+        if now > self._free_until_s or self._spent_bytes + nbytes > self._free_seen // 2:
+            self._free_seen, self._spent_bytes = machine.available_memory_bytes(), 0
+            self._free_until_s = now + _FREE_IS_TRUE_S
+        free = self._free_seen - self._spent_bytes
+        self._spent_bytes += nbytes
+        return free
 
     def give_back(self, extent: Extent) -> None:
         """Return an extent and its pages."""

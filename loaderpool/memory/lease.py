@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ class Lender:
         self._arena = arena
         self._pipe = pipe
         self.lent: dict[int, weakref.ref[Any]] = {}  # by slot; each reference's callback returns its slot
+        self.on_return: list[Callable[[int], None]] = []  # also called with each slot that returns, as finalizers are
 
     def lend(self, slot: int, offset: int, nbytes: int, by_run: dict[int, None]) -> npt.NDArray[np.uint8]:
         """The slot's bytes as an anchor array; when it and all views of it are dead the slot is returned.
@@ -102,12 +104,15 @@ class Lender:
             by_run: notes the slot for as long as it is lent.
         """
         anchor = self._arena.anchor(offset, nbytes)
+        on_return = self.on_return
         lent, release, message = self.lent, self._pipe.release, messages.pack(messages.Control.RELEASE, slot)
 
         def give_back(_: Any) -> None:
             lent.pop(slot, None)
             by_run.pop(slot, None)
             release(message)
+            for call in on_return:
+                call(slot)
 
         by_run[slot] = None
         lent[slot] = weakref.ref(anchor, give_back)

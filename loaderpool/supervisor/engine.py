@@ -146,7 +146,7 @@ class Supervisor:
                 self._to_trainer(instruction.message)
             elif isinstance(instruction, s.Fork):
                 self._fork(instruction.worker, instruction.cell)
-            elif isinstance(instruction, s.Load) or isinstance(instruction, s.Update):
+            elif isinstance(instruction, (s.Load, s.Update)):
                 pending.extend(self._load(instruction))
             elif isinstance(instruction, s.Unload):
                 self._payloads.unload(instruction.loader)

@@ -38,6 +38,8 @@ from loaderpool.worker.work import Abandoned, Filled, Job, Work, WorkFailed
 
 __all__ = ["LOST_PIPES_STATUS", "WorkerChannels", "WorkerLoop", "send_with_bytes"]
 
+# Faults for single pages of a slot cost more than its first batch from about here on.
+_LARGE_SLOT_BYTES = 1 << 20
 # More goes into a memory file beside the message: a packet must stay far below the socket's buffer.
 INLINE_BYTES = 32768
 # The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
@@ -104,6 +106,8 @@ class WorkerLoop:
             self._runs.pop(words[1], None)
         elif kind == Order.SLOT:
             self._slots[words[1]] = (words[2], words[3])
+            if words[3] >= _LARGE_SLOT_BYTES:
+                machine.map_pages(self._arena.map, words[2], words[3])
         elif kind == Order.LAYOUT:
             form, is_given = self._arena.get_object(words[2], words[3])
             self._work(words[1]).set_form(form, is_given)

@@ -9,7 +9,14 @@ Bars: at most 4 bare interpreters; at most half of one; at most those three batc
 Verified: every first batch, and the number of batches of every epoch.
 Command: scripts/bench/run latency
 
-Last result (not yet recorded)
+Last result; others kept up to 2.0 CPUs busy meanwhile, run again on a quiet machine
+(2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+
+    latency     interpreter        325 ms        [320 .. 355]
+    latency     first_batch        852 ms        [727 .. 961]       2.27 x interpreter (medians 2.62; bar ≤ 4)
+    latency     second_loader     97.7 ms        [79.4 .. 121]      0.25 x interpreter (medians 0.30; bar ≤ 0.5)
+    latency     three_batches      489 us        [214 .. 567]
+    latency     gap              1,641 us        [87.2 .. 2,427]    0.41 x three_batches (medians 3.36; bar ≤ 1)
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ def run_and_report(questions: list[tuple[Question, Path]], options: argparse.Nam
                 emit({"kind": "result", **dataclasses.asdict(row), "median": row.median, "best": row.best})
             print(text_table(found), flush=True)
             if most_busy > QUIET_CPUS:
-                print(f"{question.name}: others kept up to {most_busy:.1f} CPUs busy meanwhile", file=sys.stderr)
+                print(f"{question.name}: {_disturbance(most_busy)}", file=sys.stderr)
             if options.record:
-                record_last_result(file, found)
+                record_last_result(file, found, most_busy)
             rows += found
     if options.markdown:
         print(markdown_table(rows))
@@ -77,7 +77,7 @@ def text_table(rows: Iterable[Row]) -> str:
     lines = []
     for row in rows:
         spread = f"[{_number(min(row.values))} .. {_number(max(row.values))}]" if len(row.values) > 1 else ""
-        line = f"{row.question:12} {row.figure.name:20} {_number(row.median):>8} {row.figure.unit:9} {spread:21}"
+        line = f"{row.question:11} {row.figure.name:14} {_number(row.median):>7} {row.figure.unit:9} {spread:17}"
         if row.bar is not None and row.ratio is not None and row.ratio_of_medians is not None:
             line += f" {row.ratio:5.2f} x {row.bar.baseline} (medians {row.ratio_of_medians:.2f}; bar {row.bar})"
             line += "" if row.is_met else " MISSED"
@@ -100,15 +100,27 @@ def markdown_table(rows: Iterable[Row]) -> str:
     return "\n".join([*lines, "", f"{_machine_line()}. Command: `scripts/bench/run --markdown`."])
 
 
-def record_last_result(file: Path, rows: list[Row]) -> None:
-    """Write the rows into the file's own docstring, in the place of its last result."""
+def record_last_result(file: Path, rows: list[Row], most_busy: float) -> None:
+    """Write the rows into the file's own docstring, in the place of its last result.
+
+    Args:
+        file: the question's.
+        rows: of that question.
+        most_busy: CPUs that others kept busy; a disturbed result says so for as long as it stands there.
+    """
     text = file.read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(text), clean=False)
     if docstring is None or _LAST_RESULT not in docstring:
         raise ValueError(f'{file.name} has no docstring with a part that begins with "{_LAST_RESULT}"')
     table = textwrap.indent(text_table(rows), "    ")
-    fresh = f"{docstring[: docstring.index(_LAST_RESULT)]}{_LAST_RESULT} ({_machine_line()}):\n\n{table}\n"
+    note = f"; {_disturbance(most_busy)}" if most_busy > QUIET_CPUS else ""
+    # A line of its own for the machine: with all versions it is as long as a line may be.
+    fresh = f"{docstring[: docstring.index(_LAST_RESULT)]}{_LAST_RESULT}{note}\n({_machine_line()}):\n\n{table}\n"
     file.write_text(text.replace(docstring, fresh, 1), encoding="utf-8")
+
+
+def _disturbance(most_busy: float) -> str:
+    return f"others kept up to {most_busy:.1f} CPUs busy meanwhile, run again on a quiet machine"
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,112 @@
+"""The interpreter ends at once, with the right status and in silence, whatever tf.data is in the middle of.
+
+Each case is a process of its own; `run_child` fails where it hangs or leaves a process behind.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.support.child import run_child
+
+# A call of `fn` that takes this long must not be waited for: far longer than a test may run.
+STUCK_S = 600
+
+_BEGIN = """
+import sys, threading, time
+import numpy as np
+import tensorflow as tf
+import loaderpool as lp
+
+def quick(index):
+    return np.full((256, 256), index, np.float32), np.int64(index)
+
+def tiny(index):
+    return np.int64(index)
+
+def stuck_from_40_on(index):
+    if index >= 40:
+        time.sleep(STUCK_S)
+    return quick(index)
+"""
+
+STATES = {
+    "an idle iterator is alive": """
+        loader = lp.Loader(range(100), quick, batch_size=4, workers=2)
+        iterator = iter(loader.as_dataset())
+        next(iterator)
+        time.sleep(0.3)
+        """,
+    "the generator waits for a slow function": """
+        loader = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
+        iterator = iter(loader.as_dataset())
+        for _ in range(10):
+            next(iterator)
+        threading.Event().wait(0.5)  # tf.data's prefetch asks for the eleventh
+        """,
+    "tf.data's prefetch never rests": """
+        loader = lp.Loader(range(100), tiny, batch_size=4, workers=2)
+        busy = loader.as_dataset(epochs=None).map(lambda x: x + 1, num_parallel_calls=2).prefetch(10_000)
+        iterator = iter(busy)
+        next(iterator)
+        """,
+    "a stream of batches made in this process never rests": """
+        loader = lp.Loader(range(100), quick, batch_size=4, workers=0)
+        iterator = iter(loader.as_dataset(epochs=None).map(lambda x, y: y).prefetch(10_000))
+        next(iterator)
+        """,
+    "several iterators, one of them at its end": """
+        loader = lp.Loader(range(100), tiny, batch_size=4, workers=2)
+        dataset = loader.as_dataset()
+        first, second = iter(dataset), iter(dataset)
+        assert len(list(first)) == 25
+        next(second)
+        unread = iter(dataset)
+        """,
+}
+
+
+def run(code: str, timeout_s: float = 60.0) -> Any:
+    script = textwrap.dedent(_BEGIN).replace("STUCK_S", str(STUCK_S)) + textwrap.dedent(code)
+    return run_child(script, timeout_s=timeout_s, env={"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"})
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_interpreter_ends_in_silence_when(tf: Any, state: str) -> None:
+    result = run(STATES[state] + "\nprint('the end')\n")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "the end\n", "")
+
+
+def test_the_exit_status_and_the_error_of_a_training_that_raises_are_the_users(tf: Any) -> None:
+    result = run(
+        """
+        import keras
+
+        class Stop(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 3:
+                    raise RuntimeError("the callback's own")
+
+        model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+        loader = lp.Loader(range(100), quick, batch_size=4, workers=2)
+        model.fit(loader.as_dataset(epochs=None), steps_per_epoch=20, epochs=3, verbose=0, callbacks=[Stop()])
+        """
+    )
+    assert result.returncode == 1
+    assert result.stderr.rstrip().endswith("RuntimeError: the callback's own")
+    assert result.stderr.count("Traceback") == 1
+
+
+def test_sys_exit_in_the_middle_of_a_loop_has_its_status(tf: Any) -> None:
+    result = run(
+        """
+        for count, _ in enumerate(lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2).as_dataset()):
+            if count == 9:
+                sys.exit(7)
+        """
+    )
+    assert (result.returncode, result.stderr) == (7, "")

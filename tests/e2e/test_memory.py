@@ -1,0 +1,314 @@
+"""Arrays that are handed out stay right for as long as anybody looks at them, and buffering keeps to its budget."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from tests.support.batches import Place, copied, indices_in, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+BATCHES = 150
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def stamped(index: int) -> Any:
+    """A row that says which index it is of everywhere."""
+    return {"x": np.full((8, 64), index, np.int32), "y": index}
+
+
+def check(batch: Any, number: int, batch_size: int = 4) -> None:
+    indices = np.arange(batch_size * number, batch_size * (number + 1))
+    assert batch["y"].tolist() == indices.tolist()
+    assert (batch["x"] == indices[:, None, None]).all()
+
+
+def loader_of(place: dict[str, Any], **more: Any) -> lp.Loader:
+    return lp.Loader(range(4 * BATCHES), stamped, batch_size=4, **more, **place)
+
+
+def least_limit(place: dict[str, Any], **loader: Any) -> int:
+    """What the error about a limit of one byte names."""
+    with pytest.raises(lp.MemoryLimitError) as refused:
+        next(iter(lp.Loader(memory_limit=1, **loader, **place)))
+    found = re.search(r"least that works is memory_limit=(\d+)", str(refused.value))
+    assert found is not None
+    return int(found[1])
+
+
+# ---- lend or copy ----
+
+
+@pytest.mark.parametrize("memory_limit", [None, "256KiB"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_keeping_every_batch_neither_stops_the_pool_nor_changes_data(
+    on: Place, workers: int, memory_limit: str | None
+) -> None:
+    loader = loader_of(on(workers), memory_limit=memory_limit)
+    epochs = [list(loader) for _ in range(3)]
+    for batches in epochs:
+        assert len(batches) == BATCHES
+        for number, batch in enumerate(batches):
+            check(batch, number)
+    statistics = loader.statistics()
+    assert statistics.batches_lent + statistics.batches_copied == 3 * BATCHES
+    assert statistics.batches_copied > 0
+
+
+def test_a_consumer_that_lets_go_gets_everything_without_a_copy(on: Place) -> None:
+    loader = loader_of(on(2))
+    for _ in range(3):
+        for number, batch in enumerate(loader):
+            check(batch, number)
+            del batch
+    statistics = loader.statistics()
+    assert (statistics.batches_lent, statistics.batches_copied) == (3 * BATCHES, 0)
+    assert statistics.slots_lent == 0
+
+
+@pytest.mark.parametrize("keep", [slice(2, 5), slice(0, 1), 3, (slice(None), 0), slice(None, None, -2)], ids=str)
+def test_a_part_of_a_batch_kept_alone_keeps_its_data_while_the_pool_goes_on(on: Place, keep: Any) -> None:
+    loader = lp.Loader(range(800), lambda index: np.full(512, index), batch_size=8, memory_limit="1MiB", **on(2))
+    kept = [(copied(batch), batch[keep]) for _, batch in zip(range(10), loader, strict=False)]
+    assert loader.statistics().slots_lent >= 1
+    for _ in range(4):
+        assert [int(batch[0, 0]) for batch in loader] == list(range(0, 800, 8))
+    for whole, part in kept:
+        assert np.array_equal(part, whole[keep])
+    del part, kept
+    gc.collect()
+    assert loader.statistics().slots_lent == 0
+
+
+def test_slots_return_when_the_last_view_dies(on: Place) -> None:
+    # Batches of a size that is not chunked, so that each has a slot of its own.
+    loader = lp.Loader(range(64), lambda index: np.full(1 << 17, index), batch_size=2, **on(2))
+    batches = iter(loader)
+    held = [next(batches) for _ in range(3)]
+    views = [held[0][1], held[0].reshape(-1)[5:], held[1].T]
+    lent = loader.statistics().slots_lent
+    assert lent == 3
+    del held
+    assert loader.statistics().slots_lent == 2
+    assert (views[0] == 1).all() and views[1][0] == 0 and (views[2][:, 0] == 2).all()
+    del views[:2]
+    assert loader.statistics().slots_lent == 1
+    del views
+    assert loader.statistics().slots_lent == 0
+
+
+def test_last_epochs_views_are_right_while_the_next_epochs_are_read(on: Place) -> None:
+    loader = loader_of(on(3), memory_limit="512KiB")
+    previous: list[Any] = []
+    for _ in range(4):
+        current = []
+        for number, batch in enumerate(loader):
+            current.append(batch)
+            if previous:
+                check(previous[number], number)
+        for number, batch in enumerate(previous):
+            check(batch, number)
+        previous = current
+
+
+def test_lent_arrays_belong_to_the_consumer_who_may_write_into_them(on: Place) -> None:
+    loader = loader_of(on(2))
+    for number, batch in enumerate(loader):
+        check(batch, number)
+        batch["x"] += 1
+        batch["y"][...] = -1
+    for number, batch in enumerate(loader):
+        check(batch, number)
+
+
+def test_arrays_outlive_their_loader_and_its_pool() -> None:
+    with lp.Pool(2) as pool:
+        loader = loader_of({"pool": pool})
+        kept = [batch for _, batch in zip(range(30), loader, strict=False)]
+        loader.close()
+        again = loader_of({"pool": pool})
+        assert len(list(again)) == BATCHES
+        for number, batch in enumerate(kept):
+            check(batch, number)
+    for number, batch in enumerate(kept):
+        check(batch, number)
+        batch["x"][...] = 0
+
+
+def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
+    loader = lp.Loader(
+        range(300), lambda index: (np.full(5, index, np.uint8), np.float64(index), [1, 2]), batch_size=3, **on(2)
+    )
+    # Where several batches come in one slot only the first begins at its start.
+    large = lp.Loader(range(40), lambda index: (np.full(1 << 18, index, np.uint8), index), batch_size=5, **on(2))
+    for batches in (list(large), list(large)):
+        assert all(part.ctypes.data % 64 == 0 for batch in batches for part in batch)
+    assert large.statistics().batches_copied > 0 and large.statistics().batches_lent > 0
+    first = next(iter(loader))
+    assert all(part.ctypes.data % 64 == 0 for part in first)
+
+
+def test_oversize_and_text_batches_may_be_kept(on: Place) -> None:
+    def grow(index: int) -> Any:
+        return np.full(2000 if index % 9 == 8 else 3, index), f"é{index}"
+
+    loader = lp.Loader(range(270), grow, batch_size=2, ragged=True, **on(2))
+    kept = [batch for _ in range(2) for batch in loader]
+    for number, (ragged, text) in enumerate(kept):
+        for row in range(2):
+            index = 2 * (number % 135) + row
+            assert ragged[row].tolist() == grow(index)[0].tolist() and text[row] == f"é{index}"
+
+
+# ---- the budget ----
+
+
+@pytest.mark.parametrize("limit", ["128KiB", "1MiB", "20MiB"])
+def test_the_ring_keeps_to_the_memory_limit(on: Place, limit: str) -> None:
+    nbytes = int(limit[:-3]) << (20 if limit.endswith("MiB") else 10)
+    loader = loader_of(on(3), memory_limit=limit)
+    kept = list(loader)
+    iterators = [iter(loader) for _ in range(3)]
+    for iterator in iterators:
+        next(iterator)
+    statistics = loader.statistics()
+    assert 0 < statistics.slots * statistics.slot_bytes <= nbytes
+    assert indices_in(batch["y"] for batch in loader) == list(range(4 * BATCHES))
+    assert len(kept) == BATCHES
+
+
+def test_the_ring_keeps_to_the_limit_when_slots_are_outgrown(on: Place) -> None:
+    def grow(index: int) -> Any:
+        return np.full(10 << (index // 25), index, np.int32)
+
+    loader = lp.Loader(range(250), grow, batch_size=1, ragged=True, memory_limit="256KiB", **on(2))
+    ring_bytes = 0
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            assert batch[0].tolist() == grow(number).tolist()
+            extents = loader._engine.ring.extents.values()  # type: ignore[union-attr]
+            ring_bytes = max(ring_bytes, sum(extent.nbytes for extent in extents))
+            del batch
+    assert ring_bytes <= 256 << 10
+
+
+@settings(max_examples=25)
+@given(row_bytes=st.integers(0, 20_000), batch_size=st.integers(1, 20), kind=st.sampled_from(["fixed", "ragged"]))
+def test_the_least_limit_that_the_error_names_works(on: Place, row_bytes: int, batch_size: int, kind: str) -> None:
+    loader = {
+        "source": range(3 * batch_size),
+        "fn": lambda index: np.full(row_bytes, index % 256, np.uint8),
+        "batch_size": batch_size,
+        "ragged": kind == "ragged",
+    }
+    least = least_limit(on(2), **loader)
+    with pytest.raises(lp.MemoryLimitError, match=f"memory_limit={least}"):
+        next(iter(lp.Loader(memory_limit=least - 1, **loader, **on(2))))
+    works = lp.Loader(memory_limit=least, **loader, **on(2))
+    for _ in range(2):
+        batches = list(works)
+        assert [len(batch) for batch in batches] == [batch_size] * 3
+    assert works.statistics().slots * works.statistics().slot_bytes <= least
+
+
+@pytest.mark.parametrize("iterators", [2, 3, 6])
+def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) -> None:
+    # Room for eight slots: those of an iterator that is not read on must not starve the others.
+    loader = lp.Loader(range(200), lambda index: np.full(1000, index), batch_size=2, memory_limit=8 * 16384, **on(2))
+    begun = [iter(loader) for _ in range(iterators - 1)]
+    for iterator in begun:
+        assert next(iterator)[0, 0] == 0
+    assert [int(batch[0, 0]) for batch in loader] == list(range(0, 200, 2))
+    for iterator in begun:
+        assert [int(batch[0, 0]) for batch in iterator] == list(range(2, 200, 2))
+    statistics = loader.statistics()
+    assert statistics.slots * statistics.slot_bytes <= 8 * 16384
+
+
+def test_an_iterator_gets_slots_although_kept_batches_and_an_idle_iterator_hold_all(on: Place) -> None:
+    loader = lp.Loader(range(120), lambda index: np.full(1 << 17, index), batch_size=6, memory_limit="90MiB", **on(2))
+    kept = list(loader)
+    idle = iter(loader)
+    next(idle)
+    for _ in range(3):
+        assert [int(batch[0, 0]) for batch in loader] == list(range(0, 120, 6))
+    assert [int(batch[0, 0]) for batch in idle] == list(range(6, 120, 6))
+    assert [int(batch[5, 7]) for batch in kept] == list(range(5, 120, 6))
+
+
+def test_more_iterators_than_slots_are_refused_by_name_of_the_limit(on: Place) -> None:
+    loader: dict[str, Any] = {"source": range(40), "fn": lambda index: np.full(1000, index), "batch_size": 2}
+    small = lp.Loader(memory_limit=least_limit(on(2), **loader), **loader, **on(2))
+    begun = []
+    with pytest.raises(lp.MemoryLimitError, match="iterators of this loader are active.*memory_limit"):
+        for _ in range(10):
+            begun.append(iter(small))
+            next(begun[-1])
+    assert len(begun) == 3
+    del begun
+    assert len(list(small)) == 20
+
+
+# ---- what a shared pool keeps ----
+
+
+def arena_bytes(pool: lp.Pool) -> int:
+    pool.session.catch_up()
+    return pool.session.arena.extents.taken_bytes
+
+
+def mapped_bytes() -> int:
+    """What this process's mappings of arenas have in memory, shared pages as a whole."""
+    text = Path("/proc/self/smaps").read_text()
+    parts = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", text)
+    rss = [re.search(r"Rss:\s+(\d+) kB", part) for part in parts if "memfd:loaderpool-arena" in part]
+    return sum(int(found[1]) << 10 for found in rss if found)
+
+
+def wait_until_free(pool: lp.Pool, nbytes: int) -> None:
+    """Until no more than `nbytes` of the arena are taken; the test's timeout ends it."""
+    while arena_bytes(pool) > nbytes:
+        gc.collect()
+
+
+def test_a_closed_loader_gives_its_memory_back_to_the_pool() -> None:
+    with lp.Pool(2) as pool:
+        before = arena_bytes(pool)
+        for _ in range(3):
+            with loader_of({"pool": pool}, memory_limit="4MiB") as loader:
+                list(loader)
+                assert arena_bytes(pool) > before
+            del loader
+            wait_until_free(pool, before)
+        assert mapped_bytes() < 8 << 20
+
+
+def test_the_memory_of_kept_batches_comes_back_when_they_die_after_their_loader() -> None:
+    with lp.Pool(2) as pool:
+        before = arena_bytes(pool)
+        with loader_of({"pool": pool}) as loader:
+            kept = [batch for _, batch in zip(range(3), loader, strict=False)]
+        del loader
+        other = lp.Loader(range(4), pool=pool)
+        list(other)
+        for number, batch in enumerate(kept):
+            check(batch, number)
+        del kept, batch
+        other.close()
+        pool.session.run_todo()
+        wait_until_free(pool, before)
