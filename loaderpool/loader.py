@@ -344,6 +344,7 @@ class LoaderIterator(Iterator[Any]):
         self._book = loader._book
         self._pass = Pass(self._book)
         self._batches: Iterator[tuple[int, list[Any]]] = iter(())
+        self._left = 0  # of these batches
         self._pack: Callable[[list[Any]], Any] = _unpacked
         self._skips = loader._config.on_error.action == "skip"
         self._has_hooks = self._book.has_hooks
@@ -354,6 +355,9 @@ class LoaderIterator(Iterator[Any]):
     def __next__(self) -> Any:
         while True:
             for rows, parts in self._batches:
+                self._left -= 1
+                if not self._left:  # else the last batch's slot would be lent until the next one is asked for
+                    self._batches = iter(())
                 if rows or not self._skips:
                     tally = self._book.tally
                     tally.batches += 1
@@ -364,7 +368,7 @@ class LoaderIterator(Iterator[Any]):
             self._batches = iter(())
             delivery = self._pass.next_delivery()
             self._book.tally.tick(delivery)
-            self._batches = delivery.batches()
+            self._batches, self._left = delivery.batches(), delivery.count
             if self._pack is _unpacked:
                 self._pack = self._loader.form.spec.structure.pack
 

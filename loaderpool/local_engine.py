@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ from loaderpool.worker.work import Filled, Job, Work, WorkFailed
 __all__ = ["LocalEngine"]
 
 _RUN = 1  # any number whose mark on the stand-in board is not set
+# Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
+# and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
+_alone = threading.RLock()
 
 
 class LocalEngine:
@@ -52,26 +56,30 @@ class LocalEngine:
 
     def form(self) -> BatchForm:
         """The batches' form; makes the first sample."""
-        if self._form is None:
-            with SavedGlobals():
-                try:
-                    self.work.ensure_setup()
-                    probe = self.work.probe(self._first_epoch)
-                except WorkFailed as error:
-                    raise sample_error(error.failure, error.error) from error.error
-            spec = choose_spec(probe.spec, self._given_spec, self.config, self.unit)
-            form = batch_form(
-                spec,
-                self.unit,
-                batch_size=self.config.batch_size,
-                batch_bytes_seen=batch_bytes_like(probe, self.config, self.unit),
-                may_leave_rows_out=self.config.on_error.action == "skip",
-                may_replace_rows=self.config.on_error.action == "replace",
-            )
-            form = with_chunk(form, 1)
-            self.work.set_form(form, self._given_spec is not None)
-            self._form = form
-        return self._form
+        with _alone:
+            if self._form is None:
+                self._form = self._find_form()
+            return self._form
+
+    def _find_form(self) -> BatchForm:
+        with SavedGlobals():
+            try:
+                self.work.ensure_setup()
+                probe = self.work.probe(self._first_epoch)
+            except WorkFailed as error:
+                raise sample_error(error.failure, error.error) from error.error
+        spec = choose_spec(probe.spec, self._given_spec, self.config, self.unit)
+        form = batch_form(
+            spec,
+            self.unit,
+            batch_size=self.config.batch_size,
+            batch_bytes_seen=batch_bytes_like(probe, self.config, self.unit),
+            may_leave_rows_out=self.config.on_error.action == "skip",
+            may_replace_rows=self.config.on_error.action == "replace",
+        )
+        form = with_chunk(form, 1)
+        self.work.set_form(form, self._given_spec is not None)
+        return form
 
     def begin(self, first_epoch: int, start: int, limit: int) -> LocalRun:
         """Begin a run at batch `start` of the first epoch."""
@@ -91,7 +99,7 @@ class LocalEngine:
         rows = self.plan.rows(batch)
         job = Job(_RUN, epoch, batch, 1, 0, rows)
         anchor = aligned_empty(form.slot_bytes)
-        with SavedGlobals():
+        with _alone, SavedGlobals():
             try:
                 filled: Filled = self.work.fill(job, anchor, 0, anchor.nbytes)
             except WorkFailed as error:

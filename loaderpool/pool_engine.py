@@ -15,7 +15,7 @@ import numpy as np
 from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
-from loaderpool.errors import LoaderpoolError, MemoryLimitError
+from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind, batch_form
@@ -34,6 +34,8 @@ __all__ = ["PoolEngine", "PoolRun"]
 
 # Keys of completions kept to recognise a second one of the same work; more than can ever be outstanding at once.
 _SEEN_KEYS = 8192
+# Whoever holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
+_LOCK_TIMEOUT_S = 1.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,8 +117,11 @@ class PoolEngine:
         if self._form is None:
             self.session.check_owner()
             self._probe_again()
-            self.session.wait_for(lambda: self._probe is not None or self._make_error is not None)
+            self.session.wait_for(
+                lambda: self._probe is not None or self._make_error is not None or self._is_closed
+            )
             with self.session.lock:
+                self.check_open()
                 self._raise_error()
                 if self._form is None:
                     self._decide_form()
@@ -163,7 +168,12 @@ class PoolEngine:
             return
         self._is_closed = True
         self.session.todo.append(self._unload)
-        self.session.run_todo()
+        if self.session.lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            try:
+                self.session.run_todo()
+                self.session.wake()
+            finally:
+                self.session.lock.release()
 
     # ---- form, ring and quota ----
 
@@ -269,6 +279,11 @@ class PoolEngine:
     def on_broken(self) -> None:
         """The supervisor died: whoever waits is told by the session."""
 
+    def check_open(self) -> None:
+        """Raise where this loader, or the pool under it, was closed."""
+        if self._is_closed or self.session.is_closed:
+            raise ClosedError("this Loader, or its pool, is closed; make a new one")
+
     def raise_error(self) -> None:
         """Raise what ended the whole loader, if anything did."""
         self._raise_error()
@@ -342,6 +357,7 @@ class PoolRun:
             finally:
                 self.wait_ns += clock.monotonic_ns() - started
         with session.lock:
+            engine.check_open()  # first: batches that are ready do not outlive the close by chance
             if not self._is_ready():
                 engine.raise_error()
                 session.check_usable()

@@ -142,6 +142,13 @@ class Session:
             self.workers_wanted = workers
             self.order(Control.RESIZE, workers)
 
+    def wake(self) -> None:
+        """Have all who wait look again whether they need to. The lock is held."""
+        if not self.is_closed:
+            with contextlib.suppress(OSError):
+                os.write(self._wake_write, b"\0")
+            self._turn.notify_all()
+
     def catch_up(self) -> None:
         """Handle what has arrived, without waiting."""
         if self.is_foreign:  # it would take the owner's messages

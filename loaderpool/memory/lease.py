@@ -37,6 +37,8 @@ class ReturnPipe:
 
     def release(self, message: bytes) -> None:
         """Write a message whose place among others does not matter; never blocks, never raises, takes no lock."""
+        if self.is_dead:  # asked first: when the interpreter ends, modules are gone before the last arrays
+            return
         if os.getpid() == self._owner_pid and not self._write(message):
             self._releases.append(message)
 

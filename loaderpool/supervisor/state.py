@@ -532,11 +532,15 @@ class SupervisorState:
             ticket = self._due.popleft() if self._due else self._cut(must_be_short=has > 0)
             if ticket is None:
                 return
-            if ticket.run is not None and ticket.first == 0 and ticket.loader.first_worker in self._with[has]:
-                number = ticket.loader.first_worker
-                ticket.loader.first_worker = None
-                ticket.uses_kept = True
-                assert number is not None
+            first_worker = ticket.loader.first_worker
+            if ticket.run is not None and ticket.first == 0 and first_worker is not None:
+                # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
+                for place in range(_TICKETS_PER_WORKER):
+                    if first_worker in self._with[place]:
+                        number, has = first_worker, place
+                        ticket.loader.first_worker = None
+                        ticket.uses_kept = True
+                        break
             self._send(self.workers[number], ticket, has)
 
     def _roomiest(self) -> tuple[int | None, int]:

@@ -149,7 +149,7 @@ class WorkerLoop:
         board, base = self._words, self._base
         board[base + Field.TICKET] = ticket
         started = clock.monotonic_ns()
-        row_count = 0
+        row_count = batches_ended = 0
         failure_bytes = b""
         filled: Filled | None = None
         try:
@@ -160,6 +160,7 @@ class WorkerLoop:
             job = Job(run_id, run.first_epoch + epoch, batch, count, row_start, row_stop, attempt)
             filled = work.fill(job, self._arena.map, offset, capacity)
             status = Status.FINISHED if filled.oversize is None else Status.OVERSIZE
+            batches_ended = count if row_stop == work.plan.rows(batch) else 0
             row_count = filled.rows
             board[base + Field.BYTES] += filled.data_bytes
             if filled.row_failures:
@@ -175,7 +176,7 @@ class WorkerLoop:
         self._check_pipes()
         board[base + Field.INDEX] = 0
         board[base + Field.SAMPLES] += row_count
-        board[base + Field.BATCHES] += count if status == Status.FINISHED else 0
+        board[base + Field.BATCHES] += batches_ended
         board[base + Field.BUSY_NS] += busy
         completion = pack(
             Notice.COMPLETION, ticket, run_id, first_batch, count_attempt, rows, slot, join32(status, self._worker)

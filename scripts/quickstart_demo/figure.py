@@ -28,13 +28,14 @@ class Bar:
     name: str
     samples_per_s: float
     wait_share: float  # 0..1
+    wait_s: float  # the same in seconds
 
 
 def draw(
     path: Path,
     *,
     pictures: Sequence[tuple[npt.NDArray[np.float32], int, int]],
-    bars: tuple[Bar, Bar],
+    bars: Sequence[Bar],
     accuracies: Sequence[float],
     caption: str,
 ) -> None:
@@ -58,18 +59,22 @@ def draw(
         "axes.spines.right": False,
     }
     with pyplot.rc_context(style):
-        figure = pyplot.figure(figsize=(11.0, 6.2), dpi=130, facecolor="white")
+        figure = pyplot.figure(figsize=(11.0, 6.5), dpi=130, facecolor="white")
         rows = figure.add_gridspec(
-            2, 1, height_ratios=[1.0, 2.3], left=0.06, right=0.97, top=0.80, bottom=0.15, hspace=0.42
+            2, 1, height_ratios=[1.0, 2.3], left=0.06, right=0.97, top=0.78, bottom=0.15, hspace=0.40
         )
         baseline, ours = bars
         ratio = ours.samples_per_s / baseline.samples_per_s
-        figure.text(0.06, 0.93, f"{ratio:.1f} times as many samples per second", size=17, weight="bold")
-        figure.text(0.06, 0.885, "The same Pillow and NumPy function feeds the same Keras network", color="#4b5563")
+        figure.text(0.06, 0.935, f"{ratio:.1f} times as many samples per second", size=17, weight="bold")
+        figure.text(0.06, 0.893, "The same Pillow and NumPy function feeds the same Keras network", color="#4b5563")
         _draw_pictures(figure, rows[0], pictures)
-        left, middle, right = rows[1].subgridspec(1, 3, width_ratios=[1.0, 1.0, 1.35], wspace=0.32).subplots()
-        _draw_bars(left, "Training samples per second", bars, [bar.samples_per_s for bar in bars], "{:,.0f}")
-        _draw_bars(middle, "Share of time waiting for data", bars, [100.0 * bar.wait_share for bar in bars], "{:.0f} %")
+        columns = rows[1].subgridspec(1, 3, width_ratios=[1.0, 1.0, 1.35], wspace=0.32)
+        left, middle, right = (figure.add_subplot(columns[column]) for column in range(3))
+        names = [bar.name for bar in bars]
+        rates = [(bar.samples_per_s, f"{bar.samples_per_s:,.0f}") for bar in bars]
+        waits = [(bar.wait_share, f"{100.0 * bar.wait_share:.0f} %\n({bar.wait_s:.0f} s)") for bar in bars]
+        _draw_bars(left, "Training samples per second", names, rates)
+        _draw_bars(middle, "Time waiting for data", names, waits)
         _draw_accuracy(right, accuracies)
         figure.text(0.06, 0.035, caption, size=8.5, color="#6b7280")
         figure.savefig(path)
@@ -87,14 +92,15 @@ def _draw_pictures(figure: Any, place: Any, pictures: Sequence[tuple[npt.NDArray
             str(answer) if is_right else f"{answer}, is {label}", size=10, pad=4, color=_OURS if is_right else _WRONG
         )
     heading = "The first test image of each class, and what the network says it is"
-    figure.text(0.06, 0.845, heading, size=9, color="#6b7280")
+    figure.text(0.06, 0.835, heading, size=9, color="#6b7280")
 
 
-def _draw_bars(axes: Axes, title: str, bars: Sequence[Bar], values: Sequence[float], form: str) -> None:
-    patches = axes.bar([bar.name for bar in bars], values, width=0.6, color=[_PLAIN, _OURS])
-    axes.bar_label(patches, [form.format(value) for value in values], padding=3, size=13, weight="bold")
+def _draw_bars(axes: Axes, title: str, names: Sequence[str], values: Sequence[tuple[float, str]]) -> None:
+    heights = [height for height, _ in values]
+    patches = axes.bar(names, heights, width=0.6, color=[_PLAIN, _OURS])
+    axes.bar_label(patches, [text for _, text in values], padding=3, size=13, weight="bold")
     axes.set_title(title, loc="left", size=10.5, weight="bold", pad=12)
-    axes.set_ylim(0.0, max(values) * 1.15)
+    axes.set_ylim(0.0, max(heights) * 1.25)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="x", length=0, pad=6)
@@ -107,9 +113,9 @@ def _draw_accuracy(axes: Axes, accuracies: Sequence[float]) -> None:
     axes.annotate(
         f"{percents[-1]:.1f} %",
         (epochs[-1], percents[-1]),
-        xytext=(0, -20),
+        xytext=(4, -24),
         textcoords="offset points",
-        ha="center",
+        ha="right",
         size=13,
         weight="bold",
     )

@@ -38,12 +38,14 @@ def load_and_augment(item: Item, rng: np.random.Generator) -> Sample:
     brightness = rng.uniform(-0.1, 0.1, size=3).astype(np.float32)  # for each colour, as lamps have tints
     noise = rng.standard_normal(pixels.shape, dtype=np.float32) * np.float32(0.02)
     mean = pixels.mean()
-    pixels = (pixels - mean) * contrast + mean + brightness + noise
-    return pixels.clip(0.0, 1.0), label
+    lit: npt.NDArray[np.float32] = (pixels - mean) * contrast + mean + brightness + noise
+    np.clip(lit, 0.0, 1.0, out=lit)
+    return lit, label
 
 
 def _read(path: str) -> npt.NDArray[np.float32]:
     """float32[104, 104, 3] in 0..1."""
     with Image.open(path) as file:
         image = file.convert("RGB").resize((_RESIZED_PX, _RESIZED_PX), Image.Resampling.LANCZOS)
-    return np.asarray(image, dtype=np.float32) / np.float32(255.0)
+    pixels: npt.NDArray[np.float32] = np.asarray(image, dtype=np.float32) / np.float32(255.0)
+    return pixels

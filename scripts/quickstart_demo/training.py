@@ -57,13 +57,14 @@ def make_network(total_steps: int) -> Any:
     network = keras.Sequential(
         [
             keras.Input((SIZE_PX, SIZE_PX, 3)),
-            *convolution(16, 5, 4),
+            *convolution(16, 7, 4),
             *convolution(32, 3, 1),
             layers.MaxPooling2D(),
             *convolution(64, 3, 1),
             layers.MaxPooling2D(),
+            *convolution(64, 3, 1),
             layers.Flatten(),
-            layers.Dropout(0.3),
+            layers.Dropout(0.2),
             layers.Dense(CLASSES),
         ]
     )

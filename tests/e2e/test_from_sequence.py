@@ -223,9 +223,9 @@ def test_a_hook_that_changes_the_number_of_batches_is_an_error_that_says_so() ->
         def on_epoch_end(self) -> None:
             self.batches -= 1
 
-    with lp.Loader.from_sequence(Shrinking(), workers=1) as loader:
-        with pytest.raises(lp.LoaderpoolError, match="from 5 to 4"):
-            list(loader)
+    loader = lp.Loader.from_sequence(Shrinking(), workers=1)
+    with loader, pytest.raises(lp.LoaderpoolError, match="from 5 to 4"):
+        list(loader)
 
 
 def test_hooks_may_set_what_cannot_travel_only_if_it_is_left_out_of_the_pickle() -> None:
@@ -246,9 +246,9 @@ def test_hooks_may_set_what_cannot_travel_only_if_it_is_left_out_of_the_pickle()
     first.on_epoch_end()
     with lp.Loader.from_sequence(first, workers=1) as loader:
         assert first_column(loader) == first_column(loader)
-    with lp.Loader.from_sequence(Carries(), workers=1) as loader:
-        with pytest.raises(lp.UnpicklableError, match="carried"):
-            list(loader)
+    loader = lp.Loader.from_sequence(Carries(), workers=1)
+    with loader, pytest.raises(lp.UnpicklableError, match="carried"):
+        list(loader)
 
 
 def test_a_changed_object_that_cannot_be_unpickled_in_the_pool_is_an_error_and_not_the_pools_end() -> None:

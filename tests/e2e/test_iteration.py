@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -169,10 +170,15 @@ def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
         results[number] = [indices_in(own), [copied(batch) for batch in shared_batches], shared_batches.epoch]
 
     threads = [threading.Thread(target=consume, args=(number,)) for number in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads get in each other's way wherever they can
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
     assert sorted(results) == list(range(5))
     assert sorted(epoch for _, _, epoch in results.values()) == list(range(5))
     for number, (own, batches, epoch) in results.items():

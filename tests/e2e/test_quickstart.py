@@ -79,6 +79,7 @@ def test_the_script_prints_its_numbers_and_draws_them(tmp_path: Path) -> None:
     assert len(list((checkout / "quickstart-data").glob("[0-9]/*.jpg"))) == 200
 
 
+@pytest.mark.may_leak("the resource tracker that multiprocessing starts with spawn lives as long as the interpreter")
 def test_the_folder_is_made_once_and_again_where_a_file_is_missing(images: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     assert images.ensure_folder(folder, 40)

@@ -1,0 +1,271 @@
+"""A pool serves several loaders, is resized, closed and dropped, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import copied, indices_in, read
+from tests.support.child import run_child
+from tests.support.processes import descendants, wait_gone
+
+# Each test has a pool of its own, so the guard looks after each (tests/conftest.py).
+
+
+def who(index: int) -> Any:
+    return index, os.getpid()
+
+
+def pids_of(loader: lp.Loader) -> set[int]:
+    return {worker.pid for worker in loader.statistics().workers}
+
+
+def wait_for_workers(loader: lp.Loader, count: int) -> set[int]:
+    """Blocks until the pool has so many workers; the test's timeout ends it."""
+    while len(pids_of(loader)) != count:
+        time.sleep(0.01)
+    return pids_of(loader)
+
+
+# ---- several loaders on one pool ----
+
+
+def test_loaders_on_one_pool_share_its_workers() -> None:
+    with lp.Pool(2) as pool:
+        train = lp.Loader(range(100), who, batch_size=5, shuffle=True, pool=pool)
+        valid = lp.Loader(range(1000, 1040), who, batch_size=5, pool=pool)
+        pids: list[set[int]] = []
+        for _ in range(3):
+            assert sorted(indices_in(batch[0] for batch in train)) == list(range(100))
+            assert indices_in(batch[0] for batch in valid) == list(range(1000, 1040))
+            pids.append({pid for loader in (train, valid) for batch in loader for pid in batch[1].tolist()})
+        assert train.workers == valid.workers == pool.workers == 2
+        assert len(set.union(*pids)) <= 2
+        assert os.getpid() not in pids[0]
+
+
+def test_a_loader_made_while_another_is_read_disturbs_it_not() -> None:
+    with lp.Pool(2) as pool:
+        first = lp.Loader(range(300), batch_size=3, pool=pool)
+        batches = iter(first)
+        numbers = indices_in(next(batches) for _ in range(10))
+        for start in (1000, 2000, 3000):
+            later = lp.Loader(range(start, start + 20), batch_size=4, pool=pool)
+            assert indices_in(later) == list(range(start, start + 20))
+            numbers += indices_in(next(batches) for _ in range(10))
+        assert numbers + indices_in(batches) == list(range(300))
+
+
+def test_loaders_interleaved_batch_by_batch_on_one_pool() -> None:
+    with lp.Pool(3) as pool:
+        loaders = [
+            lp.Loader(range(start, start + 60), lambda index: np.full(500, index), batch_size=2, pool=pool)
+            for start in (0, 100, 200, 300)
+        ]
+        rounds = list(zip(*[map(copied, loader) for loader in loaders], strict=True))
+        for number, batches in enumerate(rounds):
+            assert [int(batch[0, 0]) for batch in batches] == [100 * at + 2 * number for at in range(4)]
+
+
+def test_a_failing_loader_leaves_the_pool_to_the_others() -> None:
+    def fail(index: int) -> int:
+        raise RuntimeError("no")
+
+    with lp.Pool(2) as pool:
+        good = lp.Loader(range(50), batch_size=5, pool=pool)
+        batches = iter(good)
+        first = next(batches).tolist()
+        bad = lp.Loader(range(50), fail, pool=pool)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no"):
+                next(iter(bad))
+        assert first + indices_in(batches) == list(range(50))
+        assert indices_in(good) == list(range(50))
+
+
+def test_a_closed_loader_leaves_the_pool_to_the_others() -> None:
+    with lp.Pool(2) as pool:
+        closed = lp.Loader(range(1000), batch_size=2, pool=pool)
+        stays = lp.Loader(range(40), batch_size=4, pool=pool)
+        begun = iter(closed)
+        next(begun)
+        closed.close()
+        closed.close()
+        with pytest.raises(lp.ClosedError):
+            iter(closed)
+        assert indices_in(stays) == list(range(40))
+
+
+def test_the_workers_are_the_same_from_epoch_to_epoch() -> None:
+    with lp.Loader(range(60), who, batch_size=4, workers=2) as loader:
+        epochs = [{pid for batch in loader for pid in batch[1].tolist()} for _ in range(4)]
+        assert len(set.union(*epochs)) <= 2
+        assert loader.statistics().restarts == 0
+
+
+# ---- resizing ----
+
+
+def test_resizing_changes_who_works_and_not_what_is_made() -> None:
+    with lp.Loader(range(400), who, batch_size=4, workers=1) as loader:
+        batches = iter(loader)
+        numbers = indices_in(next(batches)[0] for _ in range(5))
+        assert len(wait_for_workers(loader, 1)) == 1
+        for workers in (4, 2):
+            loader.resize(workers)
+            pids = wait_for_workers(loader, workers)
+            assert loader.workers == workers
+            numbers += indices_in(next(batches)[0] for _ in range(5))
+        numbers += indices_in(batch[0] for batch in batches)
+        assert numbers == list(range(400))
+        assert {pid for batch in loader for pid in batch[1].tolist()} <= pids
+
+
+def test_resizing_before_the_first_batch() -> None:
+    with lp.Pool(1) as pool:
+        pool.resize(2)
+        loader = lp.Loader(range(20), batch_size=4, pool=pool)
+        pool.resize(3)
+        assert indices_in(loader) == list(range(20))
+        assert len(wait_for_workers(loader, 3)) == 3
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_a_pool_needs_a_worker(workers: int) -> None:
+    with pytest.raises(ValueError, match="worker"):
+        lp.Pool(workers)
+    with lp.Pool(1) as pool, pytest.raises(ValueError, match="worker"):
+        pool.resize(workers)
+
+
+def test_workers_and_pool_exclude_each_other() -> None:
+    with lp.Pool(1) as pool, pytest.raises(ValueError, match="exclude each other"):
+        lp.Loader(range(3), workers=2, pool=pool)
+    with pytest.raises(TypeError, match="pool must be"):
+        lp.Loader(range(3), pool=3)  # type: ignore[arg-type]
+
+
+def test_without_workers_there_is_nothing_to_resize() -> None:
+    with pytest.raises(ValueError, match="workers=0"):
+        lp.Loader(range(3), workers=0).resize(2)
+
+
+# ---- deaths ----
+
+
+def test_all_workers_killed_again_and_again_lose_nothing() -> None:
+    def slow(index: int) -> int:
+        time.sleep(0.003)
+        return index
+
+    with lp.Loader(range(240), slow, batch_size=4, workers=2, max_restarts_per_item=20) as loader:
+        numbers: list[int] = []
+        for at, batch in enumerate(loader):
+            numbers += batch.tolist()
+            if at % 15 == 3:
+                for pid in pids_of(loader):
+                    os.kill(pid, signal.SIGKILL)
+        assert numbers == list(range(240))
+        assert loader.statistics().restarts >= 4
+
+
+# ---- ending ----
+
+
+def test_closing_a_pool_ends_its_processes_and_its_loaders() -> None:
+    before = set(descendants(os.getpid()))
+    pool = lp.Pool(3)
+    loader = lp.Loader(range(1000), batch_size=2, pool=pool)
+    batches = iter(loader)
+    kept = next(batches)
+    started = set(descendants(os.getpid())) - before
+    assert len(started) >= 2
+    pool.close()
+    pool.close()
+    assert pool.is_closed
+    assert wait_gone(started, 10) == []
+    with pytest.raises(lp.ClosedError):
+        list(batches)
+    with pytest.raises(lp.ClosedError):
+        lp.Loader(range(3), pool=pool)
+    assert kept.tolist() == [0, 1]
+
+
+def test_a_dropped_pool_ends_its_processes() -> None:
+    before = set(descendants(os.getpid()))
+    loader = lp.Loader(range(1000), batch_size=2, workers=2)
+    batches = iter(loader)
+    next(batches)
+    started = set(descendants(os.getpid())) - before
+    del loader, batches
+    gc.collect()
+    assert wait_gone(started, 10) == []
+
+
+def test_a_loader_keeps_the_pool_that_it_was_given() -> None:
+    loader = lp.Loader(range(30), batch_size=4, pool=lp.Pool(2))
+    gc.collect()
+    assert indices_in(loader) == list(range(30))
+
+
+def test_an_iterator_keeps_its_loader() -> None:
+    batches = iter(lp.Loader(range(30), batch_size=4, workers=2))
+    gc.collect()
+    assert indices_in(batches) == list(range(30))
+
+
+def test_a_pool_that_nobody_used_starts_nothing() -> None:
+    before = descendants(os.getpid())
+    with lp.Pool(2):
+        assert descendants(os.getpid()) == before
+
+
+@pytest.mark.parametrize("how", ["loader.close()", "del loader", "pass", "batches = None", "raise SystemExit(0)"])
+def test_a_program_ends_at_once_and_leaves_nothing_however_it_ends(how: str) -> None:
+    code = f"""
+        import numpy as np
+        import loaderpool as lp
+        pool = lp.Pool(2)
+        loader = lp.Loader(range(10_000), lambda index: np.full(100, index), batch_size=4, pool=pool)
+        other = lp.Loader(range(10), workers=1)
+        batches = iter(loader)
+        kept = [next(batches) for _ in range(20)]
+        next(iter(other))
+        {how}
+    """
+    run_child(code).check()
+
+
+def test_many_loaders_one_after_the_other_on_one_pool() -> None:
+    with lp.Pool(2) as pool:
+        for number in range(25):
+            loader = lp.Loader(range(number, number + 12), batch_size=5, pool=pool)
+            assert indices_in(loader) == list(range(number, number + 12))
+            if number % 2:
+                loader.close()
+
+
+def test_what_one_pass_failed_with_is_kept_and_the_next_pass_is_whole() -> None:
+    def fail_first(index: int, rng: np.random.Generator) -> int:
+        if index == 30 and rng.random() < 0.5:
+            raise LookupError("sometimes")
+        return index
+
+    with lp.Loader(range(60), fail_first, batch_size=5, workers=2) as loader:
+        outcomes = []
+        for epoch in range(8):
+            loader.epoch = epoch
+            try:
+                assert indices_in(read(loader)) == list(range(60))
+                outcomes.append(True)
+            except LookupError as error:
+                assert loader.last_error is error
+                outcomes.append(False)
+    assert set(outcomes) == {True, False}

@@ -1,0 +1,524 @@
+"""What the trainer's side is made of, piece by piece and without processes: pipe, leases, board, ring, passes."""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from loaderpool import machine
+from loaderpool.config import MAX_WORKERS
+from loaderpool.errors import MemoryLimitError, SampleError
+from loaderpool.memory.arena import Arena, map_whole_file
+from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
+from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.memory.form import BatchForm, batch_form, spec_of_batches
+from loaderpool.memory.lease import Lender, ReturnPipe
+from loaderpool.messages import MESSAGE_BYTES, Control, pack, unpack_all
+from loaderpool.passes import Pass, PassBook
+from loaderpool.plan.order import Plan
+from loaderpool.ring import Ring, plan_ring
+from loaderpool.spec import sample_spec
+
+pytestmark = pytest.mark.no_leaks
+
+
+class Pipe:
+    """A ReturnPipe and its other end."""
+
+    def __init__(self) -> None:
+        self._read_end, write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self.room = fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PAGE_BYTES) // MESSAGE_BYTES
+        self.pipe = ReturnPipe(write_end)
+
+    def read(self) -> list[tuple[int, ...]]:
+        """The messages that are in it."""
+        try:
+            return [tuple(words) for words in unpack_all(os.read(self._read_end, 1 << 20))]
+        except BlockingIOError:
+            return []
+
+    def numbers(self) -> list[int]:
+        return [words[1] for words in self.read()]
+
+    def close(self) -> None:
+        if self._read_end >= 0:
+            os.close(self._read_end)
+            self._read_end = -1
+
+
+@pytest.fixture
+def ends() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+# ---- the return pipe ----
+
+
+def test_messages_arrive_in_their_order(ends: Pipe) -> None:
+    for number in range(10):
+        ends.pipe.order(pack(Control.RELEASE, number))
+    assert ends.numbers() == list(range(10))
+    assert not ends.pipe.has_unsent
+
+
+def test_a_full_pipe_blocks_nobody_and_keeps_the_order_of_orders(ends: Pipe) -> None:
+    count = 3 * ends.room
+    for number in range(count):
+        ends.pipe.order(pack(Control.RESIZE, number))
+    assert ends.pipe.has_unsent and not ends.pipe.flush()
+    seen = ends.numbers()
+    ends.pipe.order(pack(Control.RESIZE, count))  # behind what waits, though there is room now
+    while ends.pipe.has_unsent:
+        ends.pipe.flush()
+        seen += ends.numbers()
+    assert seen + ends.numbers() == list(range(count + 1))
+
+
+def test_releases_into_a_full_pipe_are_not_lost(ends: Pipe) -> None:
+    count = 2 * ends.room + 5
+    for number in range(count):
+        ends.pipe.release(pack(Control.RELEASE, number))
+    seen = ends.numbers()
+    while not ends.pipe.flush():
+        seen += ends.numbers()
+    assert sorted(seen + ends.numbers()) == list(range(count))
+
+
+def test_a_pipe_that_nobody_reads_any_more_takes_everything_in_silence(ends: Pipe) -> None:
+    ends.close()
+    for _ in range(3):
+        ends.pipe.release(pack(Control.RELEASE, 1))
+        ends.pipe.order(pack(Control.RELEASE, 2))
+    assert ends.pipe.is_dead and not ends.pipe.has_unsent
+
+
+def test_a_dropped_pipe_closes_its_descriptor_and_nobody_elses() -> None:
+    read_end, write_end = os.pipe()
+    pipe = ReturnPipe(write_end)
+    release = pipe.release  # as a lease holds it
+    del pipe
+    release(pack(Control.RELEASE, 1))
+    assert len(os.read(read_end, 100)) == MESSAGE_BYTES
+    del release
+    gc.collect()
+    assert os.read(read_end, 100) == b""  # end of file: it was the last
+    os.close(read_end)
+
+
+# ---- leases ----
+
+
+class Shelf:
+    """An arena with a lender."""
+
+    def __init__(self, ends: Pipe) -> None:
+        self.arena = Arena.create()
+        self.lender = Lender(self.arena, ends.pipe)
+        self.ends = ends
+        self.by_run: dict[int, None] = {}
+
+    def lend(self, slot: int, nbytes: int = 1000) -> Any:
+        extent = self.arena.take(nbytes, "a test")
+        return self.lender.lend(slot, extent.offset, extent.nbytes, self.by_run)
+
+
+@pytest.fixture
+def shelf(ends: Pipe) -> Iterator[Shelf]:
+    shelf = Shelf(ends)
+    yield shelf
+    shelf.arena.close_descriptor()
+
+
+def test_a_slot_returns_with_the_last_view_of_its_anchor(shelf: Shelf) -> None:
+    anchor = shelf.lend(7)
+    array = np.ndarray((10, 5), np.float32, anchor, 128)
+    part = array[2:5, ::2].T
+    del anchor, array
+    assert shelf.ends.read() == [] and set(shelf.lender.lent) == {7} == set(shelf.by_run)
+    part[...] = 3  # still there to be written
+    del part
+    assert shelf.ends.numbers() == [7]
+    assert not shelf.lender.lent and not shelf.by_run
+
+
+def test_a_cast_view_and_a_memoryview_keep_the_slot(shelf: Shelf) -> None:
+    anchor = shelf.lend(3)
+    kept: Any = memoryview(anchor.view(np.int16)[4:9])
+    del anchor
+    assert shelf.ends.read() == []
+    del kept
+    assert shelf.ends.numbers() == [3]
+
+
+def test_leases_in_a_cycle_return_when_it_is_collected(shelf: Shelf) -> None:
+    cycle: list[Any] = [shelf.lend(1), shelf.lend(2)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert sorted(shelf.ends.numbers()) == [1, 2]
+
+
+def test_who_wants_to_know_is_told_of_each_return(shelf: Shelf) -> None:
+    told: list[int] = []
+    shelf.lender.on_return.append(told.append)
+    anchors = [shelf.lend(slot) for slot in (4, 5)]
+    del anchors[0]
+    assert told == [4]
+    anchors.clear()
+    assert told == [4, 5]
+
+
+def test_arrays_live_on_without_their_arenas_descriptor(shelf: Shelf) -> None:
+    anchor = shelf.lend(1)
+    anchor[...] = 9
+    shelf.arena.close_descriptor()
+    shelf.arena.close_descriptor()
+    assert (anchor == 9).all()
+
+
+def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again(shelf: Shelf) -> None:
+    extent = shelf.arena.take(3 * PAGE_BYTES, "a test")
+    shelf.arena.anchor(extent.offset, extent.nbytes)[...] = 255
+    shelf.arena.give_back(extent)
+    again = shelf.arena.take(3 * PAGE_BYTES, "a test")
+    assert again == extent and not shelf.arena.anchor(again.offset, again.nbytes).any()
+
+
+def test_more_than_the_machine_has_is_refused_before_it_is_taken(shelf: Shelf) -> None:
+    before = shelf.arena.extents.taken_bytes
+    with pytest.raises(MemoryLimitError, match="a whale needs .* has only"):
+        shelf.arena.take(machine.available_memory_bytes() + (1 << 30), "a whale")
+    assert shelf.arena.extents.taken_bytes == before
+
+
+def test_a_mapped_memory_file_outlives_its_descriptor() -> None:
+    descriptor = machine.create_memory_file("test")
+    os.write(descriptor, bytes(range(100)))
+    mapped = map_whole_file(descriptor, 100)
+    os.close(descriptor)
+    view = np.ndarray((50,), np.uint8, mapped, 50)
+    del mapped
+    gc.collect()
+    assert view.tolist() == list(range(50, 100))
+
+
+# ---- the board ----
+
+
+def test_cells_and_marks_lie_apart(shelf: Shelf) -> None:
+    board = shelf.arena.board
+    assert len(board.words) * 8 == BOARD_BYTES
+    cells = {Board.base(cell) + field for cell in range(MAX_WORKERS) for field in Field}
+    marks = {Board.mark(run) for run in range(RUN_MARKS)}
+    assert len(cells) == MAX_WORKERS * len(Field) and len(marks) == RUN_MARKS
+    assert not cells & marks and max(cells | marks) < len(board.words)
+
+
+def test_a_mark_means_one_run_only_though_others_share_it(shelf: Shelf) -> None:
+    board = shelf.arena.board
+    board.abandon(5)
+    assert board.is_abandoned(5) and not board.is_abandoned(5 + RUN_MARKS)
+    board.abandon(5 + RUN_MARKS)
+    assert board.is_abandoned(5 + RUN_MARKS) and not board.is_abandoned(5)
+
+
+def test_clearing_a_cell_leaves_its_neighbours(shelf: Shelf) -> None:
+    board = shelf.arena.board
+    for cell in (0, 1, 2):
+        for field in Field:
+            board.write(cell, field, cell + 1)
+    board.clear(1)
+    assert [board.read(cell, field) for cell in (0, 1, 2) for field in (Field.FINISHED, max(Field))] == [1, 1, 0, 0, 3, 3]
+
+
+# ---- the ring ----
+
+
+def form_of(row_bytes: int, batch_size: int) -> BatchForm:
+    spec = spec_of_batches(sample_spec(np.zeros(row_bytes, np.uint8)), pad=False, ragged=False, static_rows=None)
+    return batch_form(
+        spec,
+        "sample",
+        batch_size=batch_size,
+        batch_bytes_seen=row_bytes * batch_size,
+        may_leave_rows_out=False,
+        may_replace_rows=False,
+    )
+
+
+@given(
+    st.integers(0, 1 << 22), st.integers(1, 64), st.integers(1, 40), st.one_of(st.none(), st.integers(1, 1 << 30))
+)
+def test_a_planned_ring_fits_its_limit_or_names_the_least(
+    row_bytes: int, batch_size: int, workers: int, limit: int | None
+) -> None:
+    form = form_of(row_bytes, batch_size)
+    try:
+        plan = plan_ring(form, workers=workers, memory_limit=limit)
+    except MemoryLimitError as error:
+        least = int(str(error).rpartition("memory_limit=")[2].split()[0])
+        assert limit is None or least > limit
+        plan = plan_ring(form, workers=workers, memory_limit=least)
+        assert plan.most_slots * plan.slot_bytes <= least
+        return
+    assert 2 <= plan.first_slots <= plan.most_slots
+    assert plan.slot_bytes >= plan.form.slot_bytes
+    assert plan.most_slots * plan.slot_bytes <= plan.limit_bytes
+    assert limit is None or plan.limit_bytes == limit
+
+
+class FakeSession:
+    """As much of a Session as a ring needs."""
+
+    def __init__(self, ends: Pipe) -> None:
+        self.workers_wanted = 2
+        self.arena = Arena.create()
+        self.pipe = ends.pipe
+        self.slots: dict[int, Any] = {}
+        self.todo: collections.deque[Any] = collections.deque()
+        self.orders: list[tuple[Any, ...]] = []
+        self._numbers = 0
+
+    def take_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def order(self, kind: Control, *words: int) -> None:
+        self.orders.append((kind, *words))
+
+
+class RingBench:
+    def __init__(self, ends: Pipe, limit: int, row_bytes: int = 4 * PAGE_BYTES) -> None:
+        self.session: Any = FakeSession(ends)
+        self.limit = limit
+        plan = plan_ring(form_of(row_bytes, 1), workers=2, memory_limit=limit)
+        self.ring = Ring(self.session, object(), 1, plan)  # type: ignore[arg-type]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(extent.nbytes for extent in self.ring.extents.values())
+
+    def retiring(self) -> list[int]:
+        return [words[1] for words in self.session.orders if words[0] == Control.SLOT_RETIRE]
+
+    def lend(self, slot: int) -> Any:
+        extent = self.ring.extents[slot]
+        return self.ring.lender.lend(slot, extent.offset, extent.nbytes, {})
+
+    def close(self) -> None:
+        self.session.arena.close_descriptor()
+
+
+@pytest.fixture
+def ring_bench(ends: Pipe) -> Iterator[RingBench]:
+    bench = RingBench(ends, limit=10 * 64 * 4 * PAGE_BYTES)
+    yield bench
+    bench.close()
+
+
+def test_a_ring_grows_only_as_far_as_the_limit_reaches(ring_bench: RingBench) -> None:
+    ring = ring_bench.ring
+    ring.make_room(1000)
+    assert ring_bench.nbytes <= ring_bench.limit < ring_bench.nbytes + ring.slot_bytes
+    assert not ring.grow_by_one() and ring.make_room(1) == 0
+
+
+def test_outgrown_slots_are_replaced_as_they_come_back_within_the_limit(ring_bench: RingBench) -> None:
+    ring = ring_bench.ring
+    old, old_bytes = sorted(ring.extents), ring.slot_bytes
+    ring.outgrown(old_bytes)
+    assert ring.slot_bytes == 2 * old_bytes
+    assert sorted(ring_bench.retiring()) == old
+    for slot in old:
+        assert ring_bench.nbytes <= ring_bench.limit
+        ring.retired(slot)
+    assert ring.count >= 2 and {extent.nbytes for extent in ring.extents.values()} == {2 * old_bytes}
+    assert ring_bench.nbytes <= ring_bench.limit
+
+
+def test_outgrown_slots_that_the_consumer_keeps_do_not_hold_up_new_ones(ring_bench: RingBench) -> None:
+    ring = ring_bench.ring
+    old = sorted(ring.extents)
+    kept = [ring_bench.lend(slot) for slot in old[:-1]]
+    ring.outgrown(ring.slot_bytes)
+    ring.retired(old[-1])
+    assert ring.count >= 2
+    assert ring.unlent_count(but=set()) == ring.count
+    del kept
+
+
+def test_a_batch_too_large_for_any_ring_leaves_the_slots_as_they_are(ring_bench: RingBench) -> None:
+    ring, before = ring_bench.ring, dict(ring_bench.ring.extents)
+    ring.outgrown(ring_bench.limit)
+    assert ring.extents == before and ring_bench.retiring() == []
+
+
+def test_what_is_lent_is_not_counted_as_free(ring_bench: RingBench) -> None:
+    ring = ring_bench.ring
+    slots = sorted(ring.extents)
+    kept = {slot: ring_bench.lend(slot) for slot in slots[:3]}
+    assert ring.unlent_count(but=set()) == len(slots) - 3
+    assert ring.unlent_count(but={slots[0]}) == len(slots) - 2
+    kept.clear()
+    assert ring.unlent_count(but=set()) == len(slots)
+
+
+def test_an_unloaded_ring_gives_back_each_slot_as_soon_as_nobody_looks_at_it(ring_bench: RingBench) -> None:
+    ring, extents = ring_bench.ring, ring_bench.session.arena.extents
+    kept = ring_bench.lend(min(ring.extents))
+    ring.give_back_all()
+    assert extents.taken_bytes == ring.slot_bytes and len(ring.extents) == 1
+    del kept
+    while ring_bench.session.todo:
+        ring_bench.session.todo.popleft()()
+    assert extents.taken_bytes == 0 and not ring.extents
+
+
+# ---- passes ----
+
+
+class FakeDelivery:
+    count, rows, nbytes = 1, 2, 16
+    row_failures = ()
+
+
+class FakeRun:
+    def __init__(self, engine: FakeEngine, first_epoch: int, limit: int) -> None:
+        self.engine, self.first_epoch, self.limit = engine, first_epoch, limit
+        self.taken = self.wait_ns = 0
+        self.is_over = False
+
+    def take(self) -> Any:
+        if self.engine.error is not None:
+            raise self.engine.error
+        assert self.taken < self.limit and not self.is_over
+        self.taken += 1
+        return FakeDelivery()
+
+    def extend(self, limit: int) -> None:
+        self.limit = limit
+
+    def end(self) -> None:
+        self.is_over = True
+
+
+class FakeForm:
+    max_chunk = 1
+
+
+class FakeEngine:
+    """Delivers 3 batches an epoch at once."""
+
+    def __init__(self) -> None:
+        self.runs: list[FakeRun] = []
+        self.error: BaseException | None = None
+
+    def form(self) -> Any:
+        return FakeForm()
+
+    def begin(self, first_epoch: int, start: int, limit: int) -> Any:
+        self.runs.append(FakeRun(self, first_epoch, limit))
+        return self.runs[-1]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def passes() -> tuple[FakeEngine, PassBook]:
+    engine = FakeEngine()
+    config = lp.Loader(range(6), batch_size=2, workers=0).config
+    return engine, PassBook(lambda: engine, config, Plan(6, 2), None)
+
+
+def finish(one_pass: Pass) -> int:
+    """How many deliveries were left in it."""
+    count = 0
+    while True:
+        try:
+            one_pass.next_delivery()
+        except StopIteration:
+            return count
+        count += 1
+
+
+def test_passes_one_after_the_other_go_on_with_one_run(passes: tuple[FakeEngine, PassBook]) -> None:
+    engine, book = passes
+    for epoch in range(4):
+        one_pass = Pass(book)
+        assert finish(one_pass) == 3 and one_pass.epoch == epoch
+        assert finish(one_pass) == 0
+    assert len(engine.runs) == 1 and engine.runs[0].taken == 12 and book.tally.passes == 4
+
+
+def test_a_pass_that_was_left_early_counts_and_its_run_ends(passes: tuple[FakeEngine, PassBook]) -> None:
+    engine, book = passes
+    left = Pass(book)
+    left.next_delivery()
+    left.close()
+    left.close()
+    assert engine.runs[0].is_over and book.epoch == 1
+    again = Pass(book)
+    assert finish(again) == 3 and again.epoch == 1 and len(engine.runs) == 2
+
+
+def test_passes_side_by_side_have_numbers_and_runs_of_their_own(passes: tuple[FakeEngine, PassBook]) -> None:
+    engine, book = passes
+    both = Pass(book), Pass(book)
+    for one_pass in (*both, *both):
+        one_pass.next_delivery()
+    assert [one_pass.epoch for one_pass in both] == [0, 1] and len(engine.runs) == 2
+    assert [finish(one_pass) for one_pass in both] == [1, 1]
+    # Of the two only the one that stands before the next epoch is kept for it.
+    assert [run.is_over for run in engine.runs] == [True, False]
+    after = Pass(book)
+    assert finish(after) == 3 and after.epoch == 2 and len(engine.runs) == 2
+
+
+def test_a_pass_that_delivered_nothing_does_not_count(passes: tuple[FakeEngine, PassBook]) -> None:
+    engine, book = passes
+    unread = Pass(book)
+    unread.close()
+    assert (unread.epoch, book.epoch) == (-1, 0)
+    engine.error = SampleError("first batch")
+    failed = Pass(book)
+    with pytest.raises(SampleError):
+        failed.next_delivery()
+    with pytest.raises(StopIteration):
+        failed.next_delivery()
+    assert book.epoch == 0 and book.tally.passes == 0
+    assert isinstance(book.last_error, SampleError) and engine.runs[0].is_over
+    engine.error = None
+    after = Pass(book)
+    assert finish(after) == 3 and after.epoch == 0
+
+
+def test_an_epoch_that_is_set_does_not_go_on_with_another_ones_run(passes: tuple[FakeEngine, PassBook]) -> None:
+    engine, book = passes
+    finish(Pass(book))
+    book.set_epoch(5)
+    one_pass = Pass(book)
+    assert finish(one_pass) == 3 and one_pass.epoch == 5 and book.epoch == 6
+    assert [run.is_over for run in engine.runs] == [True, False]
+    assert engine.runs[1].first_epoch == 5
+
+
+def test_the_parked_run_ends_with_the_loader(passes: tuple[FakeEngine, PassBook]) -> None:
+    engine, book = passes
+    finish(Pass(book))
+    assert not engine.runs[0].is_over
+    book.drop_parked()
+    book.drop_parked()
+    assert engine.runs[0].is_over
