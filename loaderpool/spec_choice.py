@@ -42,7 +42,12 @@ def _as_function_returns(
 
     A `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does.
     """
-    in_given_order: list[ArraySpec] = given.structure.flatten(seen.pack())  # raises where the structures differ
+    try:
+        in_given_order: list[ArraySpec] = given.structure.flatten(seen.pack())
+    except SpecMismatchError:
+        raise SpecMismatchError(
+            f"element_spec has the structure {given.structure}, but the function returns {seen.structure}"
+        ) from None
     components = []
     for component, path, actual in zip(given.components, given.paths, in_given_order, strict=True):
         shape = component.shape

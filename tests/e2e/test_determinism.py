@@ -1,4 +1,4 @@
-"""The same bits for any number of workers, chunk size, memory limit and death; other bits for other epochs and seeds."""
+"""The same bits for any number of workers, memory limit and death; other bits for other epochs and seeds."""
 
 from __future__ import annotations
 
@@ -229,9 +229,8 @@ def test_an_error_is_the_same_whoever_made_the_batch(on: Place) -> None:
 def test_shards_are_disjoint_and_complete(on: Place, drop_remainder: bool) -> None:
     shards = []
     for shard in range(3):
-        loader = lp.Loader(
-            range(103), batch_size=5, shuffle=True, num_shards=3, shard_index=shard, drop_remainder=drop_remainder, **on(1)
-        )
+        plan: dict[str, Any] = {"batch_size": 5, "shuffle": True, "num_shards": 3, "drop_remainder": drop_remainder}
+        loader = lp.Loader(range(103), shard_index=shard, **plan, **on(1))
         shards.append(read(loader))
         assert len(shards[-1]) == len(loader)
     seen = [index for shard in shards for index in indices_in(shard)]
@@ -261,7 +260,7 @@ def test_a_pass_counts_once_it_has_delivered_whether_it_is_finished_or_not(on: P
     def epoch_of(batch: Any) -> int:
         return starts.index(indices_in([batch]))
 
-    plan = {"batch_size": 8, "shuffle": True, "seed": 9}
+    plan: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
     reference = lp.Loader(range(40), **plan, workers=0)
     starts = [indices_in([next(iter(reference))]) for _ in range(8)]
     loader = lp.Loader(range(40), **plan, **on(workers))

@@ -40,7 +40,7 @@ def made(rows: list[Any]) -> Any:
     if isinstance(first, tuple):
         parts = [made([row[at] for row in rows]) for at in range(len(first))]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    if isinstance(first, (str, bytes)) or getattr(first, "dtype", None) == object:
+    if isinstance(first, (str, bytes)) or getattr(first, "dtype", None) == np.dtype(object):
         out = np.empty((len(rows), *np.shape(first)), object)
         for at, row in enumerate(rows):
             out[at] = row

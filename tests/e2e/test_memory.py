@@ -259,7 +259,7 @@ def test_more_iterators_than_slots_are_refused_by_name_of_the_limit(on: Place) -
     loader: dict[str, Any] = {"source": range(40), "fn": lambda index: np.full(1000, index), "batch_size": 2}
     small = lp.Loader(memory_limit=least_limit(on(2), **loader), **loader, **on(2))
     begun = []
-    with pytest.raises(lp.MemoryLimitError, match="iterators of this loader are active.*memory_limit"):
+    with pytest.raises(lp.MemoryLimitError, match=r"iterators of this loader are active.*memory_limit"):
         for _ in range(10):
             begun.append(iter(small))
             next(begun[-1])

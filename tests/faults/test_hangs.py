@@ -46,9 +46,11 @@ def test_is_left_out_or_replaced_and_counted(action: str, fourth: list[int]) -> 
 
 
 def test_the_first_sample_of_all() -> None:
-    with lp.Loader(range(3), lambda index: time.sleep(60), workers=1, timeout_s=0.2) as loader:
-        with pytest.raises(lp.SampleTimeoutError) as caught:
-            next(iter(loader))
+    with (
+        lp.Loader(range(3), lambda index: time.sleep(60), workers=1, timeout_s=0.2) as loader,
+        pytest.raises(lp.SampleTimeoutError) as caught,
+    ):
+        next(iter(loader))
     assert caught.value.index == 0
 
 
@@ -68,8 +70,10 @@ def test_stuck_in_c_code_that_holds_the_gil() -> None:
             (10**7) ** (10**7)  # one bytecode that takes minutes and never lets go
         return index
 
-    with lp.Loader(range(4), spins, batch_size=1, workers=1, timeout_s=0.3) as loader:
-        with pytest.raises(lp.SampleTimeoutError) as caught:
-            list(loader)
+    with (
+        lp.Loader(range(4), spins, batch_size=1, workers=1, timeout_s=0.3) as loader,
+        pytest.raises(lp.SampleTimeoutError) as caught,
+    ):
+        list(loader)
     assert caught.value.index == 2
     assert "in spins" in caught.value.remote_traceback

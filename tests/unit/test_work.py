@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +28,8 @@ RUN = 5
 class Bench:
     """A Work with a board and one slot, as a worker has them."""
 
-    def __init__(
-        self, fn: Any = None, size: int = 20, *, batch_fn: Any = None, chunk: int = 1, setup: Any = None, **settings: Any
-    ) -> None:
-        loader = lp.Loader(range(size), fn, batch_fn=batch_fn, setup=setup, workers=0, **{"batch_size": 4, **settings})
+    def __init__(self, fn: Any = None, size: int = 20, *, chunk: int = 1, **settings: Any) -> None:
+        loader = lp.Loader(range(size), fn, workers=0, **{"batch_size": 4, **settings})
         payload = loader._payload
         assert payload is not None
         self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
@@ -182,7 +181,7 @@ def test_ranges_of_rows_in_any_order_make_the_same_batch(cuts: tuple[int, ...]) 
         whole = Bench(noisy, shuffle=True).prepare()
         expected = whole.make(2, epoch=3)
         parts = Bench(noisy, shuffle=True).prepare()
-        for start, stop in reversed(list(zip(cuts, cuts[1:], strict=False))):
+        for start, stop in reversed(list(itertools.pairwise(cuts))):
             assert parts.fill(2, rows=(start, stop), epoch=3).rows == stop - start
         assert_same(parts.read(2), expected)
 
