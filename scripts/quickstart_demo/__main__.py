@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import platform
@@ -36,7 +37,7 @@ class _Settings:
     folder: Path  # of the images
     figure: Path  # the PNG to write
     images: int  # in the folder, training and test together
-    measured_epochs: int  # that each contestant trains for its numbers
+    rounds: int  # epochs of each contestant, in turn
     epochs: int  # of the training that shows the accuracy
 
 
@@ -60,47 +61,53 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
     import tensorflow as tf
 
     from . import figure
-    from .training import plain_dataset, train_measured
+    from .training import make_traced_network, median_of, plain_dataset, train_measured
 
-    epochs = settings.measured_epochs
-    _say(f"training for {epochs} epoch{'s'[: epochs - 1]} on from_generator, then on loaderpool")
-    baseline = train_measured(
-        lambda: plain_dataset(train, load_and_augment, batch_size=_BATCH_SIZE, epochs=epochs, seed=_SEED),
-        train,
-        batch_size=_BATCH_SIZE,
-        epochs=epochs,
-    )
-    loaders: list[lp.Loader] = []
+    rounds = settings.rounds
+    _say(f"training for {_count(rounds, 'epoch')} on each of from_generator and loaderpool, in turn")
+    networks = [make_traced_network(train, batch_size=_BATCH_SIZE, epochs=rounds) for _ in range(2)]
+    plain_rounds, pooled_rounds = [], []
+    batches = batches_lent = 0
+    for number in range(rounds):
+        plain_rounds.append(
+            train_measured(
+                networks[0],
+                lambda seed=number: plain_dataset(train, load_and_augment, batch_size=_BATCH_SIZE, seed=seed),
+                train,
+            )
+        )
+        # A new loader each round, or it would read ahead while the other one is measured.
+        with contextlib.ExitStack() as stack:
+            loaders: list[lp.Loader] = []
 
-    def pooled_dataset() -> Any:
-        loaders.append(lp.Loader(train, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=_SEED))
-        return loaders[0].as_dataset(epochs=epochs)
+            def pooled_dataset(seed: int = number) -> Any:
+                loader = lp.Loader(train, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=seed)
+                loaders.append(stack.enter_context(loader))
+                return loader.as_dataset()
 
-    try:
-        ours = train_measured(pooled_dataset, train, batch_size=_BATCH_SIZE, epochs=epochs)
-        statistics, workers = loaders[0].statistics(), loaders[0].workers
-    finally:
-        for loader in loaders:
-            loader.close()
+            pooled_rounds.append(train_measured(networks[1], pooled_dataset, train))
+            statistics, workers = loaders[0].statistics(), loaders[0].workers
+        batches, batches_lent = batches + statistics.batches, batches_lent + statistics.batches_lent
 
+    contestants = (("from_generator", median_of(plain_rounds)), ("loaderpool", median_of(pooled_rounds)))
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
+    table.add_column("median of the epochs" if rounds > 1 else "")
     for heading in ("samples", "samples/s", "waiting for data", "that is"):
         table.add_column(heading, justify="right")
-    contestants = (("from_generator", baseline), ("loaderpool", ours))
     for name, result in contestants:
-        numbers = (
+        table.add_row(
+            name,
             f"{result.samples:,}",
             f"{result.samples_per_s:,.0f}",
             f"{result.wait_share:.0%}",
             f"{result.wait_s:.1f} s",
         )
-        table.add_row(name, *numbers)
     _console.print()
     _console.print(table)
+    ratio = contestants[1][1].samples_per_s / contestants[0][1].samples_per_s
     _say(
-        f"{ours.samples_per_s / baseline.samples_per_s:.2f} times as many samples/s with {workers} workers; "
-        f"{statistics.batches_lent} of {statistics.batches} batches reached TensorFlow without a copy\n"
+        f"{ratio:.2f} times as many samples/s with {_count(workers, 'worker')}; "
+        f"{batches_lent} of {batches} batches reached TensorFlow without a copy\n"
     )
 
     accuracies, pictures = _train_to_the_end(settings, train, test)
@@ -111,8 +118,9 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
         bars=[figure.Bar(name, each.samples_per_s, each.wait_share, each.wait_s) for name, each in contestants],
         accuracies=accuracies,
         caption=(
-            f"{workers} worker processes on {os.cpu_count()} CPUs that also train · {epochs} epochs of {len(train):,} "
-            f"JPEG files each, start-up counted · both in batches of {_BATCH_SIZE} with prefetch\n"
+            f"{_count(workers, 'worker')} on {_count(os.cpu_count() or 1, 'CPU')} that also train · epochs of "
+            f"{len(train):,} JPEG files in turn, the median of {rounds}, start-up counted · "
+            f"both in batches of {_BATCH_SIZE} with prefetch\n"
             f"Python {platform.python_version()}, TensorFlow {tf.__version__}, NumPy {np.__version__}, "
             f"loaderpool {lp.__version__} · scripts/quickstart"
         ),
@@ -125,7 +133,7 @@ def _train_to_the_end(settings: _Settings, train: list[Item], test: list[Item]) 
 
     from .training import make_network
 
-    _say(f"training a new network for {settings.epochs} epoch{'s'[: settings.epochs - 1]} with fit() on loaderpool")
+    _say(f"training a new network for {_count(settings.epochs, 'epoch')} with fit() on loaderpool")
     with lp.Loader(test, load, batch_size=len(test)) as loader:
         images, labels = next(iter(loader))
         images, labels = images.copy(), labels.copy()
@@ -149,6 +157,10 @@ def _say_epoch(epoch: int, logs: dict[str, float]) -> None:
     _say(f"  epoch {epoch + 1:2}   accuracy {logs['accuracy']:.3f}   on the test set {logs['val_accuracy']:.3f}")
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _say(line: str) -> None:
     _console.print(line, markup=False)
 
@@ -159,8 +171,8 @@ def _parse() -> _Settings:
     parser.add_argument("--figure", type=Path, default=Path("quickstart.png"), help="the PNG file to write")
     parser.add_argument("--small", action="store_true", help="200 images and 1 epoch: to see that it runs")
     arguments = parser.parse_args()
-    images, measured_epochs, epochs = (200, 1, 1) if arguments.small else (2000, 2, 10)
-    return _Settings(arguments.data, arguments.figure, images, measured_epochs, epochs)
+    images, rounds, epochs = (200, 1, 1) if arguments.small else (2000, 3, 8)
+    return _Settings(arguments.data, arguments.figure, images, rounds, epochs)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,24 @@ import tensorflow as tf
 
 from .loading import CLASSES, SIZE_PX, Item, Sample
 
-__all__ = ["Measurement", "ResultError", "make_network", "plain_dataset", "train_measured"]
+__all__ = [
+    "Measurement",
+    "ResultError",
+    "make_network",
+    "make_traced_network",
+    "median_of",
+    "plain_dataset",
+    "train_measured",
+]
 
 
 class ResultError(AssertionError):
-    """A contestant did not deliver each sample exactly once per epoch, so its time means nothing."""
+    """A contestant delivered other samples than the epoch has, so its time means nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What one contestant did."""
+    """What one contestant did in one epoch."""
 
     samples: int  # samples trained on
     elapsed_s: float  # from asking for the dataset to the end of the last step
@@ -81,10 +89,9 @@ def plain_dataset(
     fn: Callable[[Item, np.random.Generator], Sample],
     *,
     batch_size: int,
-    epochs: int,
     seed: int,
 ) -> tf.data.Dataset:
-    """The baseline: `fn` in `tf.data.Dataset.from_generator`, in shuffled order.
+    """The baseline: one epoch of `fn` in `tf.data.Dataset.from_generator`, in shuffled order.
 
     It is given what helps it: ready batches, as each element costs TensorFlow some hundred microseconds, and prefetch,
     so that loading goes on beside the training.
@@ -92,31 +99,34 @@ def plain_dataset(
 
     def batches() -> Iterator[tuple[Any, Any]]:
         rng = np.random.default_rng(seed)
-        for _ in range(epochs):
-            order = rng.permutation(len(items))
-            for start in range(0, len(order), batch_size):
-                samples = [fn(items[index], rng) for index in order[start : start + batch_size]]
-                images, labels = zip(*samples, strict=True)
-                yield np.stack(images), np.array(labels)
+        order = rng.permutation(len(items))
+        for start in range(0, len(order), batch_size):
+            samples = [fn(items[index], rng) for index in order[start : start + batch_size]]
+            images, labels = zip(*samples, strict=True)
+            yield np.stack(images), np.array(labels)
 
     signature = (tf.TensorSpec((None, SIZE_PX, SIZE_PX, 3), tf.float32), tf.TensorSpec((None,), tf.int64))
     return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
 
 
+def make_traced_network(items: Sequence[Item], *, batch_size: int, epochs: int) -> Any:
+    """As make_network, after a step for whole batches and one for the last, smaller one: TensorFlow traces both."""
+    network = make_network(total_steps=epochs * -(-len(items) // batch_size))
+    for rows in {batch_size, len(items) % batch_size or batch_size}:
+        network.train_on_batch(np.zeros((rows, SIZE_PX, SIZE_PX, 3), np.float32), np.zeros(rows, np.int64))
+    return network
+
+
 def train_measured(
-    make_dataset: Callable[[], Iterable[tuple[Any, Any]]], items: Sequence[Item], *, batch_size: int, epochs: int
+    network: Any, make_dataset: Callable[[], Iterable[tuple[Any, Any]]], items: Sequence[Item]
 ) -> Measurement:
-    """A new network has been trained on all the dataset has, and that was each label as often as `items` has it.
+    """The network has been trained on all the dataset has, and that was each label as often as `items` has it.
 
     The clock starts before the dataset is made, so that what it starts up (processes, buffers) counts.
 
     Raises:
         ResultError: other labels came.
     """
-    network = make_network(total_steps=epochs * -(-len(items) // batch_size))
-    # Traced before the clock starts, once for whole batches and once for the last, smaller one.
-    for rows in {batch_size, len(items) % batch_size or batch_size}:
-        network.train_on_batch(np.zeros((rows, SIZE_PX, SIZE_PX, 3), np.float32), np.zeros(rows, np.int64))
     seen: collections.Counter[int] = collections.Counter()
     wait_s = 0.0
     started_s = time.perf_counter()
@@ -130,7 +140,12 @@ def train_measured(
         network.train_on_batch(*batch)
         seen.update(batch[1].numpy().tolist())
     elapsed_s = time.perf_counter() - started_s
-    expected = {label: count * epochs for label, count in collections.Counter(label for _, label in items).items()}
+    expected = collections.Counter(label for _, label in items)
     if seen != expected:
-        raise ResultError(f"the labels seen were {dict(seen)}, but {epochs} epochs have {expected}")
+        raise ResultError(f"the labels seen were {dict(seen)}, but an epoch has {dict(expected)}")
     return Measurement(sum(seen.values()), elapsed_s, wait_s)
+
+
+def median_of(rounds: Sequence[Measurement]) -> Measurement:
+    """The round of the middle speed (the slower of two), so that one burst of other work on the machine counts little."""
+    return sorted(rounds, key=lambda each: each.samples_per_s)[(len(rounds) - 1) // 2]
