@@ -26,8 +26,8 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "delivery", "failures", "launch", "loader", "local_engine", "passes", "pool", "pool_engine", "replay", "ring",
-        "session", "snapshot", "spec_choice",
+        "delivery", "failures", "launch", "loader", "local_engine", "passes", "pool", "pool_engine", "pool_run",
+        "replay", "ring", "session", "snapshot", "spec_choice",
     },
     {"adapters", "cli", "tuning"},
 )  # fmt: skip

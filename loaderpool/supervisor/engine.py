@@ -27,8 +27,9 @@ from loaderpool import machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
-from loaderpool.supervisor import state as s
+from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.loading import Payloads
+from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import HungSample, SampleWatch, StackFile
 from loaderpool.worker.failures import LostReport, describe_failure, describe_timeout
 from loaderpool.worker.hygiene import become_worker
@@ -69,7 +70,7 @@ class Supervisor:
         self._reports_read, self._reports_write = os.pipe()
         os.set_blocking(self._control, False)
         os.set_blocking(self._reports_read, False)
-        self._state = s.SupervisorState(start["workers"])
+        self._state = SupervisorState(start["workers"])
         self._watch = SampleWatch(self._arena.board)
         self._workers: dict[int, _WorkerProcess] = {}
         self._by_pidfd: dict[int, int] = {}

@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import NamedTuple
 
-from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32
+from loaderpool.messages import Control, Notice, Order, Report, Status, Words, pack, split32
+from loaderpool.supervisor.instructions import (
+    Close,
+    FailTicket,
+    Fork,
+    Instruction,
+    Load,
+    LoseTicket,
+    ToTrainer,
+    ToWorker,
+    Unload,
+    Update,
+)
+from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
 
-__all__ = [
-    "Close",
-    "FailTicket",
-    "Fork",
-    "Instruction",
-    "Load",
-    "LoseTicket",
-    "SupervisorState",
-    "ToTrainer",
-    "ToWorker",
-    "Unload",
-    "Update",
-]
+__all__ = ["SupervisorState"]
 
 # A chunk should take about this long: shorter pays for messages, longer delays the first batch and the end of an epoch.
 _CHUNK_NS = 2_000_000
@@ -44,180 +44,6 @@ _TICKETS_PER_WORKER = 2
 _IDLE_DEATHS = 5
 
 
-class ToWorker(NamedTuple):
-    """Write a message to a worker's pipe."""
-
-    worker: int
-    message: bytes
-
-
-class ToTrainer(NamedTuple):
-    """Write a message to the trainer."""
-
-    message: bytes
-
-
-class Fork(NamedTuple):
-    """Start a worker."""
-
-    worker: int
-    cell: int
-
-
-class Load(NamedTuple):
-    """Unpickle a loader's payload, then call `on_loaded`."""
-
-    loader: int
-    offset: int
-    nbytes: int
-
-
-class Unload(NamedTuple):
-    """Forget a loader's payload."""
-
-    loader: int
-
-
-class Update(NamedTuple):
-    """Apply changed attributes to a loader's source, then call `on_loaded`."""
-
-    loader: int
-    offset: int
-    nbytes: int
-
-
-class LoseTicket(NamedTuple):
-    """Tell the trainer that a ticket was given up (completion words, epoch, the cell of its last worker, deaths)."""
-
-    completion: bytes
-    epoch: int
-    cell: int
-    deaths: int
-    loader: int
-
-
-class FailTicket(NamedTuple):
-    """Tell the trainer that a ticket failed for a sample that hung (completion words, or none for a probe)."""
-
-    completion: bytes
-    loader: int
-    epoch: int
-    source_index: int
-    ran_ns: int
-    timeout_ns: int
-    worker: int
-
-
-class Close(NamedTuple):
-    """End everything."""
-
-
-Instruction = ToWorker | ToTrainer | Fork | Load | Unload | Update | LoseTicket | FailTicket | Close
-
-
-@dataclasses.dataclass(slots=True)
-class _Ticket:
-    ticket: int
-    run: _Run | None  # None: a probe
-    loader: _Loader
-    first: int  # first batch, counted from the run's first epoch on; the epoch of a probe
-    count: int
-    row_start: int
-    row_stop: int
-    slot: int
-    attempt: int = 0
-    deaths: int = 0
-    uses_kept: bool = False  # the probe's result stands for some of its work, so its time tells nothing
-
-    def order(self) -> bytes:
-        if self.run is None:
-            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first)
-        return pack(
-            Order.TICKET,
-            self.ticket,
-            self.run.run,
-            self.first,
-            join32(self.count, self.attempt),
-            join32(self.row_start, self.row_stop),
-            self.slot,
-        )
-
-    def completion(self, status: Status, worker: int) -> bytes:
-        assert self.run is not None
-        return pack(
-            Notice.COMPLETION,
-            self.ticket,
-            self.run.run,
-            self.first,
-            join32(self.count, self.attempt),
-            join32(self.row_start, self.row_stop),
-            self.slot,
-            join32(status, worker),
-        )
-
-
-@dataclasses.dataclass(slots=True)
-class _Loader:
-    loader: int
-    max_deaths: int
-    probe_epoch: int | None
-    timeout_ns: int = 0  # for one sample; 0: none
-    may_exclude: bool = False  # on_error skips or replaces, so a sample that hangs is left out and the ticket redone
-    excluded: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # epoch, source index, ran_ns
-    is_loaded: bool = False
-    layout: tuple[int, int] | None = None  # where the form's pickle lies in the arena
-    max_chunk: int = 1
-    can_split: bool = False
-    batch_rows: int = 1
-    last_rows: int = 1
-    full_batches: int = 0
-    batch_ns: int = 0
-    is_measured: bool = False
-    first_worker: int | None = None  # ran the probe and keeps its result
-    free: list[int] = dataclasses.field(default_factory=list)  # last freed, first used: hot in cache
-    is_unloading: bool = False
-    outstanding: int = 0
-
-
-@dataclasses.dataclass(slots=True)
-class _Slot:
-    slot: int
-    loader: _Loader
-    offset: int
-    nbytes: int
-    run: _Run | None = None  # who holds it; None: free
-    is_retiring: bool = False
-    tickets: list[_Ticket] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(slots=True)
-class _Run:
-    run: int
-    loader: _Loader
-    first_epoch: int
-    batches_per_epoch: int
-    next: int  # next batch to cut into tickets
-    limit: int
-    quota: int  # most slots it may hold
-    held: int = 0
-    outstanding: int = 0  # tickets dealt or due again
-    is_ended: bool = False
-    part_slot: int | None = None  # of a batch that is being cut into row ranges
-    part_row: int = 0
-
-
-@dataclasses.dataclass(slots=True)
-class _Worker:
-    worker: int
-    cell: int
-    tickets: collections.deque[_Ticket] = dataclasses.field(default_factory=collections.deque)
-    runs: set[int] = dataclasses.field(default_factory=set)  # that it has been told of
-    layouts: set[int] = dataclasses.field(default_factory=set)
-    slots: set[int] = dataclasses.field(default_factory=set)
-    is_leaving: bool = False
-    is_ready: bool = False
-
-
 class SupervisorState:
     """Decides who does what next.
 
@@ -227,13 +53,13 @@ class SupervisorState:
 
     def __init__(self, workers: int) -> None:
         self.target_workers = workers
-        self.workers: dict[int, _Worker] = {}
-        self.loaders: dict[int, _Loader] = {}
-        self.runs: dict[int, _Run] = {}
-        self.slots: dict[int, _Slot] = {}
+        self.workers: dict[int, WorkerRecord] = {}
+        self.loaders: dict[int, LoaderRecord] = {}
+        self.runs: dict[int, RunRecord] = {}
+        self.slots: dict[int, SlotRecord] = {}
         self.restarts = 0
-        self._turn: collections.deque[_Run] = collections.deque()  # runs, the next to be served first
-        self._due: collections.deque[_Ticket] = collections.deque()  # to be redone, before anything new
+        self._turn: collections.deque[RunRecord] = collections.deque()  # runs, the next to be served first
+        self._due: collections.deque[Ticket] = collections.deque()  # to be redone, before anything new
         # Workers by how many tickets they have, longest waiting first.
         self._with: list[dict[int, None]] = [{} for _ in range(_TICKETS_PER_WORKER + 1)]
         self._free_cells: list[int] = []
@@ -252,7 +78,7 @@ class SupervisorState:
             self._release(words[1])
         elif kind == Control.RUN_BEGIN:
             _, run, of, epoch, per_epoch, start, limit, quota = words
-            state = _Run(run, self.loaders[of], epoch, per_epoch, start, limit, quota)
+            state = RunRecord(run, self.loaders[of], epoch, per_epoch, start, limit, quota)
             self.runs[run] = state
             self._turn.append(state)
         elif kind == Control.RUN_EXTEND:
@@ -263,14 +89,14 @@ class SupervisorState:
             self._end_run(words[1])
         elif kind == Control.SLOT_ADD:
             loader = self.loaders[words[1]]
-            self.slots[words[2]] = _Slot(words[2], loader, words[3], words[4])
+            self.slots[words[2]] = SlotRecord(words[2], loader, words[3], words[4])
             loader.free.append(words[2])
         elif kind == Control.SLOT_RETIRE:
             self._retire_slot(words[1])
         elif kind == Control.LOAD:
             _, loader_id, offset, nbytes, probe, max_deaths, timeout_ns, may_exclude = words
             probe_epoch = probe - 1 if probe else None
-            self.loaders[loader_id] = _Loader(loader_id, max_deaths, probe_epoch, timeout_ns, bool(may_exclude))
+            self.loaders[loader_id] = LoaderRecord(loader_id, max_deaths, probe_epoch, timeout_ns, bool(may_exclude))
             self._out.append(Load(loader_id, offset, nbytes))
         elif kind == Control.LAYOUT:
             self._set_layout(words)
@@ -332,7 +158,7 @@ class SupervisorState:
         for place in self._with:
             place.pop(number, None)
         was_lost = bool(worker.tickets) or not worker.is_leaving
-        unanswered: list[_Ticket] = []
+        unanswered: list[Ticket] = []
         for ticket in worker.tickets:
             if finished == ticket.ticket << 16 | ticket.attempt and ticket.run is not None:
                 # PROTO-4: finished on the board; the completion may or may not have been sent: send it (again).
@@ -411,7 +237,7 @@ class SupervisorState:
         self._turn.remove(run)
         if run.part_slot is not None:  # the rest of a batch being cut: nobody will make it
             rows = self._rows_of(run, run.next)
-            rest = _Ticket(0, run, run.loader, run.next, 1, run.part_row, rows, run.part_slot)
+            rest = Ticket(0, run, run.loader, run.next, 1, run.part_row, rows, run.part_slot)
             self._out.append(ToTrainer(rest.completion(Status.ABANDONED, 0)))
             run.part_slot = None
         for ticket in [ticket for ticket in self._due if ticket.run is run]:
@@ -420,7 +246,7 @@ class SupervisorState:
             self._settle(ticket)
         self._finish_run(run)
 
-    def _finish_run(self, run: _Run) -> None:
+    def _finish_run(self, run: RunRecord) -> None:
         if not run.is_ended or run.outstanding or self.runs.get(run.run) is not run:
             return
         del self.runs[run.run]
@@ -452,7 +278,7 @@ class SupervisorState:
             slot.loader.free.remove(number)
             self._drop_slot(slot)
 
-    def _drop_slot(self, slot: _Slot) -> None:
+    def _drop_slot(self, slot: SlotRecord) -> None:
         del self.slots[slot.slot]
         for worker in self.workers.values():
             worker.slots.discard(slot.slot)
@@ -471,11 +297,11 @@ class SupervisorState:
                 ticket.loader.outstanding += 1
                 self._due.append(again)
 
-    def _probe(self, loader: _Loader, epoch: int) -> None:
-        self._due.append(_Ticket(self._take_ticket_number(), None, loader, epoch, 0, 0, 0, 0))
+    def _probe(self, loader: LoaderRecord, epoch: int) -> None:
+        self._due.append(Ticket(self._take_ticket_number(), None, loader, epoch, 0, 0, 0, 0))
         loader.outstanding += 1
 
-    def _finish_unload(self, loader: _Loader) -> None:
+    def _finish_unload(self, loader: LoaderRecord) -> None:
         if loader.is_unloading and not loader.outstanding and loader.loader in self.loaders:
             del self.loaders[loader.loader]
             for number in [slot.slot for slot in self.slots.values() if slot.loader is loader]:
@@ -504,7 +330,7 @@ class SupervisorState:
             cell = self._free_cells.pop() if self._free_cells else self._take_cell()
             number = self._next_worker
             self._next_worker += 1
-            self.workers[number] = _Worker(number, cell)
+            self.workers[number] = WorkerRecord(number, cell)
             self._with[0][number] = None
             self._out.append(Fork(number, cell))
         for worker in staying[self.target_workers :]:
@@ -514,7 +340,7 @@ class SupervisorState:
         self._cells_used += 1
         return self._cells_used - 1
 
-    def _send_away(self, worker: _Worker) -> None:
+    def _send_away(self, worker: WorkerRecord) -> None:
         if worker.is_leaving:
             return
         worker.is_leaving = True
@@ -549,7 +375,7 @@ class SupervisorState:
                 return number, has
         return None, 0
 
-    def _send(self, worker: _Worker, ticket: _Ticket, has: int) -> None:
+    def _send(self, worker: WorkerRecord, ticket: Ticket, has: int) -> None:
         out, number = self._out, worker.worker
         loader, run = ticket.loader, ticket.run
         if run is None:
@@ -572,7 +398,7 @@ class SupervisorState:
         self._with[has + 1][number] = None
         out.append(ToWorker(number, ticket.order()))
 
-    def _cut(self, must_be_short: bool) -> _Ticket | None:
+    def _cut(self, must_be_short: bool) -> Ticket | None:
         """The next new ticket, runs taking turns."""
         turn = self._turn
         for _ in range(len(turn)):
@@ -593,7 +419,7 @@ class SupervisorState:
                 return self._cut_batches(run, slot)
         return None
 
-    def _cut_batches(self, run: _Run, slot: _Slot) -> _Ticket:
+    def _cut_batches(self, run: RunRecord, slot: SlotRecord) -> Ticket:
         loader = run.loader
         in_epoch = run.next % run.batches_per_epoch
         count = 1
@@ -608,7 +434,7 @@ class SupervisorState:
         run.next += count
         return ticket
 
-    def _cut_rows(self, run: _Run) -> _Ticket:
+    def _cut_rows(self, run: RunRecord) -> Ticket:
         loader = run.loader
         assert run.part_slot is not None
         rows = self._rows_of(run, run.next)
@@ -621,8 +447,8 @@ class SupervisorState:
             run.next += 1
         return ticket
 
-    def _new_ticket(self, run: _Run, slot: _Slot, first: int, count: int, start: int, stop: int) -> _Ticket:
-        ticket = _Ticket(self._take_ticket_number(), run, run.loader, first, count, start, stop, slot.slot)
+    def _new_ticket(self, run: RunRecord, slot: SlotRecord, first: int, count: int, start: int, stop: int) -> Ticket:
+        ticket = Ticket(self._take_ticket_number(), run, run.loader, first, count, start, stop, slot.slot)
         slot.tickets.append(ticket)
         run.outstanding += 1
         run.loader.outstanding += 1
@@ -632,11 +458,11 @@ class SupervisorState:
         self._next_ticket += 1
         return self._next_ticket - 1
 
-    def _rows_of(self, run: _Run, batch: int) -> int:
+    def _rows_of(self, run: RunRecord, batch: int) -> int:
         loader = run.loader
         return loader.batch_rows if batch % run.batches_per_epoch < loader.full_batches else loader.last_rows
 
-    def _ticket_ns(self, loader: _Loader) -> int:
+    def _ticket_ns(self, loader: LoaderRecord) -> int:
         if loader.can_split and loader.batch_ns > _SPLIT_NS:
             return _PART_NS
         return loader.batch_ns
@@ -661,7 +487,7 @@ class SupervisorState:
             loader.is_measured = True
         self._settle(ticket)
 
-    def _settle(self, ticket: _Ticket) -> None:
+    def _settle(self, ticket: Ticket) -> None:
         """A ticket needs nothing more."""
         ticket.loader.outstanding -= 1
         if ticket.run is not None:
@@ -669,7 +495,7 @@ class SupervisorState:
             self._finish_run(ticket.run)
         self._finish_unload(ticket.loader)
 
-    def _give_up(self, ticket: _Ticket, worker: _Worker) -> None:
+    def _give_up(self, ticket: Ticket, worker: WorkerRecord) -> None:
         run = ticket.run
         if run is None:
             self._out.append(LoseTicket(b"", ticket.first, worker.cell, ticket.deaths, ticket.loader.loader))

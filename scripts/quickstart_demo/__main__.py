@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import platform
@@ -60,54 +59,25 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
     # Not before the images are made: their processes import this module, and need no TensorFlow.
     import tensorflow as tf
 
-    from . import figure
-    from .training import make_traced_network, median_of, plain_dataset, train_measured
+    from . import contest, figure
 
     rounds = settings.rounds
     _say(f"training for {_count(rounds, 'epoch')} on each of from_generator and loaderpool, in turn")
-    networks = [make_traced_network(train, batch_size=_BATCH_SIZE, epochs=rounds) for _ in range(2)]
-    plain_rounds, pooled_rounds = [], []
-    batches = batches_lent = 0
-    for number in range(rounds):
-        plain_rounds.append(
-            train_measured(
-                networks[0],
-                lambda seed=number: plain_dataset(train, load_and_augment, batch_size=_BATCH_SIZE, seed=seed),
-                train,
-            )
-        )
-        # A new loader each round, or it would read ahead while the other one is measured.
-        with contextlib.ExitStack() as stack:
-            loaders: list[lp.Loader] = []
-
-            def pooled_dataset(seed: int = number) -> Any:
-                loader = lp.Loader(train, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=seed)
-                loaders.append(stack.enter_context(loader))
-                return loader.as_dataset()
-
-            pooled_rounds.append(train_measured(networks[1], pooled_dataset, train))
-            statistics, workers = loaders[0].statistics(), loaders[0].workers
-        batches, batches_lent = batches + statistics.batches, batches_lent + statistics.batches_lent
-
-    contestants = (("from_generator", median_of(plain_rounds)), ("loaderpool", median_of(pooled_rounds)))
+    result = contest.hold(train, rounds=rounds, batch_size=_BATCH_SIZE)
+    contestants = (("from_generator", result.from_generator), ("loaderpool", result.loaderpool))
     table = Table(box=None, pad_edge=False)
-    table.add_column("median of the epochs" if rounds > 1 else "")
+    table.add_column("an epoch")
     for heading in ("samples", "samples/s", "waiting for data", "that is"):
         table.add_column(heading, justify="right")
-    for name, result in contestants:
-        table.add_row(
-            name,
-            f"{result.samples:,}",
-            f"{result.samples_per_s:,.0f}",
-            f"{result.wait_share:.0%}",
-            f"{result.wait_s:.1f} s",
-        )
+    for name, each in contestants:
+        share = f"{100.0 * each.wait_share:.0f} %"
+        table.add_row(name, f"{each.samples:,}", f"{each.samples_per_s:,.0f}", share, f"{each.wait_s:.1f} s")
     _console.print()
     _console.print(table)
-    ratio = contestants[1][1].samples_per_s / contestants[0][1].samples_per_s
+    ratio = result.loaderpool.samples_per_s / result.from_generator.samples_per_s
     _say(
-        f"{ratio:.2f} times as many samples/s with {_count(workers, 'worker')}; "
-        f"{batches_lent} of {batches} batches reached TensorFlow without a copy\n"
+        f"{ratio:.2f} times as many samples/s with {_count(result.workers, 'worker')}; "
+        f"{result.batches_lent} of {result.batches} batches reached TensorFlow without a copy\n"
     )
 
     accuracies, pictures = _train_to_the_end(settings, train, test)
@@ -118,7 +88,7 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
         bars=[figure.Bar(name, each.samples_per_s, each.wait_share, each.wait_s) for name, each in contestants],
         accuracies=accuracies,
         caption=(
-            f"{_count(workers, 'worker')} on {_count(os.cpu_count() or 1, 'CPU')} that also train · epochs of "
+            f"{_count(result.workers, 'worker')} on {_count(os.cpu_count() or 1, 'CPU')} that also train · epochs of "
             f"{len(train):,} JPEG files in turn, the median of {rounds}, start-up counted · "
             f"both in batches of {_BATCH_SIZE} with prefetch\n"
             f"Python {platform.python_version()}, TensorFlow {tf.__version__}, NumPy {np.__version__}, "
@@ -131,7 +101,7 @@ def _train_to_the_end(settings: _Settings, train: list[Item], test: list[Item]) 
     """The test accuracy after each epoch, and for each class the first test image, its label, the network's answer."""
     import keras
 
-    from .training import make_network
+    from .network import make_network
 
     _say(f"training a new network for {_count(settings.epochs, 'epoch')} with fit() on loaderpool")
     with lp.Loader(test, load, batch_size=len(test)) as loader:

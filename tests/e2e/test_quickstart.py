@@ -49,7 +49,7 @@ def _installed_checkout(folder: Path) -> Path:
 
 def _row(output: str, name: str) -> tuple[int, int, int]:
     """Samples, samples/s, percent of the time spent waiting."""
-    match = re.search(rf"^ *{name} +([\d,]+) +([\d,]+) +(\d+)%", output, re.MULTILINE)
+    match = re.search(rf"^ *{name} +([\d,]+) +([\d,]+) +(\d+) %", output, re.MULTILINE)
     assert match, f"no row for {name} in\n{output}"
     samples, samples_per_s, percent = (int(number.replace(",", "")) for number in match.groups())
     return samples, samples_per_s, percent

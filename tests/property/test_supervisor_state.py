@@ -13,7 +13,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, split32, unpack_all
-from loaderpool.supervisor import state as s
+from loaderpool.supervisor import instructions as s
+from loaderpool.supervisor.state import SupervisorState
 
 PER_EPOCH, BATCH_ROWS, LAST_ROWS = 7, 4, 2
 FULL = PER_EPOCH - 1
@@ -35,7 +36,7 @@ class Supervision(RuleBasedStateMachine):
 
     @initialize(workers=st.integers(1, 4), slots=st.integers(1, 5), split=st.booleans(), chunk=st.integers(1, 3))
     def start(self, workers: int, slots: int, split: bool, chunk: int) -> None:
-        self.state = s.SupervisorState(workers)
+        self.state = SupervisorState(workers)
         self.workers: dict[int, ModelWorker] = {}
         self.rows: dict[int, collections.Counter[tuple[int, int]]] = {}  # run -> (batch, row) -> times accepted
         self.limits: dict[int, int] = {}

@@ -1,0 +1,89 @@
+"""What the supervisor's state tells its engine to do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = [
+    "Close",
+    "FailTicket",
+    "Fork",
+    "Instruction",
+    "Load",
+    "LoseTicket",
+    "ToTrainer",
+    "ToWorker",
+    "Unload",
+    "Update",
+]
+
+
+class ToWorker(NamedTuple):
+    """Write a message to a worker's pipe."""
+
+    worker: int
+    message: bytes
+
+
+class ToTrainer(NamedTuple):
+    """Write a message to the trainer."""
+
+    message: bytes
+
+
+class Fork(NamedTuple):
+    """Start a worker."""
+
+    worker: int
+    cell: int
+
+
+class Load(NamedTuple):
+    """Unpickle a loader's payload, then call `on_loaded`."""
+
+    loader: int
+    offset: int
+    nbytes: int
+
+
+class Unload(NamedTuple):
+    """Forget a loader's payload."""
+
+    loader: int
+
+
+class Update(NamedTuple):
+    """Apply changed attributes to a loader's source, then call `on_loaded`."""
+
+    loader: int
+    offset: int
+    nbytes: int
+
+
+class LoseTicket(NamedTuple):
+    """Tell the trainer that a ticket was given up (completion words, epoch, the cell of its last worker, deaths)."""
+
+    completion: bytes
+    epoch: int
+    cell: int
+    deaths: int
+    loader: int
+
+
+class FailTicket(NamedTuple):
+    """Tell the trainer that a ticket failed for a sample that hung (completion words, or none for a probe)."""
+
+    completion: bytes
+    loader: int
+    epoch: int
+    source_index: int
+    ran_ns: int
+    timeout_ns: int
+    worker: int
+
+
+class Close(NamedTuple):
+    """End everything."""
+
+
+Instruction = ToWorker | ToTrainer | Fork | Load | Unload | Update | LoseTicket | FailTicket | Close

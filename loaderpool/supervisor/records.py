@@ -1,0 +1,125 @@
+"""What the supervisor knows of each ticket, loader, slot, run and worker."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from loaderpool.messages import Notice, Order, Status, join32, pack
+
+__all__ = ["LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
+
+
+@dataclasses.dataclass(slots=True)
+class Ticket:
+    """Some work for one worker: a chunk of batches, rows of a batch, or a probe."""
+
+    ticket: int
+    run: RunRecord | None  # None: a probe
+    loader: LoaderRecord
+    first: int  # first batch, counted from the run's first epoch on; the epoch of a probe
+    count: int
+    row_start: int
+    row_stop: int
+    slot: int
+    attempt: int = 0
+    deaths: int = 0
+    uses_kept: bool = False  # the probe's result stands for some of its work, so its time tells nothing
+
+    def order(self) -> bytes:
+        """What the worker is told."""
+        if self.run is None:
+            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first)
+        return pack(
+            Order.TICKET,
+            self.ticket,
+            self.run.run,
+            self.first,
+            join32(self.count, self.attempt),
+            join32(self.row_start, self.row_stop),
+            self.slot,
+        )
+
+    def completion(self, status: Status, worker: int) -> bytes:
+        """What the trainer is told, where the supervisor answers for a worker."""
+        assert self.run is not None
+        return pack(
+            Notice.COMPLETION,
+            self.ticket,
+            self.run.run,
+            self.first,
+            join32(self.count, self.attempt),
+            join32(self.row_start, self.row_stop),
+            self.slot,
+            join32(status, worker),
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class LoaderRecord:
+    """A loader that was loaded."""
+
+    loader: int
+    max_deaths: int
+    probe_epoch: int | None
+    timeout_ns: int = 0  # for one sample; 0: none
+    may_exclude: bool = False  # on_error skips or replaces, so a sample that hangs is left out and the ticket redone
+    excluded: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # epoch, source index, ran_ns
+    is_loaded: bool = False
+    layout: tuple[int, int] | None = None  # where the form's pickle lies in the arena
+    max_chunk: int = 1
+    can_split: bool = False
+    batch_rows: int = 1
+    last_rows: int = 1
+    full_batches: int = 0
+    batch_ns: int = 0
+    is_measured: bool = False
+    first_worker: int | None = None  # ran the probe and keeps its result
+    free: list[int] = dataclasses.field(default_factory=list)  # last freed, first used: hot in cache
+    is_unloading: bool = False
+    outstanding: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class SlotRecord:
+    """A slot of a loader's ring."""
+
+    slot: int
+    loader: LoaderRecord
+    offset: int
+    nbytes: int
+    run: RunRecord | None = None  # who holds it; None: free
+    is_retiring: bool = False
+    tickets: list[Ticket] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class RunRecord:
+    """A run: batches of consecutive epochs that somebody wants."""
+
+    run: int
+    loader: LoaderRecord
+    first_epoch: int
+    batches_per_epoch: int
+    next: int  # next batch to cut into tickets
+    limit: int
+    quota: int  # most slots it may hold
+    held: int = 0
+    outstanding: int = 0  # tickets dealt or due again
+    is_ended: bool = False
+    part_slot: int | None = None  # of a batch that is being cut into row ranges
+    part_row: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class WorkerRecord:
+    """A worker process."""
+
+    worker: int
+    cell: int
+    tickets: collections.deque[Ticket] = dataclasses.field(default_factory=collections.deque)
+    runs: set[int] = dataclasses.field(default_factory=set)  # that it has been told of
+    layouts: set[int] = dataclasses.field(default_factory=set)
+    slots: set[int] = dataclasses.field(default_factory=set)
+    is_leaving: bool = False
+    is_ready: bool = False
