@@ -16,7 +16,8 @@ from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
 from loaderpool.spec import ElementSpec
 from loaderpool.spec_choice import batch_bytes_like, choose_spec
-from loaderpool.worker.work import Filled, Job, Work, WorkFailed
+from loaderpool.worker.jobs import Filled, Job, WorkFailed
+from loaderpool.worker.work import Work
 
 __all__ = ["LocalEngine"]
 

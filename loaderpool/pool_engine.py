@@ -20,7 +20,7 @@ from loaderpool.spec import ElementSpec
 from loaderpool.spec_choice import batch_bytes_like, choose_spec
 from loaderpool.supervisor.loading import put_shipment
 from loaderpool.supervisor.shipping import ship
-from loaderpool.worker.work import Probe
+from loaderpool.worker.jobs import Probe
 
 __all__ = ["PoolEngine"]
 

@@ -6,7 +6,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.form import UnitKind, spec_of_batches
 from loaderpool.spec import ArraySpec, ElementSpec
-from loaderpool.worker.work import Probe
+from loaderpool.worker.jobs import Probe
 
 __all__ = ["batch_bytes_like", "choose_spec"]
 

@@ -34,7 +34,8 @@ from loaderpool.messages import (
     unpack_all,
 )
 from loaderpool.worker.failures import Failure, describe_failure
-from loaderpool.worker.work import Abandoned, Filled, Job, Work, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
+from loaderpool.worker.work import Work
 
 __all__ = ["LOST_PIPES_STATUS", "WorkerChannels", "WorkerLoop", "send_with_bytes"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,16 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.layout import Block, Packing
 from loaderpool.plan.order import Plan
-from loaderpool.plan.randomness import GlobalsWatch, SampleStreams
 from loaderpool.spec import ElementSpec, sample_spec
+from loaderpool.worker.calls import Calls
 from loaderpool.worker.collate import blocks_of_array, collate
 from loaderpool.worker.failures import Failure, RowFailure, describe_failure, describe_timeout
+from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
 
-__all__ = ["Abandoned", "Filled", "Job", "Probe", "Work", "WorkFailed"]
+__all__ = ["Work"]
+
+_Result = TypeVar("_Result")
 
 # Rows are made one by one where a row is at least this large or slow, else in blocks: the look at "abandoned", the note
 # on the board and the write then cost a share of a percent.
@@ -37,67 +40,12 @@ _BLOCK_ROWS = 128
 _PROBES = 64
 
 
-class Abandoned(Exception):
-    """Nobody wants this ticket's run any more."""
-
-
 class _RowError(Exception):
     """A row of a block failed when it was written."""
 
     def __init__(self, row: int, error: BaseException) -> None:
         self.row = row
         self.error = error
-
-
-class WorkFailed(Exception):
-    """The user's function raised, or returned what the spec does not allow."""
-
-    def __init__(self, failure: Failure, error: BaseException) -> None:
-        super().__init__(failure.text)
-        self.failure = failure
-        self.error = error
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What to make: `count` batches from `batch` on, or rows `row_start` to `row_stop` of one."""
-
-    run: int
-    epoch: int
-    batch: int
-    count: int
-    row_start: int
-    row_stop: int
-    attempt: int = 0  # above 0 it has brought down a worker: rows are made one by one, so that the board names the last
-
-
-@dataclasses.dataclass(frozen=True)
-class Filled:
-    """What was made."""
-
-    rows: int
-    data_bytes: int
-    row_failures: tuple[RowFailure, ...] = ()
-    oversize: Packing | None = None  # it did not fit the slot; write it elsewhere
-
-
-@dataclasses.dataclass(frozen=True)
-class Probe:
-    """What one call of the function told."""
-
-    spec: ElementSpec  # of what it returned
-    nbytes: int  # of what it returned
-    rows: int  # of the batch it was called for; 1 for a sample
-    elapsed_ns: int
-
-
-@dataclasses.dataclass
-class _Kept:
-    """The probe's result, used when its turn comes instead of a second call."""
-
-    epoch: int
-    position: int
-    result: Any
 
 
 class Work:
@@ -121,21 +69,12 @@ class Work:
     ) -> None:
         self.config: LoaderConfig = payload["config"]
         self.plan: Plan = payload["plan"]
-        self._source = payload["source"]
-        self._get: Callable[[int], Any] = payload["source"].__getitem__
-        self._fn: Callable[..., Any] | None = payload["fn"]
-        self._batch_fn: Callable[..., Any] | None = payload["batch_fn"]
+        self._calls = Calls(payload)
         self._setup: Callable[[], Any] | None = payload["setup"]
-        self._takes_rng: bool = payload["takes_rng"]
-        self._takes_out: bool = payload["takes_out"]
-        self.unit: UnitKind = unit_of(self.config, self._batch_fn)
+        self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._given_spec: ElementSpec | None = payload["given_spec"]
         self._words, self._cell, self._worker = words, cell, worker
         self._catches = catches
-        self._streams = SampleStreams(self.config.seed)
-        self._watch = GlobalsWatch() if self.config.seed_globals == "auto" else None
-        self._seeds_globals = self.config.seed_globals is True
-        self._kept: _Kept | None = None
         self._row_ns = self._latest_row_ns = 0
         self._copies_rows = False
         self._excluded: dict[tuple[int, int], Failure] = {}
@@ -169,11 +108,12 @@ class Work:
     def set_form(self, form: BatchForm, is_given: bool) -> None:
         """Take the batches' form, as the trainer decided it."""
         self.form = form
+        self._calls.pack_out = form.spec.structure.pack
         self._converter = Converter(form.spec, is_given=is_given, has_batch_axis=self.unit != "sample")
         if form.fixed is not None:
             self._writer = RowWriter(self._converter)
             is_small = max(form.fixed.row_bytes, default=0) < _SINGLE_ROW_BYTES
-            in_blocks = is_small and not self._takes_out and self.config.timeout_s is None
+            in_blocks = is_small and not self._calls.takes_out and self.config.timeout_s is None
             self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
     def exclude(self, epoch: int, index: int, ran_s: float) -> None:
@@ -223,7 +163,7 @@ class Work:
         started = clock.monotonic_ns()
         self._words[self._cell + Field.STARTED_NS] = started
         self._words[self._cell + Field.INDEX] = indices[0] + 1
-        result = self._watched(lambda: self._unit(epoch, positions.tolist(), indices), epoch, indices, positions)
+        result = self._guarded(lambda: self._calls.unit(epoch, positions.tolist(), indices), epoch, indices, positions)
         elapsed = clock.monotonic_ns() - started
         self._words[self._cell + Field.INDEX] = 0
         try:
@@ -233,31 +173,19 @@ class Work:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         # A copy: the function may fill the same buffer again before this result's turn.
         kept = spec.structure.pack([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
-        self._kept = _Kept(epoch, int(positions[0]), kept)
+        self._calls.keep(epoch, indices[0], kept)
         return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed)
 
     def forget_probe(self) -> None:
         """The source has changed: the probe's result is not what its turn would give now."""
-        self._kept = None
+        self._calls.forget()
 
-    def _watched(self, call: Callable[[], Any], epoch: int, indices: list[int], positions: Any) -> Any:
-        """Run `call`; once it is seen to draw from the global generators, seed them and run it once more."""
-        watch = self._watch
+    def _guarded(
+        self, work: Callable[[], _Result], epoch: int, indices: list[int], positions: npt.NDArray[np.int64]
+    ) -> _Result:
+        """Run `work`, with whatever it raises as a WorkFailed about these items."""
         try:
-            if watch is None or self._seeds_globals:
-                return call()
-            watch.arm()
-            try:
-                result = call()
-            except BaseException:
-                if not watch.drew():
-                    raise
-            else:
-                if not watch.drew():
-                    return result
-            self._seeds_globals = True
-            self._kept = None
-            return call()
+            return self._calls.watched(work)
         except (Abandoned, WorkFailed):
             raise
         except self._catches as error:
@@ -286,7 +214,7 @@ class Work:
         else:
             make = self._fill_collected
         started = clock.monotonic_ns()
-        filled: Filled = self._watched(
+        filled = self._guarded(
             lambda: make(job, positions, indices, buffer, base, capacity), job.epoch, indices, positions
         )
         latest, self._latest_row_ns = self._latest_row_ns, (clock.monotonic_ns() - started) // max(1, len(indices))
@@ -303,7 +231,7 @@ class Work:
         block = self._block_rows if self._row_ns < _SINGLE_ROW_NS and not job.attempt else 1
         words, index_word, started_word = self._words, self._cell + Field.INDEX, self._cell + Field.STARTED_NS
         mark, run = Board.mark(job.run), job.run
-        places = positions.tolist() if self._takes_rng or self._seeds_globals else indices
+        places = positions.tolist() if self._calls.needs_positions else indices
         for start in range(0, len(indices), block):
             if words[mark] == run:
                 raise Abandoned
@@ -313,7 +241,7 @@ class Work:
             part, row = indices[start:stop], job.row_start + start
             results: list[Any] = []
             try:
-                self._call(job.epoch, places[start:stop], part, results, arrays, row)
+                self._calls.samples(job.epoch, places[start:stop], part, results, arrays, row)
                 self._write(arrays, row, results, part, job, places[start:stop])
             except _RowError as error:
                 failing = start + error.row
@@ -350,7 +278,7 @@ class Work:
         for at in range(len(results)):
             again: list[Any] = []
             try:
-                self._call(job.epoch, places[at : at + 1], indices[at : at + 1], again, arrays, row + at)
+                self._calls.samples(job.epoch, places[at : at + 1], indices[at : at + 1], again, arrays, row + at)
                 self._writer.write(arrays, row + at, again, indices[at : at + 1])
             except self._catches as error:
                 raise _RowError(at, error) from None
@@ -428,7 +356,7 @@ class Work:
         self._note(job, indices[0])
         components = self.form.spec.components
         try:
-            result = self._unit(job.epoch, positions.tolist(), indices)
+            result = self._calls.unit(job.epoch, positions.tolist(), indices)
             arrays = self._converter.row(result, indices[0])
             if job.count > 1:  # they wait for the chunk's other batches
                 arrays = [array.copy() for array in arrays]
@@ -471,7 +399,7 @@ class Work:
             self._note(job, index)
             try:
                 results: list[Any] = []
-                self._call(job.epoch, [position], [index], results, None, 0)
+                self._calls.samples(job.epoch, [position], [index], results)
                 # Rows wait for their batch to be whole: one that looks at memory of somebody else's is copied out now.
                 converted = self._converter.row(results[0], index)
                 rows.append([leaf.copy() if leaf.base is not None or self._copies_rows else leaf for leaf in converted])
@@ -500,82 +428,12 @@ class Work:
             replaced.append(stand_in)
         return replaced[::-1], indices, failures
 
-    # ---- calling the user's function ----
-
     def _note(self, job: Job, index: int) -> None:
         words = self._words
         if words[Board.mark(job.run)] == job.run:
             raise Abandoned
         words[self._cell + Field.INDEX] = index + 1
         words[self._cell + Field.STARTED_NS] = clock.monotonic_ns()
-
-    def _call(
-        self,
-        epoch: int,
-        positions: Sequence[int],
-        indices: Sequence[int],
-        results: list[Any],
-        arrays: Sequence[npt.NDArray[Any]] | None,
-        row: int,
-    ) -> None:
-        """Append the function's result for each index; where it raises, `len(results)` tells for which."""
-        kept = self._kept
-        if kept is not None and kept.epoch == epoch and len(indices) and self._starts_at(kept, epoch, indices[0]):
-            self._kept = None
-            results.append(kept.result)
-            positions, indices, row = positions[1:], indices[1:], row + 1
-        get, fn = self._get, self._fn
-        if not (self._takes_rng or self._seeds_globals or self._takes_out):
-            before = len(results)
-            items = map(get, indices)
-            results.extend(items if fn is None else map(fn, items))  # in C; what was made stays where one raises
-            if len(results) - before < len(indices):
-                # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
-                index = indices[len(results) - before]
-                results.append(get(index) if fn is None else fn(get(index)))
-                raise RuntimeError("the function raised StopIteration once, and not when it was called again")
-            return
-        for position, index in zip(positions, indices, strict=True):
-            keywords: dict[str, Any] = {}
-            if self._seeds_globals:
-                self._streams.seed_globals(epoch, position)
-            if self._takes_rng:
-                keywords["rng"] = self._streams.generator(epoch, position)
-            item = get(index)
-            if fn is None:
-                results.append(item)
-                continue
-            if not self._takes_out:
-                results.append(fn(item, **keywords))
-                continue
-            out = None
-            if arrays is not None:
-                assert self.form is not None
-                out = self.form.spec.structure.pack([array[row, ...] for array in arrays])  # 0-d: an array, too
-            result = fn(item, out=out, **keywords)
-            results.append(out if result is None else result)
-            row += 1
-
-    def _starts_at(self, kept: _Kept, epoch: int, index: int) -> bool:
-        return self.plan.indices(epoch, np.array([kept.position]))[0] == index
-
-    def _unit(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
-        """What one call makes: a sample, a batch of items by `batch_fn`, or a whole element."""
-        if self._batch_fn is None:
-            results: list[Any] = []
-            self._call(epoch, positions[:1], indices[:1], results, None, 0)
-            return results[0]
-        kept = self._kept
-        if kept is not None and kept.epoch == epoch and kept.position == positions[0]:
-            self._kept = None
-            return kept.result
-        keywords: dict[str, Any] = {}
-        if self._seeds_globals:
-            self._streams.seed_globals(epoch, positions[0], batch=True)
-        if self._takes_rng:
-            keywords["rng"] = self._streams.generator(epoch, positions[0], batch=True)
-        get = self._get
-        return self._batch_fn([get(index) for index in indices], **keywords)
 
     def _failed(self, error: BaseException, epoch: int, indices: list[int], position: int | None) -> WorkFailed:
         one = len(indices) == 1

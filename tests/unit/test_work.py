@@ -19,7 +19,8 @@ from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ragged import RaggedArray
 from loaderpool.ring import with_chunk
 from loaderpool.spec_choice import batch_bytes_like, choose_spec
-from loaderpool.worker.work import Abandoned, Filled, Job, Work, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
+from loaderpool.worker.work import Work
 from tests.support.batches import assert_same, copied
 
 RUN = 5

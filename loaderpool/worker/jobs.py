@@ -1,0 +1,57 @@
+"""What is asked of a loader's work, and what comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from loaderpool.memory.layout import Packing
+from loaderpool.spec import ElementSpec
+from loaderpool.worker.failures import Failure, RowFailure
+
+__all__ = ["Abandoned", "Filled", "Job", "Probe", "WorkFailed"]
+
+
+class Abandoned(Exception):
+    """Nobody wants this ticket's run any more."""
+
+
+class WorkFailed(Exception):
+    """The user's function raised, or returned what the spec does not allow."""
+
+    def __init__(self, failure: Failure, error: BaseException) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+        self.error = error
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What to make: `count` batches from `batch` on, or rows `row_start` to `row_stop` of one."""
+
+    run: int
+    epoch: int
+    batch: int
+    count: int
+    row_start: int
+    row_stop: int
+    attempt: int = 0  # above 0 it has brought down a worker: rows are made one by one, so that the board names the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """What was made."""
+
+    rows: int
+    data_bytes: int
+    row_failures: tuple[RowFailure, ...] = ()
+    oversize: Packing | None = None  # it did not fit the slot; write it elsewhere
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """What one call of the function told."""
+
+    spec: ElementSpec  # of what it returned
+    nbytes: int  # of what it returned
+    rows: int  # of the batch it was called for; 1 for a sample
+    elapsed_ns: int
