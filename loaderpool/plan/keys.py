@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 __all__ = ["stream_key"]
 
 
@@ -15,5 +13,7 @@ def stream_key(purpose: str, seed: int, epoch: int) -> int:
         seed: any integer.
         epoch: any integer.
     """
+    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
     digest = hashlib.blake2b(f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool").digest()
     return int.from_bytes(digest, "little")

@@ -23,7 +23,6 @@ cipher (the table), cycle-walking cipher and generalized Feistel cipher.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import struct
 from collections.abc import Iterator
@@ -177,6 +176,8 @@ class Permutation:
 
 def _round_keys(seed: bytes) -> Iterator[tuple[int, int, int]]:
     """For each round an offset and two odd factors, 64 bits each, all of them hashed from the whole seed."""
+    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
     stream = hashlib.shake_256(b"loaderpool network" + seed).digest(24 * _ROUNDS)
     for offset, factor, spread in struct.iter_unpack("<3Q", stream):
         yield offset, factor | 1, spread | 1
@@ -184,5 +185,7 @@ def _round_keys(seed: bytes) -> Iterator[tuple[int, int, int]]:
 
 def _sorted_by_hash(size: int, seed: bytes) -> npt.NDArray[np.int64]:
     """range(size) sorted by 64 hashed bits each: all orders are equally likely (ties: below one in 2**40)."""
+    import hashlib
+
     stream = hashlib.shake_256(b"loaderpool table" + seed).digest(8 * size)
     return np.frombuffer(stream, "<u8").argsort(kind="stable").astype(np.int64)
