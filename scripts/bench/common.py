@@ -10,8 +10,9 @@ and ends with `main(QUESTION)`. Run as a script it runs itself again, once for e
 so that nothing leaks from one to another and a drift of the machine's speed meets all of them alike. A contestant
 verifies its results before it returns, so no number is ever printed for wrong batches.
 
-Ratios are formed from the best round of each side: what disturbs a run from outside only ever slows it down, and
-`from_generator` has two speeds, of which a process gets one by chance. Medians and ranges are printed beside them.
+Ratios are formed from the medians of the rounds; the ratio of each side's best round is printed beside them, for what
+disturbs a run from outside only ever slows it down, and `from_generator` has two speeds, of which a process gets one by
+chance.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ class Row:
     figure: Figure
     values: tuple[float, ...]  # one a round
     bar: Bar | None = None
-    ratio: float | None = None  # best round to the baseline's best round
-    ratio_of_medians: float | None = None
+    ratio: float | None = None  # median to the baseline's median
+    ratio_of_best: float | None = None  # best round to the baseline's best round
 
     @property
     def median(self) -> float:
@@ -294,7 +295,7 @@ def _rows(question: Question, values: dict[str, list[float]]) -> list[Row]:
             baseline = Row(question.name, question.figure(bar.baseline), tuple(values[bar.baseline]))
             rows.append(
                 dataclasses.replace(
-                    row, bar=bar, ratio=row.best / baseline.best, ratio_of_medians=row.median / baseline.median
+                    row, bar=bar, ratio=row.median / baseline.median, ratio_of_best=row.best / baseline.best
                 )
             )
         if not bars:
