@@ -98,7 +98,8 @@ def markdown_table(rows: Iterable[Row]) -> str:
         baseline = by_name[row.question, row.bar.baseline]
         lines.append(
             f"| {row.question} | {row.figure.what} | {_number(row.median)} {row.figure.unit} | {baseline.figure.what}, "
-            f"{_number(baseline.median)} {baseline.figure.unit} | {row.ratio:.2f} | {row.ratio_of_best:.2f} | {row.bar} |"
+            f"{_number(baseline.median)} {baseline.figure.unit} | {row.ratio:.2f} | {row.ratio_of_best:.2f} | "
+            f"{row.bar} |"
         )
     return "\n".join([*lines, "", f"{_machine_line()}. Command: `scripts/bench/run --markdown`."])
 
