@@ -15,7 +15,10 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, indices_in, read, shared_pools
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+pytestmark = [
+    pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run"),
+    pytest.mark.corner,
+]
 
 
 @pytest.fixture(scope="module")

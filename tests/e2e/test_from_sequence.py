@@ -13,6 +13,8 @@ import pytest
 import loaderpool as lp
 from tests.support.child import run_child
 
+pytestmark = pytest.mark.corner
+
 BATCHES = 5
 
 

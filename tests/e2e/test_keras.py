@@ -12,7 +12,10 @@ import pytest
 import loaderpool as lp
 from tests.support import leaks
 
-pytestmark = pytest.mark.may_leak(reason="the tests share a pool, whose workers change; its fixture checks the whole")
+pytestmark = [
+    pytest.mark.may_leak(reason="the tests share a pool, whose workers change; its fixture checks the whole"),
+    pytest.mark.corner,
+]
 
 ITEMS, BATCH = 40, 4
 

@@ -27,7 +27,10 @@ class Point(NamedTuple):
 
 # Four of these are more than half of the largest chunk: each batch travels alone and is lent, not taken apart again.
 WIDE = (128, 256)
-pytestmark = pytest.mark.may_leak(reason="the tests share a pool, whose workers change; its fixture checks the whole")
+pytestmark = [
+    pytest.mark.may_leak(reason="the tests share a pool, whose workers change; its fixture checks the whole"),
+    pytest.mark.corner,
+]
 
 
 def sample(index: int) -> dict[str, Any]:

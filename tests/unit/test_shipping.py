@@ -18,6 +18,8 @@ from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, Shipment, describe
 from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
+pytestmark = pytest.mark.corner
+
 
 def round_trip(**payload: Any) -> dict[str, Any]:
     shipment = ship(payload)
