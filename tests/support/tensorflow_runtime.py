@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["let_go_of_arrays", "load", "quieten"]
+import numpy as np
+
+__all__ = ["address_of", "aliases_arrays", "let_go_of_arrays", "load", "quieten"]
 
 LOGICAL_CPUS = 3  # the host's own, and two more to place things on
 _loaded: Any = None
@@ -44,3 +46,24 @@ def let_go_of_arrays() -> None:
     """
     if _loaded is not None:
         _loaded.constant(0)  # made and dropped at once
+
+
+def address_of(tensor: Any) -> int:
+    """Where a CPU tensor's first element lies."""
+    return int(np.asarray(memoryview(tensor)).ctypes.data)
+
+
+def aliases_arrays() -> bool:
+    """Whether from_generator looks at a well aligned array's memory, with nothing of loaderpool in the way.
+
+    All versions do but TensorFlow 2.18 under NumPy 2, whose `numpy_compat.np_asarray` calls `astype` without `copy=`.
+    """
+    buffer = np.zeros(4096 + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    array = buffer[start : start + 4096].view(np.float32)
+    tf = load()
+    dataset = tf.data.Dataset.from_generator(lambda: iter([array]), output_signature=tf.TensorSpec((1024,), tf.float32))
+    aliases = address_of(next(iter(dataset))) == array.ctypes.data
+    if not aliases and not (tf.__version__.startswith("2.18.") and np.lib.NumpyVersion(np.__version__) >= "2.0.0"):
+        raise AssertionError(f"TensorFlow {tf.__version__} under NumPy {np.__version__} copies arrays: say so in README")
+    return aliases
