@@ -29,6 +29,7 @@ from loaderpool.memory.board import Field
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.loading import Payloads
+from loaderpool.supervisor.outlet import Outlet
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import HungSample, SampleWatch, StackFile
 from loaderpool.worker.failures import LostReport, describe_failure, describe_timeout
@@ -39,19 +40,17 @@ __all__ = ["Supervisor", "main"]
 
 # Without pidfds the process table is looked at this often.
 _POLL_MS = 200
-_MAX_WRITE_BYTES = 4096  # PIPE_BUF: whole messages or none
 
 
 class _WorkerProcess:
     """A worker as the supervisor holds it."""
 
-    def __init__(self, process: Any, cell: int, tickets: int, pidfd: int | None, stacks: StackFile) -> None:
+    def __init__(self, process: Any, cell: int, tickets: Outlet, pidfd: int | None, stacks: StackFile) -> None:
         self.process = process
         self.cell = cell
         self.sample = HungSample(process.pid, cell, stacks)
-        self.tickets = tickets  # write end of its pipe
+        self.tickets = tickets
         self.pidfd = pidfd
-        self.unsent: collections.deque[bytes] = collections.deque()
 
 
 class Supervisor:
@@ -74,9 +73,9 @@ class Supervisor:
         self._watch = SampleWatch(self._arena.board)
         self._workers: dict[int, _WorkerProcess] = {}
         self._by_pidfd: dict[int, int] = {}
-        self._unsent: collections.deque[bytes] = collections.deque()  # to the trainer's pipe
         self._is_over = False
         self._poll = select.poll()
+        self._trainer = Outlet(self._completions, self._poll)
         self._poll.register(self._control, select.POLLIN)
         self._poll.register(self._reports_read, select.POLLIN)
         self._trainer_pidfd = machine.open_pidfd(self._trainer_pid)
@@ -110,6 +109,8 @@ class Supervisor:
                         self._worker_gone(self._by_pidfd[descriptor])
                     else:
                         self._flush()
+                if self._trainer.is_gone:
+                    return
                 if not has_pidfds:
                     self._look_for_deaths()
         finally:
@@ -142,9 +143,11 @@ class Supervisor:
                 message = instruction.message
                 while pending and isinstance(pending[0], s.ToWorker) and pending[0].worker == instruction.worker:
                     message += pending.popleft().message  # type: ignore[union-attr]
-                self._to_worker(instruction.worker, message)
+                worker = self._workers.get(instruction.worker)
+                if worker is not None:  # where it is dead, its pidfd tells
+                    worker.tickets.send(message)
             elif isinstance(instruction, s.ToTrainer):
-                self._to_trainer(instruction.message)
+                self._trainer.send(instruction.message)
             elif isinstance(instruction, s.Fork):
                 self._fork(instruction.worker, instruction.cell)
             elif isinstance(instruction, (s.Load, s.Update)):
@@ -204,69 +207,10 @@ class Supervisor:
         # Rare and small, and the trainer reads the socket whenever it waits; its buffer holds many of these.
         send_with_bytes(self._socket, message, pickle.dumps(value))
 
-    # ---- writing ----
-
-    def _to_worker(self, number: int, message: bytes) -> None:
-        worker = self._workers.get(number)
-        if worker is None:
-            return
-        pieces = [message[at : at + _MAX_WRITE_BYTES] for at in range(0, len(message), _MAX_WRITE_BYTES)]
-        if worker.unsent:
-            worker.unsent.extend(pieces)
-            return
-        for at, piece in enumerate(pieces):
-            try:
-                os.write(worker.tickets, piece)
-            except BlockingIOError:
-                worker.unsent.extend(pieces[at:])
-                self._poll.register(worker.tickets, select.POLLOUT)
-                return
-            except OSError:  # it is dead; its pidfd tells
-                return
-
-    def _to_trainer(self, message: bytes) -> None:
-        if not self._unsent:
-            try:
-                os.write(self._completions, message)
-                return
-            except BlockingIOError:
-                self._poll.register(self._completions, select.POLLOUT)
-            except OSError:
-                self._is_over = True
-                return
-        self._unsent.append(message)
-
     def _flush(self) -> None:
-        """Write what was left over, to whomever can take it now."""
-        while self._unsent:
-            try:
-                os.write(self._completions, self._unsent[0])
-            except BlockingIOError:
-                break
-            except OSError:
-                self._is_over = True
-                return
-            self._unsent.popleft()
-        else:
-            self._forget(self._completions)
+        self._trainer.flush()
         for worker in self._workers.values():
-            while worker.unsent:
-                try:
-                    os.write(worker.tickets, worker.unsent[0])
-                except BlockingIOError:
-                    break
-                except OSError:
-                    worker.unsent.clear()
-                    break
-                worker.unsent.popleft()
-            else:
-                self._forget(worker.tickets)
-
-    def _forget(self, descriptor: int) -> None:
-        try:
-            self._poll.unregister(descriptor)
-        except KeyError:
-            pass
+            worker.tickets.flush()
 
     # ---- processes ----
 
@@ -289,11 +233,11 @@ class Supervisor:
             return
         os.close(read_end)
         pidfd = machine.open_pidfd(process.pid)
-        self._workers[number] = _WorkerProcess(process, cell, write_end, pidfd, stacks)
+        self._workers[number] = _WorkerProcess(process, cell, Outlet(write_end, self._poll), pidfd, stacks)
         if pidfd is not None:
             self._by_pidfd[pidfd] = number
             self._poll.register(pidfd, select.POLLIN)
-        self._to_trainer(pack(Notice.WORKER_STARTED, number, process.pid, cell))
+        self._trainer.send(pack(Notice.WORKER_STARTED, number, process.pid, cell))
 
     def _worker_main(self, number: int, cell: int, tickets: int, tickets_write: int, stacks: StackFile) -> None:
         """Runs in: the new worker."""
@@ -304,7 +248,7 @@ class Supervisor:
         if self._trainer_pidfd is not None:
             mine.append(self._trainer_pidfd)
         for other in self._workers.values():
-            mine.append(other.tickets)
+            mine.append(other.tickets.descriptor)
             if other.pidfd is not None:
                 mine.append(other.pidfd)
             mine.append(other.sample.stacks.descriptor)
@@ -322,8 +266,8 @@ class Supervisor:
             del self._by_pidfd[worker.pidfd]
             self._poll.unregister(worker.pidfd)
             os.close(worker.pidfd)
-        self._forget(worker.tickets)
-        os.close(worker.tickets)
+        worker.tickets.forget()
+        os.close(worker.tickets.descriptor)
         # Reports it wrote before it died count: read them first, so that only real losses are redone.
         self._drain(self._reports_read, self._state.on_report)
         self._last_gone = worker.process
@@ -339,7 +283,7 @@ class Supervisor:
             self._last_stacks = sample.stacks_text
             instructions = self._state.on_worker_hung(number, finished, status, sample.index, sample.ran_ns)
         was_lost = self._state.restarts > restarts  # the exit status does not tell: os._exit(0) loses work, too
-        self._to_trainer(pack(Notice.WORKER_ENDED, number, worker.process.pid, int(was_lost)))
+        self._trainer.send(pack(Notice.WORKER_ENDED, number, worker.process.pid, int(was_lost)))
         self._carry_out(instructions)
 
     def _look_for_deaths(self) -> None:

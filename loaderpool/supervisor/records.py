@@ -110,6 +110,15 @@ class RunRecord:
     part_slot: int | None = None  # of a batch that is being cut into row ranges
     part_row: int = 0
 
+    def rows_of(self, batch: int) -> int:
+        """Rows that the plan gives a batch, counted from the run's first epoch on."""
+        loader = self.loader
+        return loader.batch_rows if batch % self.batches_per_epoch < loader.full_batches else loader.last_rows
+
+    def epoch_of(self, batch: int) -> int:
+        """The epoch of a batch, counted likewise."""
+        return self.first_epoch + batch // self.batches_per_epoch
+
 
 @dataclasses.dataclass(slots=True)
 class WorkerRecord:

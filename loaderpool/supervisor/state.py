@@ -16,6 +16,7 @@ import collections
 import dataclasses
 
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, pack, split32
+from loaderpool.supervisor.cutting import TicketCutter
 from loaderpool.supervisor.instructions import (
     Close,
     FailTicket,
@@ -29,17 +30,10 @@ from loaderpool.supervisor.instructions import (
     Update,
 )
 from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
+from loaderpool.supervisor.roster import Roster
 
 __all__ = ["SupervisorState"]
 
-# A chunk should take about this long: shorter pays for messages, longer delays the first batch and the end of an epoch.
-_CHUNK_NS = 2_000_000
-# A batch slower than the first is cut into row ranges of about the second, so that all workers share it.
-_SPLIT_NS = 250_000_000
-_PART_NS = 100_000_000
-# A second ticket waits in a worker's pipe only where tickets are short; behind a long one it would wait in vain.
-_SHORT_TICKET_NS = 30_000_000
-_TICKETS_PER_WORKER = 2
 # Deaths in a row of workers that had no ticket: more means that nothing ever will work.
 _IDLE_DEATHS = 5
 
@@ -53,19 +47,13 @@ class SupervisorState:
 
     def __init__(self, workers: int) -> None:
         self.target_workers = workers
-        self.workers: dict[int, WorkerRecord] = {}
+        self.workers = Roster()
         self.loaders: dict[int, LoaderRecord] = {}
         self.runs: dict[int, RunRecord] = {}
         self.slots: dict[int, SlotRecord] = {}
         self.restarts = 0
-        self._turn: collections.deque[RunRecord] = collections.deque()  # runs, the next to be served first
+        self._cutter = TicketCutter(self.slots)
         self._due: collections.deque[Ticket] = collections.deque()  # to be redone, before anything new
-        # Workers by how many tickets they have, longest waiting first.
-        self._with: list[dict[int, None]] = [{} for _ in range(_TICKETS_PER_WORKER + 1)]
-        self._free_cells: list[int] = []
-        self._cells_used = 0
-        self._next_ticket = 1
-        self._next_worker = 0
         self._idle_deaths = 0
         self._out: list[Instruction] = []
 
@@ -80,7 +68,7 @@ class SupervisorState:
             _, run, of, epoch, per_epoch, start, limit, quota = words
             state = RunRecord(run, self.loaders[of], epoch, per_epoch, start, limit, quota)
             self.runs[run] = state
-            self._turn.append(state)
+            self._cutter.add(state)
         elif kind == Control.RUN_EXTEND:
             extended = self.runs.get(words[1])
             if extended is not None:
@@ -134,7 +122,7 @@ class SupervisorState:
         is_first = not loader.is_loaded
         loader.is_loaded = True
         self._out.append(ToTrainer(pack(Notice.LOADED, loader_id)))
-        for worker in list(self.workers.values()):  # they were forked without it
+        for worker in self.workers:  # they were forked without it
             self._send_away(worker)
         if is_first and loader.probe_epoch is not None:
             self._probe(loader, loader.probe_epoch)
@@ -152,11 +140,9 @@ class SupervisorState:
             finished: the *finished* word of its cell.
             status: the status word of its cell.
         """
-        worker = self.workers.pop(number, None)
+        worker = self.workers.remove(number)
         if worker is None:
             return self._take_out()
-        for place in self._with:
-            place.pop(number, None)
         was_lost = bool(worker.tickets) or not worker.is_leaving
         unanswered: list[Ticket] = []
         for ticket in worker.tickets:
@@ -182,7 +168,7 @@ class SupervisorState:
             if self._idle_deaths > _IDLE_DEATHS + self.target_workers:
                 self._out += [LoseTicket(b"", 0, worker.cell, self._idle_deaths, 0), Close()]
                 return self._take_out()
-        self._free_cells.append(worker.cell)
+        self.workers.free_cell(worker.cell)
         self._adjust_workers()
         self._deal()
         return self._take_out()
@@ -203,15 +189,15 @@ class SupervisorState:
             return self.on_worker_gone(number, finished, status)  # it got over it in the last moment
         assert worker is not None
         loader, run = ticket.loader, ticket.run
-        epoch = ticket.first if run is None else run.first_epoch + ticket.first // run.batches_per_epoch
+        epoch = ticket.first if run is None else run.epoch_of(ticket.first)
         if loader.may_exclude and run is not None:
             ticket.deaths -= 1  # it is no mystery what to leave out
             loader.excluded.append((epoch, index, ran_ns))
-            for other in self.workers.values():
+            for other in self.workers:
                 if loader.loader in other.layouts:
                     self._out.append(ToWorker(other.worker, pack(Order.EXCLUDE, loader.loader, *loader.excluded[-1])))
         else:
-            worker.tickets.popleft()
+            self.workers.take_first(worker)
             completion = b"" if run is None else ticket.completion(Status.FAILED, number)
             self._out.append(FailTicket(completion, loader.loader, epoch, index, ran_ns, loader.timeout_ns, number))
             self._settle(ticket)
@@ -223,7 +209,7 @@ class SupervisorState:
             return []
         return [
             (worker.worker, worker.tickets[0].loader.timeout_ns)
-            for worker in self.workers.values()
+            for worker in self.workers
             if worker.tickets and worker.tickets[0].loader.timeout_ns
         ]
 
@@ -234,12 +220,9 @@ class SupervisorState:
         if run is None:
             return
         run.is_ended = True
-        self._turn.remove(run)
-        if run.part_slot is not None:  # the rest of a batch being cut: nobody will make it
-            rows = self._rows_of(run, run.next)
-            rest = Ticket(0, run, run.loader, run.next, 1, run.part_row, rows, run.part_slot)
+        rest = self._cutter.remove(run)
+        if rest is not None:  # nobody will make it
             self._out.append(ToTrainer(rest.completion(Status.ABANDONED, 0)))
-            run.part_slot = None
         for ticket in [ticket for ticket in self._due if ticket.run is run]:
             self._due.remove(ticket)
             self._out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
@@ -250,7 +233,7 @@ class SupervisorState:
         if not run.is_ended or run.outstanding or self.runs.get(run.run) is not run:
             return
         del self.runs[run.run]
-        for worker in self.workers.values():
+        for worker in self.workers:
             if run.run in worker.runs:
                 worker.runs.discard(run.run)
                 if not worker.is_leaving:
@@ -280,7 +263,7 @@ class SupervisorState:
 
     def _drop_slot(self, slot: SlotRecord) -> None:
         del self.slots[slot.slot]
-        for worker in self.workers.values():
+        for worker in self.workers:
             worker.slots.discard(slot.slot)
         self._out.append(ToTrainer(pack(Notice.SLOT_RETIRED, slot.slot)))
 
@@ -290,7 +273,7 @@ class SupervisorState:
             if slot is not None and ticket.ticket == ticket_number and ticket.run is not None:
                 # A new one: the worker's report of the old one may still be on its way.
                 again = dataclasses.replace(
-                    ticket, ticket=self._take_ticket_number(), attempt=1, deaths=0, count=count or ticket.count
+                    ticket, ticket=self._cutter.take_number(), attempt=1, deaths=0, count=count or ticket.count
                 )
                 slot.tickets[at] = again
                 ticket.run.outstanding += 1
@@ -298,7 +281,7 @@ class SupervisorState:
                 self._due.append(again)
 
     def _probe(self, loader: LoaderRecord, epoch: int) -> None:
-        self._due.append(Ticket(self._take_ticket_number(), None, loader, epoch, 0, 0, 0, 0))
+        self._due.append(Ticket(self._cutter.take_number(), None, loader, epoch, 0, 0, 0, 0))
         loader.outstanding += 1
 
     def _finish_unload(self, loader: LoaderRecord) -> None:
@@ -324,58 +307,44 @@ class SupervisorState:
         """Have as many workers as wanted; none before there is something loaded."""
         if not any(loader.is_loaded for loader in self.loaders.values()):
             return
-        staying = [worker for worker in self.workers.values() if not worker.is_leaving]
+        staying = self.workers.staying
         missing = self.target_workers - len(staying)
         for _ in range(min(missing, 1) if one_first else missing):
-            cell = self._free_cells.pop() if self._free_cells else self._take_cell()
-            number = self._next_worker
-            self._next_worker += 1
-            self.workers[number] = WorkerRecord(number, cell)
-            self._with[0][number] = None
-            self._out.append(Fork(number, cell))
+            worker = self.workers.add()
+            self._out.append(Fork(worker.worker, worker.cell))
         for worker in staying[self.target_workers :]:
             self._send_away(worker)
 
-    def _take_cell(self) -> int:
-        self._cells_used += 1
-        return self._cells_used - 1
-
     def _send_away(self, worker: WorkerRecord) -> None:
-        if worker.is_leaving:
-            return
-        worker.is_leaving = True
-        for place in self._with:
-            place.pop(worker.worker, None)
-        self._out.append(ToWorker(worker.worker, pack(Order.EXIT)))
+        if not worker.is_leaving:
+            self.workers.leave(worker)
+            self._out.append(ToWorker(worker.worker, pack(Order.EXIT)))
 
     # ---- tickets ----
 
     def _deal(self) -> None:
         while True:
-            number, has = self._roomiest()
-            if number is None:
+            worker = self.workers.roomiest()
+            if worker is None:
                 return
-            ticket = self._due.popleft() if self._due else self._cut(must_be_short=has > 0)
-            if ticket is None:
-                return
+            if self._due:
+                ticket = self._due.popleft()
+            else:
+                cut = self._cutter.cut(must_be_short=bool(worker.tickets), workers=self.target_workers)
+                if cut is None:
+                    return
+                ticket = cut
             first_worker = ticket.loader.first_worker
             if ticket.run is not None and ticket.first == 0 and first_worker is not None:
                 # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
-                for place in range(_TICKETS_PER_WORKER):
-                    if first_worker in self._with[place]:
-                        number, has = first_worker, place
-                        ticket.loader.first_worker = None
-                        ticket.uses_kept = True
-                        break
-            self._send(self.workers[number], ticket, has)
+                prober = self.workers.with_room(first_worker)
+                if prober is not None:
+                    worker = prober
+                    ticket.loader.first_worker = None
+                    ticket.uses_kept = True
+            self._send(worker, ticket)
 
-    def _roomiest(self) -> tuple[int | None, int]:
-        for has in range(_TICKETS_PER_WORKER):
-            for number in self._with[has]:
-                return number, has
-        return None, 0
-
-    def _send(self, worker: WorkerRecord, ticket: Ticket, has: int) -> None:
+    def _send(self, worker: WorkerRecord, ticket: Ticket) -> None:
         out, number = self._out, worker.worker
         loader, run = ticket.loader, ticket.run
         if run is None:
@@ -393,90 +362,15 @@ class SupervisorState:
                 worker.slots.add(ticket.slot)
                 slot = self.slots[ticket.slot]
                 out.append(ToWorker(number, pack(Order.SLOT, slot.slot, slot.offset, slot.nbytes)))
-        worker.tickets.append(ticket)
-        del self._with[has][number]
-        self._with[has + 1][number] = None
+        self.workers.give(worker, ticket)
         out.append(ToWorker(number, ticket.order()))
-
-    def _cut(self, must_be_short: bool) -> Ticket | None:
-        """The next new ticket, runs taking turns."""
-        turn = self._turn
-        for _ in range(len(turn)):
-            run = turn[0]
-            turn.rotate(-1)
-            loader = run.loader
-            if loader.layout is None or (must_be_short and self._ticket_ns(loader) > _SHORT_TICKET_NS):
-                continue
-            if run.part_slot is not None:
-                return self._cut_rows(run)
-            if run.next < run.limit and loader.free and run.held < run.quota:
-                slot = self.slots[loader.free.pop()]
-                slot.run = run
-                run.held += 1
-                if loader.can_split and loader.batch_ns > _SPLIT_NS:
-                    run.part_slot, run.part_row = slot.slot, 0
-                    return self._cut_rows(run)
-                return self._cut_batches(run, slot)
-        return None
-
-    def _cut_batches(self, run: RunRecord, slot: SlotRecord) -> Ticket:
-        loader = run.loader
-        in_epoch = run.next % run.batches_per_epoch
-        count = 1
-        if loader.max_chunk > 1 and loader.is_measured:
-            # Small chunks at an epoch's start (the consumer waits for the first) and at the end of what may be made, so
-            # that all workers end together.
-            left = run.limit - run.next
-            fair = -(-left // (_TICKETS_PER_WORKER * max(1, self.target_workers)))
-            by_time = _CHUNK_NS // max(1, loader.batch_ns)
-            count = max(1, min(loader.max_chunk, by_time, fair, in_epoch, loader.full_batches - in_epoch))
-        ticket = self._new_ticket(run, slot, run.next, count, 0, self._rows_of(run, run.next))
-        run.next += count
-        return ticket
-
-    def _cut_rows(self, run: RunRecord) -> Ticket:
-        loader = run.loader
-        assert run.part_slot is not None
-        rows = self._rows_of(run, run.next)
-        step = max(1, loader.batch_rows * _PART_NS // max(1, loader.batch_ns))
-        stop = min(rows, run.part_row + step)
-        ticket = self._new_ticket(run, self.slots[run.part_slot], run.next, 1, run.part_row, stop)
-        run.part_row = stop
-        if stop == rows:
-            run.part_slot = None
-            run.next += 1
-        return ticket
-
-    def _new_ticket(self, run: RunRecord, slot: SlotRecord, first: int, count: int, start: int, stop: int) -> Ticket:
-        ticket = Ticket(self._take_ticket_number(), run, run.loader, first, count, start, stop, slot.slot)
-        slot.tickets.append(ticket)
-        run.outstanding += 1
-        run.loader.outstanding += 1
-        return ticket
-
-    def _take_ticket_number(self) -> int:
-        self._next_ticket += 1
-        return self._next_ticket - 1
-
-    def _rows_of(self, run: RunRecord, batch: int) -> int:
-        loader = run.loader
-        return loader.batch_rows if batch % run.batches_per_epoch < loader.full_batches else loader.last_rows
-
-    def _ticket_ns(self, loader: LoaderRecord) -> int:
-        if loader.can_split and loader.batch_ns > _SPLIT_NS:
-            return _PART_NS
-        return loader.batch_ns
 
     def _answered(self, words: Words) -> None:
         _, number, worker_number, status, busy_ns, rows, _, attempt = words
         worker = self.workers.get(worker_number)
         if worker is None or not worker.tickets or worker.tickets[0].ticket != number:
             return  # a report of a process already given up
-        ticket = worker.tickets.popleft()
-        if not worker.is_leaving:
-            has = len(worker.tickets)
-            self._with[has + 1].pop(worker_number, None)
-            self._with[has][worker_number] = None
+        ticket = self.workers.take_first(worker)
         self._idle_deaths = 0
         loader = ticket.loader
         if status == Status.FINISHED and rows and ticket.run is not None and not ticket.uses_kept:
@@ -497,18 +391,9 @@ class SupervisorState:
 
     def _give_up(self, ticket: Ticket, worker: WorkerRecord) -> None:
         run = ticket.run
-        if run is None:
-            self._out.append(LoseTicket(b"", ticket.first, worker.cell, ticket.deaths, ticket.loader.loader))
-        else:
-            epoch = run.first_epoch + ticket.first // run.batches_per_epoch
-            lost = LoseTicket(
-                ticket.completion(Status.LOST, worker.worker),
-                epoch,
-                worker.cell,
-                ticket.deaths,
-                ticket.loader.loader,
-            )
-            self._out.append(lost)
+        epoch = ticket.first if run is None else run.epoch_of(ticket.first)
+        completion = b"" if run is None else ticket.completion(Status.LOST, worker.worker)
+        self._out.append(LoseTicket(completion, epoch, worker.cell, ticket.deaths, ticket.loader.loader))
         self._settle(ticket)
 
     def _take_out(self) -> list[Instruction]:
@@ -523,11 +408,8 @@ class SupervisorState:
         for run in self.runs.values():  # RING-2: no run holds more than its quota
             held = sum(1 for slot in self.slots.values() if slot.run is run)
             assert held == run.held <= max(run.quota, held if run.is_ended else 0)
-        dealt = [ticket for worker in self.workers.values() for ticket in worker.tickets] + list(self._due)
+        dealt = [ticket for worker in self.workers for ticket in worker.tickets] + list(self._due)
         assert len({id(ticket) for ticket in dealt}) == len(dealt)  # TICKET-1: in one place
         for run in self.runs.values():
             assert run.outstanding == sum(1 for ticket in dealt if ticket.run is run)  # TICKET-2
-        for worker in self.workers.values():  # TICKET-3: at most two in a pipe
-            assert len(worker.tickets) <= _TICKETS_PER_WORKER
-            if not worker.is_leaving:
-                assert worker.worker in self._with[len(worker.tickets)]
+        self.workers.check_invariants()

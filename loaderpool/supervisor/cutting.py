@@ -1,0 +1,122 @@
+"""Cuts runs into tickets: chunks of tiny batches, single batches, row ranges of slow ones, by the measured time.
+
+Decided before a ticket is issued (rule 9 of the design), from what the function was last seen to take.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+
+from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket
+
+__all__ = ["TICKETS_PER_WORKER", "TicketCutter"]
+
+# So that after a death it is exact which tickets were whose; the second keeps the worker busy while the first's report
+# is under way.
+TICKETS_PER_WORKER = 2
+# A chunk should take about this long: shorter pays for messages, longer delays the first batch and the end of an epoch.
+_CHUNK_NS = 2_000_000
+# A batch slower than the first is cut into row ranges of about the second, so that all workers share it.
+_SPLIT_NS = 250_000_000
+_PART_NS = 100_000_000
+# A second ticket waits in a worker's pipe only where tickets are short; behind a long one it would wait in vain.
+_SHORT_TICKET_NS = 30_000_000
+
+
+class TicketCutter:
+    """The runs in their turn, and what each may have made next.
+
+    Args:
+        slots: all slots by number; the state's own.
+    """
+
+    def __init__(self, slots: Mapping[int, SlotRecord]) -> None:
+        self._slots = slots
+        self._turn: collections.deque[RunRecord] = collections.deque()  # the next to be served first
+        self._next_number = 1
+
+    def add(self, run: RunRecord) -> None:
+        """Serve this run, too."""
+        self._turn.append(run)
+
+    def remove(self, run: RunRecord) -> Ticket | None:
+        """Serve it no more; what is left of a batch that was being cut into row ranges comes back."""
+        self._turn.remove(run)
+        if run.part_slot is None:
+            return None
+        rest = Ticket(0, run, run.loader, run.next, 1, run.part_row, run.rows_of(run.next), run.part_slot)
+        run.part_slot = None
+        return rest
+
+    def cut(self, must_be_short: bool, workers: int) -> Ticket | None:
+        """The next new ticket, runs taking turns; None: no run may have one now.
+
+        Args:
+            must_be_short: it will wait behind another one, so none that takes long.
+            workers: how many share the work.
+        """
+        turn = self._turn
+        for _ in range(len(turn)):
+            run = turn[0]
+            turn.rotate(-1)
+            loader = run.loader
+            if loader.layout is None or (must_be_short and _ticket_ns(loader) > _SHORT_TICKET_NS):
+                continue
+            if run.part_slot is not None:
+                return self._cut_rows(run)
+            if run.next < run.limit and loader.free and run.held < run.quota:
+                slot = self._slots[loader.free.pop()]
+                slot.run = run
+                run.held += 1
+                if loader.can_split and loader.batch_ns > _SPLIT_NS:
+                    run.part_slot, run.part_row = slot.slot, 0
+                    return self._cut_rows(run)
+                return self._cut_batches(run, slot, workers)
+        return None
+
+    def _cut_batches(self, run: RunRecord, slot: SlotRecord, workers: int) -> Ticket:
+        loader = run.loader
+        in_epoch = run.next % run.batches_per_epoch
+        count = 1
+        if loader.max_chunk > 1 and loader.is_measured:
+            # Small chunks at an epoch's start (the consumer waits for the first) and at the end of what may be made, so
+            # that all workers end together.
+            left = run.limit - run.next
+            fair = -(-left // (TICKETS_PER_WORKER * max(1, workers)))
+            by_time = _CHUNK_NS // max(1, loader.batch_ns)
+            count = max(1, min(loader.max_chunk, by_time, fair, in_epoch, loader.full_batches - in_epoch))
+        ticket = self._new_ticket(run, slot, run.next, count, 0, run.rows_of(run.next))
+        run.next += count
+        return ticket
+
+    def _cut_rows(self, run: RunRecord) -> Ticket:
+        loader = run.loader
+        assert run.part_slot is not None
+        rows = run.rows_of(run.next)
+        step = max(1, loader.batch_rows * _PART_NS // max(1, loader.batch_ns))
+        stop = min(rows, run.part_row + step)
+        ticket = self._new_ticket(run, self._slots[run.part_slot], run.next, 1, run.part_row, stop)
+        run.part_row = stop
+        if stop == rows:
+            run.part_slot = None
+            run.next += 1
+        return ticket
+
+    def _new_ticket(self, run: RunRecord, slot: SlotRecord, first: int, count: int, start: int, stop: int) -> Ticket:
+        ticket = Ticket(self.take_number(), run, run.loader, first, count, start, stop, slot.slot)
+        slot.tickets.append(ticket)
+        run.outstanding += 1
+        run.loader.outstanding += 1
+        return ticket
+
+    def take_number(self) -> int:
+        """A ticket number never used before."""
+        self._next_number += 1
+        return self._next_number - 1
+
+
+def _ticket_ns(loader: LoaderRecord) -> int:
+    if loader.can_split and loader.batch_ns > _SPLIT_NS:
+        return _PART_NS
+    return loader.batch_ns

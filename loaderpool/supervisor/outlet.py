@@ -1,0 +1,64 @@
+"""Writes to a pipe without ever blocking: what it cannot take now waits for the next turn of the loop (rule 4)."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+
+__all__ = ["Outlet"]
+
+_MAX_WRITE_BYTES = 4096  # PIPE_BUF: whole messages or none
+
+
+class Outlet:
+    """The write end of a pipe, with what is still to be written to it.
+
+    Ownership: of the leftovers, not of the descriptor.
+
+    Args:
+        descriptor: the write end, non-blocking.
+        poll: is told to watch the descriptor while something waits.
+    """
+
+    def __init__(self, descriptor: int, poll: select.poll) -> None:
+        self.descriptor = descriptor
+        self._poll = poll
+        self._unsent: collections.deque[bytes] = collections.deque()
+        self.is_gone = False  # nobody holds the read end any more
+
+    def send(self, messages: bytes) -> None:
+        """Write whole messages, in order, now or later."""
+        if not self._unsent and len(messages) <= _MAX_WRITE_BYTES:
+            try:
+                os.write(self.descriptor, messages)
+                return
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.is_gone = True
+                return
+        pieces = (messages[at : at + _MAX_WRITE_BYTES] for at in range(0, len(messages), _MAX_WRITE_BYTES))
+        self._unsent.extend(pieces)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what can be written of what waits."""
+        while self._unsent:
+            try:
+                os.write(self.descriptor, self._unsent[0])
+            except BlockingIOError:
+                self._poll.register(self.descriptor, select.POLLOUT)
+                return
+            except OSError:
+                self.is_gone = True
+                self._unsent.clear()
+                break
+            self._unsent.popleft()
+        self.forget()
+
+    def forget(self) -> None:
+        """Have the poll watch it no more; to be called before the descriptor is closed."""
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(self.descriptor)

@@ -1,0 +1,101 @@
+"""The workers by number, and by how many tickets each has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loaderpool.supervisor.cutting import TICKETS_PER_WORKER
+from loaderpool.supervisor.records import Ticket, WorkerRecord
+
+__all__ = ["Roster"]
+
+
+class Roster:
+    """Who is there, in which cell of the board, and who has room for another ticket."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, WorkerRecord] = {}
+        # Those that may be given tickets, by how many they have, longest waiting first.
+        self._with: list[dict[int, None]] = [{} for _ in range(TICKETS_PER_WORKER + 1)]
+        self._free_cells: list[int] = []
+        self._cells_used = 0
+        self._next_number = 0
+
+    def __iter__(self) -> Iterator[WorkerRecord]:
+        return iter(list(self._workers.values()))
+
+    def get(self, number: int) -> WorkerRecord | None:
+        """The worker of this number, None where it is gone."""
+        return self._workers.get(number)
+
+    @property
+    def staying(self) -> list[WorkerRecord]:
+        """Those that were not sent away."""
+        return [worker for worker in self._workers.values() if not worker.is_leaving]
+
+    def add(self) -> WorkerRecord:
+        """A new worker, with a number never used before and a free cell."""
+        if self._free_cells:
+            cell = self._free_cells.pop()
+        else:
+            cell = self._cells_used
+            self._cells_used += 1
+        worker = WorkerRecord(self._next_number, cell)
+        self._next_number += 1
+        self._workers[worker.worker] = worker
+        self._with[0][worker.worker] = None
+        return worker
+
+    def leave(self, worker: WorkerRecord) -> None:
+        """Give it no tickets any more."""
+        worker.is_leaving = True
+        for place in self._with:
+            place.pop(worker.worker, None)
+
+    def remove(self, number: int) -> WorkerRecord | None:
+        """It is gone; its cell stays taken until `free_cell`."""
+        worker = self._workers.pop(number, None)
+        for place in self._with:
+            place.pop(number, None)
+        return worker
+
+    def free_cell(self, cell: int) -> None:
+        """What a gone worker noted there was read."""
+        self._free_cells.append(cell)
+
+    def roomiest(self) -> WorkerRecord | None:
+        """The worker with the fewest tickets, None where all are full."""
+        for place in self._with[:TICKETS_PER_WORKER]:
+            for number in place:
+                return self._workers[number]
+        return None
+
+    def with_room(self, number: int) -> WorkerRecord | None:
+        """This worker, if it may have another ticket."""
+        worker = self._workers.get(number)
+        if worker is None or worker.is_leaving or len(worker.tickets) >= TICKETS_PER_WORKER:
+            return None
+        return worker
+
+    def give(self, worker: WorkerRecord, ticket: Ticket) -> None:
+        """It has one ticket more."""
+        has = len(worker.tickets)
+        worker.tickets.append(ticket)
+        del self._with[has][worker.worker]
+        self._with[has + 1][worker.worker] = None
+
+    def take_first(self, worker: WorkerRecord) -> Ticket:
+        """It is done with its oldest ticket."""
+        ticket = worker.tickets.popleft()
+        if not worker.is_leaving:
+            has = len(worker.tickets)
+            del self._with[has + 1][worker.worker]
+            self._with[has][worker.worker] = None
+        return ticket
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where a worker has more tickets than its pipe may hold, or stands in a wrong place."""
+        for worker in self._workers.values():  # TICKET-3
+            assert len(worker.tickets) <= TICKETS_PER_WORKER
+            places = [at for at, place in enumerate(self._with) if worker.worker in place]
+            assert places == ([] if worker.is_leaving else [len(worker.tickets)])
