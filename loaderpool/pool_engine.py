@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError
 from loaderpool.failures import lost_error, sample_error, setup_error
@@ -15,7 +16,7 @@ from loaderpool.messages import Control, Notice, Words, join32
 from loaderpool.plan.order import Plan
 from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring
-from loaderpool.session import Attachment, Session, read_attachment
+from loaderpool.session import Session
 from loaderpool.spec import ElementSpec
 from loaderpool.spec_choice import batch_bytes_like, choose_spec
 from loaderpool.supervisor.loading import put_shipment
@@ -92,9 +93,7 @@ class PoolEngine:
         if self._form is None:
             self.session.check_owner()
             self._probe_again()
-            self.session.wait_for(
-                lambda: self._probe is not None or self._make_error is not None or self._is_closed
-            )
+            self.session.wait_for(lambda: self._probe is not None or self._make_error is not None or self._is_closed)
             with self.session.lock:
                 self.check_open()
                 self._raise_error()

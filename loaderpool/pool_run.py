@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderpool import clock
+from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.errors import LoaderpoolError
 from loaderpool.failures import lost_error, sample_error
 from loaderpool.messages import Control, Status, Words, split32
 from loaderpool.ring import Ring
-from loaderpool.session import Attachment, read_attachment
 from loaderpool.worker.failures import Failure, LostReport, RowFailure
 
 if TYPE_CHECKING:
@@ -270,5 +270,3 @@ class PoolRun:
             self.extend(self.limit)
             return len(ring.lender.lent) < ring.count - reserve
         return False
-
-

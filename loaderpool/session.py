@@ -6,35 +6,30 @@ whom it concerns and wakes the others; when it has what it wanted it passes the 
 
 from __future__ import annotations
 
-import array
 import atexit
 import collections
 import contextlib
 import os
 import select
 import signal
-import socket
 import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from loaderpool import machine
+from loaderpool.attachments import Attachment, Lost, receive_notice
 from loaderpool.errors import ClosedError, ForeignProcessError, SupervisorLostError
 from loaderpool.launch import launch
-from loaderpool.memory.arena import Arena, map_whole_file
+from loaderpool.memory.arena import Arena
 from loaderpool.memory.lease import ReturnPipe
-from loaderpool.messages import MESSAGE_BYTES, READ_BYTES, Control, Notice, Words, pack, unpack_all
+from loaderpool.messages import READ_BYTES, Control, Notice, Words, pack, unpack_all
 
-__all__ = ["Attachment", "Listener", "Session", "WorkerRecord"]
+__all__ = ["Listener", "Session", "WorkerRecord"]
 
-_SOCKET_READ_BYTES = 65536
 # How long a close waits for the supervisor to end by itself before it is killed.
 _CLOSE_TIMEOUT_S = 2.0
-
-# Bytes, or a mapped memory file with the length of its first part and its whole length.
-Attachment = tuple[Any, int, int] | bytes | None
 
 
 class Listener(Protocol):
@@ -246,34 +241,12 @@ class Session:
         return bool(poll.poll(0))
 
     def _drain_socket(self) -> None:
-        while True:
-            try:
-                data, ancillary, flags, _ = self._socket.recvmsg(_SOCKET_READ_BYTES, socket.CMSG_SPACE(8))
-            except (BlockingIOError, ConnectionResetError):
-                return
-            if not data:
-                return
-            words: Words = next(unpack_all(data[:MESSAGE_BYTES]))
-            extra = data[MESSAGE_BYTES:]
-            descriptors = _descriptors(ancillary)
-            if descriptors:
-                try:
-                    nbytes = os.fstat(descriptors[0]).st_size
-                    attachment: Attachment = (
-                        map_whole_file(descriptors[0], nbytes),
-                        int.from_bytes(extra, "little"),
-                        nbytes,
-                    )
-                finally:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-            elif flags & socket.MSG_CTRUNC:
-                if words[0] == Notice.COMPLETION:  # no descriptor was left to receive it: have it made again
-                    self.order(Control.REDO, words[1], words[6])
-                continue
-            else:
-                attachment = extra
-            self._dispatch(words, attachment)
+        while (received := receive_notice(self._socket)) is not None:
+            words, attachment = received
+            if not isinstance(attachment, Lost):
+                self._dispatch(words, attachment)
+            elif words[0] == Notice.COMPLETION:
+                self.order(Control.REDO, words[1], words[6])
 
     def _dispatch(self, words: Words, attachment: Attachment) -> None:
         kind = words[0]
@@ -343,24 +316,6 @@ class Session:
                 os.close(descriptor)
         self._socket.close()
         self.arena.close_descriptor()
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    found = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) // found.itemsize * found.itemsize])
-    return list(found)
-
-
-def read_attachment(attachment: Attachment) -> Any:
-    """The object of ours that came with a notice."""
-    from loaderpool.receiving import receive  # with cloudpickle, which `import loaderpool` shall not wait for
-
-    if isinstance(attachment, tuple):
-        mapped, nbytes, _ = attachment
-        return receive(bytes(memoryview(mapped)[:nbytes]))
-    return receive(attachment or b"")
 
 
 _live: weakref.WeakSet[Session] = weakref.WeakSet()

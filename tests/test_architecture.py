@@ -27,7 +27,7 @@ FLOORS = (
     {"supervisor"},
     {
         "delivery", "failures", "launch", "loader", "local_engine", "passes", "pool", "pool_engine", "pool_run",
-        "replay", "ring", "session", "snapshot", "spec_choice",
+        "attachments", "replay", "ring", "session", "snapshot", "spec_choice",
     },
     {"adapters", "cli", "tuning"},
 )  # fmt: skip
