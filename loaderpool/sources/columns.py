@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Hashable
 from typing import Any
 
@@ -76,7 +77,8 @@ def zip_columns(columns: Any) -> Columns:
 def _column(leaf: Any, path: str) -> Any:
     if is_table(leaf):
         return table_columns(leaf, f"source{path}")
-    reason = refusal(leaf)
+    is_number = isinstance(leaf, numbers.Number)  # range(number), the advice for a whole source, is none here
+    reason = f"is the number {leaf!r}" if is_number else refusal(leaf)
     if reason is None and not isinstance(leaf, list) and not is_array(leaf):
         reason = f"is a {type(leaf).__name__}, not an array or list"
     if reason is not None:

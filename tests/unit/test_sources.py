@@ -137,7 +137,7 @@ def test_columns_of_different_length_are_named() -> None:
     [
         (
             {"lr": 0.1, "x": ROWS},
-            r"^source\['lr'\] is 0\.1, a float.*A dict is read as columns.*list\(source\.items\(\)\)",
+            r"^source\['lr'\] is the number 0\.1.*A dict is read as columns.*list\(source\.items\(\)\)",
         ),
         ({"x": "a.png"}, r"^source\['x'\] is one str, 'a\.png'.*A dict is read as columns"),
         ({"x": {1, 2}}, r"^source\['x'\] is a set"),
