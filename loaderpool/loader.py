@@ -13,12 +13,13 @@ from loaderpool import role
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError
+from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import BatchForm, unit_of
 from loaderpool.passes import EpochHooks, Pass, PassBook
 from loaderpool.plan.order import Plan
 from loaderpool.pool import Pool, resolve_workers
 from loaderpool.sources import as_source
-from loaderpool.spec import ElementSpec, read_spec
+from loaderpool.spec import ElementSpec
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.dtypes import can_write
 from loaderpool.errors import SpecMismatchError
-from loaderpool.spec import ArraySpec, ElementSpec, can_write, convert_leaf, mismatch
+from loaderpool.leaves import convert_leaf
+from loaderpool.spec import ArraySpec, ElementSpec, mismatch
 
 __all__ = ["Converter", "ReusedBuffer", "RowWriter"]
 

@@ -16,18 +16,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from loaderpool.dtypes import can_write
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
-from loaderpool.spec import (
-    ArraySpec,
-    ElementSpec,
-    batched,
-    can_write,
-    convert_leaf,
-    mismatch,
-    read_spec,
-    sample_spec,
-    unbatched,
-)
+from loaderpool.given_spec import read_spec
+from loaderpool.leaves import convert_leaf
+from loaderpool.spec import ArraySpec, ElementSpec, batched, mismatch, sample_spec, unbatched
 from loaderpool.structure import Structure
 
 ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
