@@ -25,7 +25,8 @@ from loaderpool.errors import (
     UnpicklableError,
     WorkerLostError,
 )
-from loaderpool.loader import Loader, LoaderIterator
+from loaderpool.loader import Loader
+from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec

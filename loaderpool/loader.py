@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
+from loaderpool.arguments import check_arguments
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Engine
+from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError
-from loaderpool.given_spec import read_spec
-from loaderpool.memory.form import BatchForm, unit_of
-from loaderpool.passes import EpochHooks, Pass, PassBook
-from loaderpool.plan.order import Plan
+from loaderpool.loader_iterator import LoaderIterator
+from loaderpool.memory.form import BatchForm
+from loaderpool.passes import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
-from loaderpool.sources import as_source
-from loaderpool.spec import ElementSpec
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from loaderpool.telemetry.statistics import Statistics
 
-__all__ = ["Loader", "LoaderIterator"]
+__all__ = ["Loader"]
 
 
 class Loader:
@@ -99,58 +96,24 @@ class Loader:
         max_restarts_per_item: int = 3,
         _hooks: EpochHooks | None = None,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         self._arguments: dict[str, Any] = arguments
-        settings = {name: arguments[name] for name in _CONFIG_NAMES}
-        self._config = LoaderConfig.checked(**settings)
-        config = self._config
-        if pool is not None:
-            if not isinstance(pool, Pool):
-                raise ArgumentTypeError(f"pool must be a loaderpool.Pool, got {type(pool).__name__}")
-            if workers != "auto":
-                raise ArgumentError(f"pool and workers exclude each other: the pool has {pool.workers} workers already")
-        _check_functions(fn, batch_fn, setup, config)
-        self._given_spec: ElementSpec | None = read_spec(element_spec) if element_spec is not None else None
-        readable = as_source(source)
-        size = len(readable)
-        self._plan = Plan(
-            size,
-            config.batch_size,
-            config.shuffle,
-            config.seed,
-            config.drop_remainder,
-            config.num_shards,
-            config.shard_index,
-        )
-        if not self._plan.batches_per_epoch:
-            raise ArgumentError(
-                f"drop_remainder=True leaves no batch at all: {size} items, batch_size={config.batch_size}, "
-                f"num_shards={config.num_shards}"
-            )
-        parameters = _parameters(batch_fn or fn)
-        self._payload: dict[str, Any] | None = {
-            "source": readable,
-            "fn": fn,
-            "batch_fn": batch_fn,
-            "setup": setup,
-            "config": config,
-            "plan": self._plan,
-            "given_spec": self._given_spec,
-            "takes_rng": "rng" in parameters,
-            "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
-        }
-        self._unit = unit_of(config, batch_fn)
+        checked = check_arguments(arguments)
+        self._config, self._plan = checked.config, checked.plan
         self._owner_pid = os.getpid()
-        self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._own_pool: Pool | None = None
         self._pool = pool
         self._is_closed = False
         self._finalizer: Any = None
         # The book outlives the loader in its iterators, so it reaches the engine without holding the loader.
-        self._book = PassBook(_EngineHandle(self), config, self._plan, _hooks)
-        if role.is_trainer():
-            self._start()
+        self._book = PassBook(_EngineHandle(self), self._config, self._plan, _hooks)
+        if not role.is_trainer():
+            return
+        # The payload is not kept: what travelled is in shared memory, and a local engine has it.
+        self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch)
+        if pool is not None or self._own_pool is not None:
+            self._finalizer = weakref.finalize(self, end_engine, self._engine, self._own_pool)
 
     # ---- the interface ----
 
@@ -290,33 +253,6 @@ class Loader:
             "a Loader cannot be pickled: it owns processes. Does the function refer to it? Give it what it needs"
         )
 
-    # ---- starting ----
-
-    def _start(self) -> None:
-        """Start the engine in the background; what can go wrong in the caller's line goes wrong here."""
-        assert self._payload is not None
-        arguments = (self._payload, self._config, self._plan, self._unit, self._given_spec, self._book.epoch)
-        if self._pool is None and self._config.workers == 0:
-            from loaderpool.local_engine import LocalEngine
-
-            self._engine = LocalEngine(*arguments)
-            return
-        from loaderpool.pool_engine import PoolEngine
-
-        pool = self._pool
-        if pool is None:
-            pool = self._own_pool = Pool(self._config.workers)
-        session = pool.session
-        try:
-            engine = PoolEngine(session, *arguments)
-        except BaseException:
-            if self._own_pool is not None:
-                self._own_pool.close()
-            raise
-        self._engine = engine
-        self._payload = None  # what travelled is kept in shared memory
-        self._finalizer = weakref.finalize(self, _end, engine, self._own_pool)
-
     def _running_engine(self) -> Engine:
         self._check_usable()
         assert self._engine is not None
@@ -337,58 +273,6 @@ class Loader:
             )
 
 
-class LoaderIterator(Iterator[Any]):
-    """One pass over a loader; batches as nested structures of NumPy arrays."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader  # keeps the pool alive
-        self._book = loader._book
-        self._pass = Pass(self._book)
-        self._batches: Iterator[tuple[int, list[Any]]] = iter(())
-        self._left = 0  # of these batches
-        self._pack: Callable[[list[Any]], Any] = _unpacked
-        self._skips = loader._config.on_error.action == "skip"
-        self._has_hooks = self._book.has_hooks
-
-    def __iter__(self) -> LoaderIterator:
-        return self
-
-    def __next__(self) -> Any:
-        while True:
-            for rows, parts in self._batches:
-                self._left -= 1
-                if not self._left:  # else the last batch's slot would be lent until the next one is asked for
-                    self._batches = iter(())
-                if rows or not self._skips:
-                    tally = self._book.tally
-                    tally.batches += 1
-                    tally.samples += rows
-                    if self._has_hooks:
-                        self._pass.hand_over()
-                    return self._pack(parts)
-            self._batches = iter(())
-            delivery = self._pass.next_delivery()
-            self._book.tally.tick(delivery)
-            self._batches, self._left = delivery.batches(), delivery.count
-            if self._pack is _unpacked:
-                self._pack = self._loader.form.spec.structure.pack
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of this pass, or -1 before its first batch."""
-        return self._pass.epoch
-
-    def close(self) -> None:
-        """End the pass; the next one starts anew."""
-        self._batches = iter(())
-        self._pass.close()
-        self._book.settle_ends()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pass"):
-            self._pass.close()
-
-
 class _EngineHandle:
     """Reaches a loader's engine without keeping the loader alive."""
 
@@ -400,79 +284,3 @@ class _EngineHandle:
         if loader is None:
             raise ClosedError("the Loader was dropped and so closed; keep it while you iterate")
         return loader._running_engine()
-
-
-_CONFIG_NAMES = (
-    "batch_size",
-    "workers",
-    "shuffle",
-    "seed",
-    "drop_remainder",
-    "deterministic",
-    "num_shards",
-    "shard_index",
-    "pad",
-    "ragged",
-    "on_error",
-    "timeout_s",
-    "memory_limit",
-    "seed_globals",
-    "max_restarts_per_item",
-)
-
-
-def _unpacked(parts: list[Any]) -> Any:
-    raise AssertionError("no delivery yet")
-
-
-def _end(engine: Engine, own_pool: Pool | None) -> None:
-    if own_pool is not None:
-        own_pool.close()
-    else:
-        engine.close()
-
-
-def _check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) -> None:
-    if fn is not None and batch_fn is not None:
-        raise ArgumentError("fn and batch_fn exclude each other: one makes samples, the other whole batches")
-    for name, function, example in (("fn", fn, "item"), ("batch_fn", batch_fn, "list_of_items"), ("setup", setup, "")):
-        if function is None:
-            continue
-        if not callable(function):
-            raise ArgumentTypeError(f"{name} must be callable, got {function!r} of type {type(function).__name__}")
-        _check_signature(name, function, example)
-    if batch_fn is not None:
-        if config.batch_size is None:
-            raise ArgumentError("batch_fn needs a batch_size: how many items it is given")
-        if config.pad is not False or config.ragged:
-            raise ArgumentError("pad and ragged are for fn; batch_fn makes its batch itself")
-
-
-def _check_signature(name: str, function: Callable[..., Any], example: str) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a C function without one
-        return
-    arguments = [None] if example else []
-    keywords = {word: None for word in ("rng", "out") if word in signature.parameters}
-    try:
-        signature.bind(*arguments, **keywords)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"{name} must be callable as {name}({example}), but {_name(function)}{signature} is not: {error}"
-        ) from None
-
-
-def _parameters(function: Callable[..., Any] | None) -> set[str]:
-    if function is None:
-        return set()
-    try:
-        return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return set()
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)
-
-

@@ -26,8 +26,9 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "delivery", "failures", "launch", "loader", "local_engine", "passes", "pool", "pool_engine", "pool_run",
-        "attachments", "replay", "ring", "session", "snapshot", "spec_choice",
+        "arguments", "attachments", "delivery", "engine_choice", "failures", "functions", "launch", "loader",
+        "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "ring", "session", "snapshot",
+        "spec_choice",
     },
     {"adapters", "cli", "tuning"},
 )  # fmt: skip

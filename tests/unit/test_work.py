@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.arguments import check_arguments
 from loaderpool.delivery import aligned_empty
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
@@ -31,8 +32,7 @@ class Bench:
 
     def __init__(self, fn: Any = None, size: int = 20, *, chunk: int = 1, **settings: Any) -> None:
         loader = lp.Loader(range(size), fn, workers=0, **{"batch_size": 4, **settings})
-        payload = loader._payload
-        assert payload is not None
+        payload = check_arguments(loader._arguments).payload
         self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, self.words, Board.base(0), worker=0, catches=Exception)
         self.plan, self.config, self.chunk = payload["plan"], payload["config"], chunk

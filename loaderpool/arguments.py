@@ -1,0 +1,105 @@
+"""What a loader's arguments come to: each is checked, and what the workers need is put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from loaderpool.config import LoaderConfig
+from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.functions import check_functions, parameters_of
+from loaderpool.given_spec import read_spec
+from loaderpool.memory.form import UnitKind, unit_of
+from loaderpool.plan.order import Plan
+from loaderpool.pool import Pool
+from loaderpool.sources import as_source
+from loaderpool.spec import ElementSpec
+
+__all__ = ["CheckedArguments", "check_arguments"]
+
+_CONFIG_NAMES = (
+    "batch_size",
+    "workers",
+    "shuffle",
+    "seed",
+    "drop_remainder",
+    "deterministic",
+    "num_shards",
+    "shard_index",
+    "pad",
+    "ragged",
+    "on_error",
+    "timeout_s",
+    "memory_limit",
+    "seed_globals",
+    "max_restarts_per_item",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedArguments:
+    """What an engine is started with."""
+
+    config: LoaderConfig  # the settings
+    plan: Plan  # which item is when
+    unit: UnitKind  # what one call of the function makes
+    given_spec: ElementSpec | None  # the user's `element_spec`
+    payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
+    """Check the arguments of `Loader`, all of which are in `arguments` by name.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: a wrong argument, named.
+        SourceError: the source cannot be read by index.
+    """
+    config = LoaderConfig.checked(**{name: arguments[name] for name in _CONFIG_NAMES})
+    _check_pool(arguments["pool"], arguments["workers"])
+    fn, batch_fn, setup = arguments["fn"], arguments["batch_fn"], arguments["setup"]
+    check_functions(fn, batch_fn, setup, config)
+    element_spec = arguments["element_spec"]
+    given_spec = read_spec(element_spec) if element_spec is not None else None
+    source = as_source(arguments["source"])
+    plan = _plan(len(source), config)
+    parameters = parameters_of(batch_fn or fn)
+    payload = {
+        "source": source,
+        "fn": fn,
+        "batch_fn": batch_fn,
+        "setup": setup,
+        "config": config,
+        "plan": plan,
+        "given_spec": given_spec,
+        "takes_rng": "rng" in parameters,
+        "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
+    }
+    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload)
+
+
+def _check_pool(pool: Any, workers: Any) -> None:
+    if pool is None:
+        return
+    if not isinstance(pool, Pool):
+        raise ArgumentTypeError(f"pool must be a loaderpool.Pool, got {type(pool).__name__}")
+    if workers != "auto":
+        raise ArgumentError(f"pool and workers exclude each other: the pool has {pool.workers} workers already")
+
+
+def _plan(size: int, config: LoaderConfig) -> Plan:
+    plan = Plan(
+        size,
+        config.batch_size,
+        config.shuffle,
+        config.seed,
+        config.drop_remainder,
+        config.num_shards,
+        config.shard_index,
+    )
+    if not plan.batches_per_epoch:
+        raise ArgumentError(
+            f"drop_remainder=True leaves no batch at all: {size} items, batch_size={config.batch_size}, "
+            f"num_shards={config.num_shards}"
+        )
+    return plan

@@ -1,0 +1,50 @@
+"""Which engine makes a loader's batches, and what ends together with it."""
+
+from __future__ import annotations
+
+from loaderpool.arguments import CheckedArguments
+from loaderpool.delivery import Engine
+from loaderpool.pool import Pool
+
+__all__ = ["end_engine", "start_engine"]
+
+
+def start_engine(checked: CheckedArguments, pool: Pool | None, epoch: int) -> tuple[Engine, Pool | None]:
+    """Start an engine in the background; what can go wrong in the caller's line goes wrong here.
+
+    Ownership: the caller ends both, by `end_engine`.
+
+    Args:
+        checked: what the loader was made with.
+        pool: the pool that it shares, or None.
+        epoch: of its first pass.
+
+    Returns:
+        The engine, and the pool that was made for it; None where the pool is shared or the work is done here.
+    """
+    config = checked.config
+    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch)
+    if pool is None and config.workers == 0:
+        from loaderpool.local_engine import LocalEngine
+
+        return LocalEngine(*arguments), None
+    from loaderpool.pool_engine import PoolEngine
+
+    own_pool = None
+    if pool is None:
+        pool = own_pool = Pool(config.workers)
+    session = pool.session
+    try:
+        return PoolEngine(session, *arguments), own_pool
+    except BaseException:
+        if own_pool is not None:
+            own_pool.close()
+        raise
+
+
+def end_engine(engine: Engine, own_pool: Pool | None) -> None:
+    """End the engine, and the pool with it if it was made for it."""
+    if own_pool is not None:
+        own_pool.close()
+    else:
+        engine.close()

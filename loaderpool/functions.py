@@ -1,0 +1,63 @@
+"""What the signatures of the user's functions say: whether they can be called as they will be, and what they take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from loaderpool.config import LoaderConfig
+from loaderpool.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["check_functions", "parameters_of"]
+
+
+def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) -> None:
+    """Check the functions alone, together and against the settings; one without a readable signature passes.
+
+    Raises:
+        ArgumentError: they exclude each other, or one does not go with a setting.
+        ArgumentTypeError: not a function, or not one that takes what it will be given.
+    """
+    if fn is not None and batch_fn is not None:
+        raise ArgumentError("fn and batch_fn exclude each other: one makes samples, the other whole batches")
+    for name, function, example in (("fn", fn, "item"), ("batch_fn", batch_fn, "list_of_items"), ("setup", setup, "")):
+        if function is None:
+            continue
+        if not callable(function):
+            raise ArgumentTypeError(f"{name} must be callable, got {function!r} of type {type(function).__name__}")
+        _check_signature(name, function, example)
+    if batch_fn is not None:
+        if config.batch_size is None:
+            raise ArgumentError("batch_fn needs a batch_size: how many items it is given")
+        if config.pad is not False or config.ragged:
+            raise ArgumentError("pad and ragged are for fn; batch_fn makes its batch itself")
+
+
+def _check_signature(name: str, function: Callable[..., Any], example: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a C function without one
+        return
+    arguments = [None] if example else []
+    keywords = {word: None for word in ("rng", "out") if word in signature.parameters}
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{name} must be callable as {name}({example}), but {_name_of(function)}{signature} is not: {error}"
+        ) from None
+
+
+def parameters_of(function: Callable[..., Any] | None) -> set[str]:
+    """Names of the function's parameters; none where there is no function or its signature cannot be read."""
+    if function is None:
+        return set()
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
