@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from loaderpool.dtypes import can_write
 from loaderpool.errors import SpecMismatchError
 from loaderpool.leaves import convert_leaf
 from loaderpool.spec import ArraySpec, ElementSpec, mismatch
+from loaderpool.structure import Structure
 
 __all__ = ["Converter", "ReusedBuffer", "RowWriter"]
 
@@ -28,7 +30,7 @@ _ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
 
 
 class ReusedBuffer(Exception):
-    """Results held together may look at one buffer that the function fills again and again."""
+    """Results held together may be one buffer, or one dict, that the function fills again and again."""
 
 
 class Converter:
@@ -43,6 +45,7 @@ class Converter:
     def __init__(self, spec: ElementSpec, *, is_given: bool, has_batch_axis: bool) -> None:
         self._is_given = is_given
         self.flatten = spec.structure.flatten
+        self.structure = spec.structure
         self.paths = spec.structure.paths
         drop = 0 if has_batch_axis else 1
         self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
@@ -104,6 +107,7 @@ class RowWriter:
         self._shapes: list[tuple[int, ...]] = [
             tuple(int(n) for n in expected.shape if n is not None) for expected in converter.expected
         ]
+        self._dicts = list(_dicts_in(converter.structure))
 
     def write(
         self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
@@ -120,8 +124,20 @@ class RowWriter:
             SpecMismatchError: a result is not as the spec says.
             ReusedBuffer: several results share memory, or may; make and write them one by one.
         """
+        try:
+            self._write(arrays, row, results, indices)
+        except SpecMismatchError:
+            # A dict that was filled again shows its last filling in all rows: the row that is named may be a good one.
+            if len(results) > 1 and _share_dicts(results):
+                raise ReusedBuffer from None
+            raise
+
+    def _write(
+        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
+    ) -> None:
         if self._is_single:
-            self._write_column(0, arrays[0], row, results, indices)
+            if self._write_column(0, arrays[0], row, results, indices) and _come_again([results]):
+                raise ReusedBuffer
             return
         flatten = self._converter.flatten
         try:
@@ -133,8 +149,17 @@ class RowWriter:
             for component, leaf in enumerate(flat[0]):
                 self._write_column(component, arrays[component], row, (leaf,), indices)
             return
-        for component, column in enumerate(zip(*flat, strict=True)):
+        columns = list(zip(*flat, strict=True))
+        are_arrays = [
             self._write_column(component, arrays[component], row, column, indices)
+            for component, column in enumerate(columns)
+        ]
+        changeable: list[Sequence[Any]] = list(itertools.compress(columns, are_arrays))
+        for steps, start, stop in self._dicts:
+            if not any(are_arrays[start:stop]):  # else its arrays tell whether it comes again
+                changeable.append(_reach(results, steps))
+        if changeable and _come_again(changeable):
+            raise ReusedBuffer
 
     def _flattens(self, result: Any) -> bool:
         try:
@@ -145,7 +170,8 @@ class RowWriter:
 
     def _write_column(
         self, component: int, array: npt.NDArray[Any], row: int, values: Sequence[Any], indices: Sequence[int]
-    ) -> None:
+    ) -> bool:
+        """Write one component of all rows; True where they are several arrays, each still to be shown to be one."""
         dtype, shape = self._dtypes[component], self._shapes[component]
         if len(values) == 1:
             value = values[0]
@@ -153,18 +179,19 @@ class RowWriter:
                 array[row] = value
             else:
                 array[row] = self._converter.leaf(value, component, indices[0])
-            return
+            return False
         if set(map(type, values)) == _ONLY_ARRAYS and self._are_alike(values, shape):
-            # Results look at no memory but their own, and none is another one's: they can wait for their block.
-            if set(map(type, map(_BASE, values))) != _ONLY_NONE or len(set(map(id, values))) < len(values):
+            # Results that look at no memory but their own can wait for their block.
+            if set(map(type, map(_BASE, values))) != _ONLY_NONE:
                 raise ReusedBuffer
             if shape:
                 try:
                     self._join(array, row, values, shape)
-                    return
+                    return True
                 except TypeError:  # another dtype: not "equiv"
                     pass
         self._write_converted(component, array, row, values, indices)
+        return False
 
     @staticmethod
     def _are_alike(values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> bool:
@@ -208,3 +235,42 @@ def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     return len(actual) == len(expected) and all(
         static is None or static == size for static, size in zip(expected, actual, strict=True)
     )
+
+
+def _come_again(columns: Sequence[Sequence[Any]]) -> bool:
+    """Whether an object stands in more than one row. A row may hold one object several times: `return x, x`."""
+    values = columns[0] if len(columns) == 1 else itertools.chain.from_iterable(columns)
+    distinct = len(set(map(id, values)))
+    if distinct == len(columns) * len(columns[0]):
+        return False
+    return distinct < sum(map(len, map(set, zip(*(map(id, column) for column in columns), strict=True))))
+
+
+def _dicts_in(structure: Structure, steps: tuple[Any, ...] = (), start: int = 0) -> Iterator[tuple[Any, int, int]]:
+    """For each dict of the structure the keys that lead to it, and its first leaf and the one behind its last."""
+    if structure.kind == "dict":
+        yield steps, start, start + structure.num_leaves
+    for number, child in enumerate(structure.children):
+        step = structure.keys[number] if structure.kind == "dict" else number
+        yield from _dicts_in(child, (*steps, step), start)
+        start += child.num_leaves
+
+
+def _reach(values: Sequence[Any], steps: Sequence[Any]) -> Sequence[Any]:
+    for step in steps:
+        values = list(map(operator.itemgetter(step), values))
+    return values
+
+
+def _share_dicts(results: Sequence[Any]) -> bool:
+    """The same of dicts in results that may be built in any way; slow, for the way to an error."""
+    rows = [set(_dict_ids(result)) for result in results]
+    return len(set().union(*rows)) < sum(map(len, rows))
+
+
+def _dict_ids(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        yield id(value)
+    if isinstance(value, (dict, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _dict_ids(part)

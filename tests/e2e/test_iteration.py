@@ -452,6 +452,23 @@ def test_an_array_of_text_that_is_filled_again_never_gives_a_wrong_batch(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("settings", [{}, {"on_error": "skip"}, {"on_error": "replace"}, {"timeout_s": 60}], ids=str)
+def test_a_dict_that_the_function_fills_again_never_gives_a_wrong_batch(
+    on: Place, settings: dict[str, Any], workers: int
+) -> None:
+    outer: dict[str, Any] = {"inner": {}}
+
+    def fill(index: int) -> Any:
+        outer["x"] = index
+        outer["inner"]["y"] = float(index)
+        return outer
+
+    batches = read(lp.Loader(range(100), fill, batch_size=4, **settings, **on(workers)))
+    assert np.concatenate([batch["x"] for batch in batches]).tolist() == list(range(100))
+    assert np.concatenate([batch["inner"]["y"] for batch in batches]).tolist() == list(range(100))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_fn_may_fill_one_buffer_again(on: Place, workers: int) -> None:
     buffer = np.empty((4, 3))
 
