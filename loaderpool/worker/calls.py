@@ -70,7 +70,7 @@ class Calls:
         watch.arm()
         try:
             result = work()
-        except BaseException:
+        except Exception:  # not Ctrl-C: it would be gone with the second run
             if not watch.drew():
                 raise
         else:
@@ -153,6 +153,7 @@ class Calls:
         results.extend(items if fn is None else map(fn, items))  # in C; what was made stays where one raises
         if len(results) - before < len(indices):
             # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
-            index = indices[len(results) - before]
-            results.append(get(index) if fn is None else fn(get(index)))
+            item = get(indices[len(results) - before])
+            if fn is not None:
+                fn(item)
             raise RuntimeError("the function raised StopIteration once, and not when it was called again")

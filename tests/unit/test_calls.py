@@ -1,0 +1,67 @@
+"""The calls of the user's function: what is done again, and what ends them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import loaderpool as lp
+from loaderpool.arguments import check_arguments
+from loaderpool.plan.randomness import SavedGlobals
+from loaderpool.worker.calls import Calls
+
+
+def calls_of(fn: Any, **settings: Any) -> Calls:
+    loader = lp.Loader(range(20), fn, workers=0, **settings)
+    return Calls(check_arguments(loader._arguments).payload)
+
+
+def stopping(times: int) -> Callable[[int], int]:
+    """Raises StopIteration at index 2, the first so many times."""
+    stops = [StopIteration] * times
+
+    def fn(index: int) -> int:
+        if index == 2 and stops:
+            raise stops.pop()
+        return index
+
+    return fn
+
+
+@pytest.mark.parametrize(("times", "error"), [(1, RuntimeError), (2, StopIteration)])
+@pytest.mark.parametrize("last", [2, 3, 5])
+def test_stop_iteration_is_an_error_of_its_own_sample(times: int, error: type[Exception], last: int) -> None:
+    results: list[Any] = []
+    indices = range(last + 1)
+    with pytest.raises(error):
+        calls_of(stopping(times)).samples(0, indices, indices, results)
+    assert results == [0, 1]  # their number tells which sample it was
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_is_no_error_of_the_function_is_never_met_by_calling_it_again(error: type[BaseException]) -> None:
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(len(calls))
+        random.random()
+        raise error
+
+    with SavedGlobals(), pytest.raises(error):
+        calls_of(int).watched(work)
+    assert calls == [0]
+
+
+def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(len(calls))
+        random.random()
+        raise ValueError(len(calls))
+
+    with SavedGlobals(), pytest.raises(ValueError, match="2"):
+        calls_of(int).watched(work)
