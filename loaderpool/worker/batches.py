@@ -1,0 +1,210 @@
+"""Whole batches: rows that wait for one another, because any may fail, be padded or have a size of its own.
+
+The error policy is applied here: a row that fails is left out or replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.config import LoaderConfig
+from loaderpool.memory.form import BatchForm, UnitKind
+from loaderpool.memory.layout import Block, Packing
+from loaderpool.worker.calls import Calls
+from loaderpool.worker.collate import blocks_of_array, collate
+from loaderpool.worker.failures import Failure, RowFailure, describe_timeout
+from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
+from loaderpool.worker.progress import Progress
+from loaderpool.worker.rows import Converter
+
+__all__ = ["BatchMaker"]
+
+
+class BatchMaker:
+    """Makes a ticket's batches, each one whole before it is written.
+
+    Args:
+        calls: the function.
+        config: the loader's settings; of these the error policy and the padding matter.
+        unit: what one call of the function makes.
+        progress: where each sample is noted, and what failures are.
+    """
+
+    def __init__(self, calls: Calls, config: LoaderConfig, unit: UnitKind, progress: Progress) -> None:
+        self._calls, self._config, self._unit, self._progress = calls, config, unit, progress
+        self._excluded: dict[tuple[int, int], Failure] = {}
+        self._copies_rows = False
+        self._form: BatchForm | None = None
+        self._converter: Converter
+
+    def set_form(self, form: BatchForm, converter: Converter) -> None:
+        """Take the batches' form, and what makes a result's leaves fit it."""
+        self._form, self._converter = form, converter
+
+    def exclude(self, epoch: int, index: int, ran_s: float) -> None:
+        """Count a sample as failed without running it: it hung a worker."""
+        self._excluded[epoch, index] = describe_timeout(
+            index=index,
+            epoch=epoch,
+            worker=self._progress.worker,
+            ran_s=ran_s,
+            timeout_s=self._config.timeout_s or 0.0,
+            stacks="",
+        )
+
+    def fill_fixed(
+        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
+    ) -> Filled:
+        """Rows into a fixed slot, the next good row of the batch standing in for one that fails."""
+        assert self._form is not None and self._form.fixed is not None
+        layout = self._form.fixed
+        arrays = layout.arrays(buffer, base, len(indices))
+        failures: list[RowFailure] = []
+        for start, stop in _bounds(job, len(indices)):
+            rows, _, failed = self._collect(job, positions[start:stop], indices[start:stop])
+            failures += failed
+            for row, leaves in enumerate(rows):
+                for array, leaf in zip(arrays, leaves, strict=True):
+                    array[start + row] = leaf
+        return Filled(len(indices), layout.used_bytes(len(indices)), tuple(failures))
+
+    def fill_packed(
+        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
+    ) -> Filled:
+        """Whole batches, packed; what does not fit comes back to be written elsewhere."""
+        batches: list[tuple[int, list[Block]]] = []
+        failures: list[RowFailure] = []
+        waiting: list[list[npt.NDArray[Any]]] = []  # samples of all batches, until the chunk is written
+        for start, stop in _bounds(job, len(indices)):
+            if self._unit == "sample":
+                batch, failed = self._packed_samples(job, positions[start:stop], indices[start:stop], waiting)
+            else:
+                batch, failed = self._packed_unit(job, positions[start:stop], indices[start:stop])
+            batches.append(batch)
+            failures += failed
+        if job.count > 1 and not self._copies_rows and _share_arrays(waiting):
+            self._copies_rows = True  # an array came back in another batch of the chunk
+            return self.fill_packed(job, positions, indices, buffer, base, capacity)
+        packing = Packing(batches)
+        rows = sum(rows for rows, _ in batches)
+        if packing.nbytes > capacity:
+            return Filled(rows, packing.data_bytes, tuple(failures), packing)
+        packing.write(buffer, base)
+        return Filled(rows, packing.data_bytes, tuple(failures))
+
+    def _packed_samples(
+        self,
+        job: Job,
+        positions: npt.NDArray[np.int64],
+        indices: list[int],
+        waiting: list[list[npt.NDArray[Any]]],
+    ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
+        assert self._form is not None
+        rows, good, failures = self._collect(job, positions, indices)
+        waiting += rows
+        blocks: list[Block] = []
+        for number, component in enumerate(self._form.spec.components):
+            values = [leaves[number] for leaves in rows]
+            try:
+                blocks += collate(values, component, self._converter.paths[number], good, self._config.pad)
+            except self._progress.catches as error:
+                raise self._progress.failed(error, job.epoch, indices, int(positions[0])) from None
+        return (len(rows), blocks), failures
+
+    def _packed_unit(
+        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int]
+    ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
+        """A batch that one call makes whole."""
+        assert self._form is not None
+        self._progress.note(job, indices[0])
+        components = self._form.spec.components
+        try:
+            result = self._calls.unit(job.epoch, positions.tolist(), indices)
+            arrays = self._converter.row(result, indices[0])
+            if job.count > 1:  # they wait for the chunk's other batches
+                arrays = [array.copy() for array in arrays]
+        except Abandoned:
+            raise
+        except self._progress.catches as error:
+            failed = self._progress.failed(error, job.epoch, indices, int(positions[0]))
+            if self._config.on_error.action != "skip":
+                raise failed from None
+            return (0, self._empty_blocks()), [RowFailure(failed.failure, 0)]
+        blocks: list[Block] = []
+        for array, component in zip(arrays, components, strict=True):
+            blocks += blocks_of_array(array, component)
+        rows = len(arrays[0]) if arrays[0].ndim else 1
+        return (rows, blocks), []
+
+    def _empty_blocks(self) -> list[Block]:
+        assert self._form is not None
+        shapes: list[tuple[int, ...]] = []
+        for component in self._form.spec.components:
+            shapes.append((0,) * max(1, len(component.shape)))
+            if component.text is not None or component.ragged:
+                shapes.append((0,))
+        pairs = zip(shapes, self._form.block_dtypes, strict=True)
+        return [Block(shape, dtype, lambda out: None) for shape, dtype in pairs]
+
+    def _collect(
+        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int]
+    ) -> tuple[list[list[npt.NDArray[Any]]], list[int], list[RowFailure]]:
+        """One batch's rows as converted components, the error policy applied; and the indices they came from."""
+        action = self._config.on_error.action
+        rows: list[list[npt.NDArray[Any]] | None] = []
+        failures: list[RowFailure] = []
+        last_error: WorkFailed | None = None
+        note = self._progress.note
+        for row, (index, position) in enumerate(zip(indices, positions.tolist(), strict=True)):
+            if (job.epoch, index) in self._excluded:
+                failures.append(RowFailure(self._excluded[job.epoch, index], row))
+                rows.append(None)
+                continue
+            note(job, index)
+            try:
+                results: list[Any] = []
+                self._calls.samples(job.epoch, [position], [index], results)
+                # Rows wait for their batch to be whole: one that looks at memory of somebody else's is copied out now.
+                converted = self._converter.row(results[0], index)
+                rows.append([leaf.copy() if leaf.base is not None or self._copies_rows else leaf for leaf in converted])
+            except self._progress.catches as error:
+                last_error = self._progress.failed(error, job.epoch, [index], position)
+                if action == "raise":
+                    raise last_error from None
+                failures.append(RowFailure(last_error.failure, row))
+                rows.append(None)
+        if not self._copies_rows and _share_arrays(rows):
+            self._copies_rows = True  # the function returns one array again and again
+            return self._collect(job, positions, indices)
+        if not failures:
+            return rows, indices, []  # type: ignore[return-value]
+        if action == "skip":
+            good = [(leaves, index) for leaves, index in zip(rows, indices, strict=True) if leaves is not None]
+            return [leaves for leaves, _ in good], [index for _, index in good], failures
+        stand_in = next((leaves for leaves in reversed(rows) if leaves is not None), None)
+        if stand_in is None and last_error is not None:  # no good row in the whole batch
+            raise last_error
+        replaced: list[list[npt.NDArray[Any]]] = []
+        for leaves in reversed(rows):  # the *next* good row stands in; at the end, the last one
+            if leaves is not None:
+                stand_in = leaves
+            assert stand_in is not None
+            replaced.append(stand_in)
+        return replaced[::-1], indices, failures
+
+
+def _bounds(job: Job, rows: int) -> list[tuple[int, int]]:
+    if job.count == 1:
+        return [(0, rows)]
+    size = rows // job.count  # a chunk is of full batches only
+    return [(start, start + size) for start in range(0, rows, size)]
+
+
+def _share_arrays(rows: Sequence[Sequence[npt.NDArray[Any]] | None]) -> bool:
+    distinct = {id(leaves): leaves for leaves in rows if leaves is not None}  # one row may stand in for others
+    arrays = [id(leaf) for leaves in distinct.values() for leaf in leaves]
+    return len(set(arrays)) < len(arrays)

@@ -1,0 +1,110 @@
+"""The probe: the function's first call, which tells what a sample (or batch) is like before a form is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool import clock
+from loaderpool.config import LoaderConfig
+from loaderpool.memory.form import UnitKind
+from loaderpool.plan.order import Plan
+from loaderpool.spec import ElementSpec, sample_spec
+from loaderpool.worker.calls import Calls
+from loaderpool.worker.jobs import Probe, WorkFailed
+from loaderpool.worker.progress import Progress
+
+__all__ = ["Prober"]
+
+# Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
+# samples have.
+_PROBES = 64
+
+
+class Prober:
+    """Makes the probe.
+
+    Args:
+        calls: the function; keeps the probe's result for its turn.
+        config: the loader's settings.
+        plan: says which sample is first.
+        unit: what one call of the function makes.
+        given_spec: the user's element_spec.
+        progress: where the probe is noted.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        config: LoaderConfig,
+        plan: Plan,
+        unit: UnitKind,
+        given_spec: ElementSpec | None,
+        progress: Progress,
+    ) -> None:
+        self._calls, self._config, self._plan, self._unit = calls, config, plan, unit
+        self._given_spec, self._progress = given_spec, progress
+
+    def probe(self, epoch: int) -> Probe:
+        """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
+
+        Where failing samples are left out or replaced, the first good one of a few.
+
+        Raises:
+            WorkFailed: the function raised, or returned what no batch can be made of.
+        """
+        action = self._config.on_error.action
+        may_try_more = action == "skip" or (action == "replace" and self._unit == "sample")
+        first_error: WorkFailed | None = None
+        for positions in self._positions(_PROBES if may_try_more else 1):
+            try:
+                return self._probe_at(epoch, positions)
+            except WorkFailed as error:
+                first_error = first_error or error
+        assert first_error is not None
+        raise first_error
+
+    def _positions(self, most: int) -> Iterator[npt.NDArray[np.int64]]:
+        for batch in range(min(most, self._plan.batches_per_epoch)):
+            positions = self._plan.positions(batch)
+            if self._unit == "batch":
+                yield positions
+                continue
+            for row in range(min(most, len(positions))):
+                yield positions[row : row + 1]
+            most -= len(positions)
+            if most <= 0:
+                return
+
+    def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe:
+        indices = self._plan.indices(epoch, positions)
+        progress = self._progress
+        words = progress.words
+        started = clock.monotonic_ns()
+        words[progress.started_word] = started
+        words[progress.index_word] = indices[0] + 1
+        try:
+            result = self._calls.watched(lambda: self._calls.unit(epoch, positions.tolist(), indices))
+        except progress.catches as error:
+            raise progress.failed(error, epoch, indices, int(positions[0])) from None
+        elapsed = clock.monotonic_ns() - started
+        words[progress.index_word] = 0
+        try:
+            spec = sample_spec(result, self._given_spec)
+            leaves = spec.structure.flatten(result)
+        except Exception as error:
+            raise progress.failed(error, epoch, indices, int(positions[0])) from None
+        # A copy: the function may fill the same buffer again before this result's turn.
+        kept = spec.structure.pack([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
+        self._calls.keep(epoch, indices[0], kept)
+        return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed)
+
+
+def _nbytes(leaf: Any) -> int:
+    array = np.asarray(leaf)
+    if array.dtype != object:
+        return array.nbytes
+    return sum(len(piece) + 8 for piece in array.ravel().tolist() if isinstance(piece, (str, bytes)))

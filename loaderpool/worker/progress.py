@@ -1,0 +1,50 @@
+"""Where a process stands in a loader's work: noted on the board as it goes, and named where something fails."""
+
+from __future__ import annotations
+
+from loaderpool import clock
+from loaderpool.memory.board import Board, Field
+from loaderpool.worker.failures import describe_failure
+from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """One process's cell on the board, and what it takes for a failure.
+
+    Args:
+        words: the board (or a stand-in) to note progress on.
+        cell: first word of this worker's cell.
+        worker: this worker's number, None in the caller's process.
+        catches: what is taken for an error of the function; BaseException in a worker, which has no user at its keys.
+    """
+
+    def __init__(self, words: memoryview, cell: int, worker: int | None, catches: type[BaseException]) -> None:
+        self.words, self.worker, self.catches = words, worker, catches
+        self.index_word, self.started_word = cell + Field.INDEX, cell + Field.STARTED_NS
+
+    def note(self, job: Job, index: int) -> None:
+        """The sample of this source index is made from now on.
+
+        Raises:
+            Abandoned: nobody wants the job's run any more.
+        """
+        words = self.words
+        if words[Board.mark(job.run)] == job.run:
+            raise Abandoned
+        words[self.index_word] = index + 1
+        words[self.started_word] = clock.monotonic_ns()
+
+    def failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
+        """The error as one about these items, the first of which has this position."""
+        one = len(indices) == 1
+        failure = describe_failure(
+            error,
+            epoch=epoch,
+            worker=self.worker,
+            index=indices[0] if one else None,
+            indices=() if one else tuple(indices),
+            position=position,
+        )
+        return WorkFailed(failure, error)
