@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import operator
 import re
@@ -10,10 +11,14 @@ from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["MAX_WORKERS", "ErrorPolicy", "LoaderConfig", "check_workers", "read_bytes_count"]
+__all__ = ["MAX_WORKERS", "ErrorPolicy", "LoaderConfig", "check_epoch", "check_workers", "read_bytes_count"]
 
 # The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
 MAX_WORKERS = 1024
+# What travels in the messages' 64-bit words must fit them; these bounds are far beyond what anybody means.
+_MAX_RESTARTS = 2**31
+_MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9  # below: nanoseconds that round to 0 would mean "no timeout"
+_MAX_EPOCH = 2**62
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -61,9 +66,8 @@ class LoaderConfig:
         """
         batch_size = settings["batch_size"]
         if batch_size is not None:
-            batch_size = _whole("batch_size", batch_size, at_least=1, hint="None means: one element per call")
-            if batch_size > 2**31:
-                raise ArgumentError(f"batch_size must be at most 2**31, got {batch_size}")
+            hint = "None means: one element per call"
+            batch_size = _whole("batch_size", batch_size, at_least=1, at_most=2**31, hint=hint)
         num_shards = _whole("num_shards", settings["num_shards"], at_least=1)
         shard_index = _whole("shard_index", settings["shard_index"], at_least=0)
         if shard_index >= num_shards:
@@ -92,7 +96,9 @@ class LoaderConfig:
             timeout_s=_seconds("timeout_s", settings["timeout_s"]),
             memory_limit=read_bytes_count("memory_limit", settings["memory_limit"]),
             seed_globals=_auto_flag("seed_globals", settings["seed_globals"]),
-            max_restarts_per_item=_whole("max_restarts_per_item", settings["max_restarts_per_item"], at_least=1),
+            max_restarts_per_item=_whole(
+                "max_restarts_per_item", settings["max_restarts_per_item"], at_least=1, at_most=_MAX_RESTARTS
+            ),
         )
 
 
@@ -102,10 +108,18 @@ def check_workers(value: Any) -> int | Literal["auto"]:
         if value == "auto":
             return "auto"
         raise ArgumentError(f'workers must be a number or "auto", got {value!r}')
-    count = _whole("workers", value, at_least=0, hint='0 runs in this process, "auto" starts one per usable CPU')
-    if count > MAX_WORKERS:
-        raise ArgumentError(f"workers must be at most {MAX_WORKERS}, got {count}")
-    return count
+    hint = '0 runs in this process, "auto" starts one per usable CPU'
+    return _whole("workers", value, at_least=0, at_most=MAX_WORKERS, hint=hint)
+
+
+def check_epoch(value: Any) -> int:
+    """The checked number of an epoch.
+
+    Raises:
+        ArgumentError: below 0, or too large.
+        ArgumentTypeError: not a whole number.
+    """
+    return _whole("epoch", value, at_least=0, at_most=_MAX_EPOCH)
 
 
 def read_bytes_count(name: str, value: Any) -> int | None:
@@ -121,7 +135,10 @@ def read_bytes_count(name: str, value: Any) -> int | None:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(?:b|bytes)?\s*", value, re.IGNORECASE)
         if match is None:
             raise ArgumentError(f'{name} must be bytes such as 536870912 or "512MiB", got {value!r}')
-        count = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+        amount = float(match[1]) * _UNITS[(match[2] or "").lower()]
+        if not math.isfinite(amount):
+            raise ArgumentError(f"{name} is more bytes than there are anywhere, got {value!r}")
+        count = int(amount)
     else:
         count = _whole(name, value, at_least=1, hint='bytes; "512MiB" is read too')
     if count < 1:
@@ -129,7 +146,7 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     return count
 
 
-def _whole(name: str, value: Any, *, at_least: int, hint: str = "") -> int:
+def _whole(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
     suffix = f" ({hint})" if hint else ""
     if isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}{suffix}")
@@ -143,6 +160,8 @@ def _whole(name: str, value: Any, *, at_least: int, hint: str = "") -> int:
         ) from None
     if number < at_least:
         raise ArgumentError(f"{name} must be at least {at_least}, got {number}{suffix}")
+    if at_most is not None and number > at_most:
+        raise ArgumentError(f"{name} must be at most {at_most}, got {number}{suffix}")
     return number
 
 
@@ -166,8 +185,11 @@ def _seconds(name: str, value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(f"{name} must be a number of seconds or None, got {value!r}")
-    if not 0 < float(value) < float("inf"):
-        raise ArgumentError(f"{name} must be a positive, finite number of seconds or None, got {value!r}")
+    seconds: Any = value  # `Real` has no comparison with numbers, for mypy
+    if not _MIN_TIMEOUT_S <= seconds <= _MAX_TIMEOUT_S:  # not NaN either
+        raise ArgumentError(
+            f"{name} must be seconds from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}, or None for no limit, got {value!r}"
+        )
     return float(value)
 
 
@@ -194,6 +216,7 @@ def _error_policy(value: Any) -> ErrorPolicy:
         raise ArgumentError('on_error="raise" takes no budget')
     if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
         raise ArgumentTypeError(f"on_error's budget must be a number (int) or a rate (float), got {budget!r}")
-    if budget < 0 or (isinstance(budget, float) and budget > 1):
+    number: Any = budget
+    if not 0 <= number <= (math.inf if isinstance(budget, numbers.Integral) else 1):  # not NaN either
         raise ArgumentError(f"on_error's budget must be a number >= 0 or a rate in 0 .. 1, got {budget!r}")
     return ErrorPolicy(action, int(budget) if isinstance(budget, numbers.Integral) else float(budget))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
 from loaderpool.arguments import check_arguments
-from loaderpool.config import LoaderConfig
+from loaderpool.config import LoaderConfig, check_epoch
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError
@@ -147,11 +147,7 @@ class Loader:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        if isinstance(epoch, bool) or not hasattr(epoch, "__index__"):
-            raise ArgumentTypeError(f"epoch must be a whole number, got {epoch!r}")
-        if epoch < 0:
-            raise ArgumentError(f"epoch must be at least 0, got {epoch}")
-        self._book.set_epoch(int(epoch))
+        self._book.set_epoch(check_epoch(epoch))
 
     @property
     def last_error(self) -> BaseException | None:

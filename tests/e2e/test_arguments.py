@@ -8,6 +8,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,23 @@ WRONG_VALUES = [
     ({"timeout_s": 0}, "timeout_s", "0"),
     ({"timeout_s": -1.5}, "timeout_s", "-1.5"),
     ({"timeout_s": float("nan")}, "timeout_s", "nan"),
+    ({"timeout_s": float("inf")}, "timeout_s", "None"),
+    ({"timeout_s": 1e-10}, "timeout_s", "1e-10"),
+    ({"timeout_s": 1e11}, "timeout_s", "1000000000"),
+    ({"timeout_s": 10**400}, "timeout_s", "1000000000"),
     ({"memory_limit": 0}, "memory_limit", "0"),
     ({"memory_limit": "lots"}, "memory_limit", "'lots'"),
     ({"memory_limit": "0 MiB"}, "memory_limit", "'0 MiB'"),
+    ({"memory_limit": "9" * 400}, "memory_limit", "bytes"),
     ({"on_error": "ignore"}, "on_error", "'ignore'"),
     ({"on_error": ("skip", -1)}, "on_error", "-1"),
     ({"on_error": ("replace", 1.5)}, "on_error", "1.5"),
+    ({"on_error": ("replace", Fraction(3, 2))}, "on_error", "3, 2"),
+    ({"on_error": ("skip", float("nan"))}, "on_error", "nan"),
+    ({"on_error": ("skip", float("inf"))}, "on_error", "inf"),
     ({"on_error": ("raise", 3)}, "on_error", "raise"),
     ({"max_restarts_per_item": 0}, "max_restarts_per_item", "0"),
+    ({"max_restarts_per_item": 2**64}, "max_restarts_per_item", str(2**64)),
 ]
 WRONG_TYPES = [
     ({"batch_size": 2.0}, "batch_size", "2.0"),
@@ -207,8 +217,9 @@ def test_resize_of_a_loader_without_workers_says_what_to_do_instead() -> None:
 def test_a_wrong_epoch_leaves_the_old_one() -> None:
     with lp.Loader(range(8), identity, workers=0) as loader:
         loader.epoch = 3
-        with pytest.raises(ArgumentError, match=r"epoch.*-1"):
-            loader.epoch = -1
+        for wrong_value in (-1, 2**62 + 1, 2**64):
+            with pytest.raises(ArgumentError, match=rf"epoch.*{wrong_value}"):
+                loader.epoch = wrong_value
         for wrong in (1.0, "1", None, True):
             with pytest.raises(ArgumentTypeError, match="epoch"):
                 loader.epoch = wrong  # type: ignore[assignment]
