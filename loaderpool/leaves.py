@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from loaderpool.dtypes import OBJECT, TEXT_KINDS, native, refusal
 from loaderpool.errors import SpecMismatchError
-from loaderpool.structure import named
+from loaderpool.sketch import named
 
 __all__ = ["convert_leaf"]
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from loaderpool.dtypes import OBJECT, TEXT_KINDS, Text, can_write, read_dtype
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 from loaderpool.leaves import convert_leaf
-from loaderpool.structure import Structure, named
+from loaderpool.sketch import named
+from loaderpool.structure import Structure
 
 __all__ = ["ArraySpec", "ElementSpec", "batched", "mismatch", "sample_spec", "unbatched"]
 

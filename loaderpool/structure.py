@@ -6,20 +6,26 @@ A list is never structure: what a function returns as a list is one array, as Nu
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 from loaderpool.errors import SpecMismatchError
+from loaderpool.sketch import (
+    Kind,
+    is_namedtuple,
+    kind_name,
+    listed,
+    named,
+    sketch_parts,
+    sketch_value,
+    with_article,
+)
 
-__all__ = ["Structure", "named"]
-
-Kind = Literal["leaf", "tuple", "dict", "namedtuple"]
+__all__ = ["Structure"]
 
 # What can never be a leaf, by exact type: one C call looks at all leaves of a flat element. Subclasses of tuple and
 # dict in a leaf's place are left to `convert_leaf`, which refuses them too.
 _NO_LEAVES = frozenset({tuple, dict, type(None)})
-# Names shown in a message: fewer hide the cause, more bury it.
-_SHOWN = 8
 
 
 class Structure:
@@ -109,12 +115,7 @@ class Structure:
         return f"Structure({self._sketch()})"
 
     def _sketch(self) -> str:
-        return _join(self.kind, self.namedtuple, self.keys, (child._sketch() for child in self.children), "*")
-
-
-def named(path: str) -> str:
-    """A component as messages name it."""
-    return f"component {path}" if path else "the element"
+        return sketch_parts(self.kind, self.namedtuple, self.keys, (child._sketch() for child in self.children), "*")
 
 
 # ---- from a value ----
@@ -142,13 +143,6 @@ def _structure_of(value: Any, path: str, origin: str) -> Structure:
             "tuple", (), tuple(_structure_of(child, f"{path}[{i}]", origin) for i, child in enumerate(value))
         )
     return _LEAF
-
-
-def is_namedtuple(value: Any) -> bool:
-    """Whether the value is of a namedtuple class: a tuple with names for all its items, made by `_make`."""
-    cls = type(value)
-    fields = getattr(cls, "_fields", None)
-    return issubclass(cls, tuple) and isinstance(fields, tuple) and hasattr(cls, "_make") and len(fields) == len(value)
 
 
 # ---- apart ----
@@ -215,27 +209,27 @@ def _walk(structure: Structure, value: Any, path: str, leaves: list[Any], whole:
         if value is None:
             raise _differs(path, "one array", "None", whole)
         if isinstance(value, (tuple, dict)):
-            raise _differs(path, "one array", f"a {_kind_name(value)}", whole)
+            raise _differs(path, "one array", f"a {kind_name(value)}", whole)
         leaves.append(value)
         return
     if structure.kind == "dict":
         if not isinstance(value, dict):
-            raise _differs(path, "a dict", _article(value), whole)
+            raise _differs(path, "a dict", with_article(value), whole)
         missing = [key for key in structure.keys if key not in value]
         extra = [key for key in value if key not in structure.keys]
         if missing or extra:
-            parts = [f"without {_listed(missing)}"] * bool(missing) + [f"with {_listed(extra)} besides"] * bool(extra)
-            raise _differs(path, f"a dict of {_listed(structure.keys)}", f"one {' and '.join(parts)}", whole)
+            parts = [f"without {listed(missing)}"] * bool(missing) + [f"with {listed(extra)} besides"] * bool(extra)
+            raise _differs(path, f"a dict of {listed(structure.keys)}", f"one {' and '.join(parts)}", whole)
         values: Any = [value[key] for key in structure.keys]
     elif structure.kind == "namedtuple":
         cls = structure.namedtuple
         if not is_namedtuple(value) or type(value)._fields != cls._fields:
-            raise _differs(path, f"a {cls.__name__}({', '.join(cls._fields)})", _article(value), whole)
+            raise _differs(path, f"a {cls.__name__}({', '.join(cls._fields)})", with_article(value), whole)
         values = value
     else:
         count = len(structure.children)
         if not isinstance(value, tuple) or is_namedtuple(value):
-            raise _differs(path, f"a tuple of {count}", _article(value), whole)
+            raise _differs(path, f"a tuple of {count}", with_article(value), whole)
         if len(value) != count:
             raise _differs(path, f"a tuple of {count}", f"a tuple of {len(value)}", whole)
         values = value
@@ -273,60 +267,12 @@ def _packer(structure: Structure) -> Callable[[Sequence[Any]], Any]:
     return lambda leaves: together([pack(leaves[start:stop]) for pack, start, stop in bounds])
 
 
-# ---- words ----
-
-
 def _differs(path: str, expected: str, actual: str, whole: tuple[Structure, Any]) -> SpecMismatchError:
     structure, value = whole
     return SpecMismatchError(
         f"{named(path)} is built differently: expected {expected}, got {actual}. The whole element should be "
-        f"{structure._sketch()} and is {_sketch_value(value)}; every item must give the same structure"
+        f"{structure._sketch()} and is {sketch_value(value)}; every item must give the same structure"
     )
-
-
-def _sketch_value(value: Any, depth: int = 3) -> str:
-    name = "None" if value is None else type(value).__name__
-    if not isinstance(value, (tuple, dict)) or not value:
-        return f"an empty {name}" if isinstance(value, (tuple, dict)) else name
-    if depth == 0:
-        return "..."
-    inner: Iterator[Any] = iter(value.values() if isinstance(value, dict) else value)
-    kind: Kind = "dict" if isinstance(value, dict) else "namedtuple" if is_namedtuple(value) else "tuple"
-    keys = tuple(value) if isinstance(value, dict) else ()
-    return _join(kind, type(value), keys, (_sketch_value(child, depth - 1) for child in inner), name)
-
-
-def _join(kind: Kind, cls: Any, keys: Sequence[Hashable], inner: Iterator[str], leaf: str) -> str:
-    if kind == "leaf":
-        return leaf
-    parts = list(inner)
-    if kind == "dict":
-        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"
-    if kind == "namedtuple":
-        fields = zip(cls._fields, parts, strict=True)
-        return f"{cls.__name__}({', '.join(f'{field}={part}' for field, part in fields)})"
-    return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
-
-
-def _kind_name(value: Any) -> str:
-    name = type(value).__name__
-    if type(value) in (tuple, dict):
-        return name
-    return f"{'dict' if isinstance(value, dict) else 'tuple'} ({name})"
-
-
-def _article(value: Any) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, list):
-        return "a list (a list is one array, never structure)"
-    name = _kind_name(value) if isinstance(value, (tuple, dict)) else type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
-
-
-def _listed(keys: Sequence[Hashable]) -> str:
-    text = ", ".join(repr(key) for key in keys[:_SHOWN])
-    return text + f" and {len(keys) - _SHOWN} more" * (len(keys) > _SHOWN)
 
 
 _LEAF = Structure("leaf")
