@@ -14,10 +14,10 @@ __all__ = ["receive"]
 
 
 def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
-    """Anything that cloudpickle has pickled; classes that this process made, or has received before, stay as they are.
+    """Anything that cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
-    So what a worker sends back is of the trainer's own classes, and these keep their methods. `pickle.loads` would put
-    copies into them, with globals of their own.
+    Those are classes that this process made, or has received already. So what a worker sends back is of the trainer's
+    own classes, and these keep their methods. `pickle.loads` would put copies into them, with globals of their own.
     """
     return _Unpickler(io.BytesIO(pickled), buffers=buffers).load()
 
@@ -32,6 +32,11 @@ class _Unpickler(pickle.Unpickler):
         if found is internals._make_skeleton_class or found is internals._make_skeleton_enum:
             return functools.partial(self._make_class, found)
         return self._set_class_state if found is internals._class_setstate else found
+
+    def persistent_load(self, name: tuple[str, bytes]) -> Any:
+        number, pickled = name
+        known = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
+        return receive(pickled) if known is None else known
 
     def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
         tracker_id = arguments[-2]  # the last one is cloudpickle's reserve, in both functions

@@ -20,7 +20,7 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 FLOORS = (
     {
         "clock", "config", "dtypes", "errors", "given_spec", "leaves", "machine", "messages", "ragged", "receiving",
-        "role", "sketch", "spec", "structure",
+        "role", "sending", "sketch", "spec", "structure",
     },
     {"memory", "plan", "sources", "telemetry"},
     {"worker"},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import pickle
 from typing import Any
 
 import numpy as np
@@ -129,13 +128,17 @@ class Arena:
         return extent
 
     def put_object(self, value: Any) -> tuple[Extent, int]:
-        """Pickle an object of ours into an extent; returns it and the pickle's length."""
-        blob = pickle.dumps(value, protocol=5)
+        """Pickle an object, by `send`, into an extent; returns it and the pickle's length."""
+        from loaderpool.sending import send  # with cloudpickle, which `import loaderpool` shall not wait for
+
+        blob = send(value)
         return self.put(blob), len(blob)
 
     def get_object(self, offset: int, nbytes: int) -> Any:
         """The object that `put_object` stored."""
-        return pickle.loads(self.map[offset : offset + nbytes])
+        from loaderpool.receiving import receive
+
+        return receive(self.map[offset : offset + nbytes])
 
 
 def map_whole_file(descriptor: int, nbytes: int) -> Any:

@@ -1,0 +1,145 @@
+"""Namedtuples and keys of classes that only the script, a notebook or a function has: workers never import them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.child import run_child
+
+# What all programs begin with: `check` holds what a loader gives, for every number of workers, against the rows.
+CHECKS = """
+    import collections, enum, pickle, sys, typing
+    import numpy as np
+    import loaderpool as lp
+
+    def check(make_loader, cls, epochs=1):
+        for workers in (0, 1, 2):
+            with make_loader(workers) as loader:
+                for _ in range(epochs):
+                    batches = list(loader)
+                    assert {type(batch) for batch in batches} == {cls}, batches
+                    assert [batch.y.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]], batches
+                    assert [batch.x.tolist() for batch in batches] == [[0., 1., 2., 3.], [4., 5., 6., 7.]], batches
+                assert type(loader.element_spec) is cls
+"""
+
+
+def program(code: str) -> str:
+    """The checks and the code as one script, each at its own depth of indentation."""
+    import textwrap
+
+    return textwrap.dedent(CHECKS) + textwrap.dedent(code)
+
+
+@pytest.mark.parametrize("stdin_code", [False, True], ids=["a script", "code from stdin"])
+def test_a_namedtuple_class_of_main_comes_back_as_the_scripts_own(stdin_code: bool) -> None:
+    code = """
+        Point = collections.namedtuple("Point", "x y")
+
+        class Sample(typing.NamedTuple):
+            x: typing.Any
+            y: typing.Any
+
+            def total(self):
+                return self.x.sum() + self.y.sum()
+
+        items = [Point(float(i), i) for i in range(8)]
+        for cls in (Point, Sample):
+            check(lambda n: lp.Loader(range(8), lambda i: cls(float(i), i), batch_size=4, workers=n), cls, epochs=2)
+        check(lambda n: lp.Loader(items, batch_size=4, workers=n), Point)
+        check(lambda n: lp.Loader(items, on_error="skip", batch_size=4, workers=n), Point)
+        whole = lambda rows: Sample(np.array([float(i) for i in rows]), np.array(rows))
+        check(lambda n: lp.Loader(range(8), batch_fn=whole, batch_size=4, workers=n), Sample)
+        with lp.Loader(range(8), lambda i: Sample(float(i), i), batch_size=4, workers=1) as loader:
+            assert [batch.total() for batch in loader] == [12, 44]  # its methods came with it
+    """
+    run_child(program(code), stdin_code=stdin_code).check()
+
+
+def test_a_namedtuple_that_takes_out_is_the_scripts_own_in_the_function() -> None:
+    code = """
+        class Sample(typing.NamedTuple):
+            x: typing.Any
+            y: typing.Any
+
+            def fill(self, value):
+                self.x[...] = value
+                self.y[...] = value
+
+        def fn(index, out=None):
+            if out is None:
+                return Sample(np.float64(index), np.int64(index))
+            assert type(out) is Sample
+            out.fill(index)
+
+        check(lambda n: lp.Loader(range(8), fn, batch_size=4, workers=n), Sample)
+    """
+    run_child(program(code), stdin_code=True).check()
+
+
+def test_a_class_made_in_a_function_or_anew_in_each_call_is_taken() -> None:
+    code = """
+        def local():
+            Local = collections.namedtuple("Local", "x y")
+            return Local, lambda i: Local(float(i), i)
+
+        def anew(i):
+            return collections.namedtuple("Anew", "x y")(float(i), i)
+
+        cls, fn = local()
+        check(lambda n: lp.Loader(range(8), fn, batch_size=4, workers=n), cls)
+        for workers in (0, 1, 2):
+            with lp.Loader(range(8), anew, batch_size=4, workers=workers) as loader:
+                batches = list(loader)
+                assert [batch.y.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+                assert {type(batch).__name__ for batch in batches} == {"Anew"}
+    """
+    run_child(program(code), stdin_code=True).check()
+
+
+def test_keys_of_the_scripts_own_classes_are_its_own_in_every_batch() -> None:
+    code = """
+        class Part(enum.Enum):
+            IMAGE = 1
+            LABEL = "two"
+
+        def fn(index):
+            return {Part.IMAGE: np.full(3, index), Part.LABEL: index}
+
+        for workers in (0, 1, 2):
+            with lp.Loader(range(8), fn, batch_size=4, workers=workers) as loader:
+                for batch in loader:
+                    assert list(batch) == [Part.IMAGE, Part.LABEL]
+                assert batch[Part.LABEL].tolist() == [4, 5, 6, 7]
+    """
+    run_child(program(code), stdin_code=True).check()
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["a class of the script", "a class beside TensorFlow"])
+def test_tensorflow_gets_namedtuples(imported: bool, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    (tmp_path / "samples.py").write_text(
+        "import typing\nimport tensorflow as tf\n\n\nclass Sample(typing.NamedTuple):\n    x: typing.Any\n    y: int\n"
+    )
+    own = """
+        class Sample(typing.NamedTuple):
+            x: typing.Any
+            y: int
+    """
+    code = """
+        import tensorflow as tf
+
+        def fn(index):
+            assert "tensorflow" not in sys.modules or not workers, "the class brought TensorFlow into a worker"
+            return Sample(float(index), index)
+
+        for workers in (0, 1, 2):
+            with lp.Loader(range(8), fn, batch_size=4, workers=workers) as loader:
+                for element in loader.as_dataset():
+                    assert type(element) is Sample
+                assert element.y.numpy().tolist() == [4, 5, 6, 7]
+    """
+    first = "from samples import Sample\n" if imported else program(own)
+    run_child(program("") + first + program(code), cwd=tmp_path, stdin_code=True).check()
