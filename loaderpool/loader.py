@@ -175,7 +175,7 @@ class Loader:
 
         Args:
             epochs: how many epochs one pass over the dataset has; None: it never ends (for `fit(steps_per_epoch=...)`).
-            prefetch: batches (or chunks of tiny ones) that tf.data keeps ready, at least 0.
+            prefetch: batches (or chunks of tiny ones) that tf.data keeps ready: from 0 on, or `tf.data.AUTOTUNE`.
             device: such as "/GPU:0": prefetch to that device.
             checkpointable: refused where True; saving iterators comes with exact resume.
 

@@ -12,21 +12,10 @@ between the worker and the tensor; `unbatch` copies, which for tiny batches is t
 
 from __future__ import annotations
 
-import dataclasses
+import operator
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-
-from loaderpool.adapters.exit_gate import exit_gate
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError
-from loaderpool.machine import restore_malloc_thresholds
-from loaderpool.memory.form import BatchForm
-from loaderpool.passes import Pass
-from loaderpool.ragged import RaggedArray
-from loaderpool.spec import ArraySpec
-
-if TYPE_CHECKING:
-    from loaderpool.loader import Loader
 
 try:
     import tensorflow as tf
@@ -35,29 +24,38 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-__all__ = ["as_dataset", "restore_malloc", "tensor_spec"]
+from loaderpool.adapters.exit_gate import exit_gate
+from loaderpool.adapters.wire import Wire
+from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError
+from loaderpool.machine import restore_malloc_thresholds
+from loaderpool.passes import Pass
 
-# No tf.data graph can have it (TensorFlow 2.21: "Converting f8E5M2 to DataType"). Its bits are the upper half of a
-# float16's, so it travels as bytes and arrives as tf.float16, which has the very same values.
-_E5M2 = "float8_e5m2"
+if TYPE_CHECKING:
+    from loaderpool.loader import Loader
+
+__all__ = ["as_dataset", "restore_malloc"]
+
+_LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 
 
 def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
     """See `Loader.as_dataset`."""
-    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int)):
-        raise ArgumentTypeError(f"epochs must be a whole number or None (without end), got {epochs!r}")
-    if epochs is not None and epochs < 1:
-        raise ArgumentError(f"epochs must be at least 1, or None for a stream without end, got {epochs}")
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int):
-        raise ArgumentTypeError(f"prefetch must be a number of batches, got {prefetch!r}")
-    if prefetch < 0:
-        raise ArgumentError(f"prefetch must be at least 0, got {prefetch}")
+    if epochs is not None:
+        epochs = _whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)
+        per_epoch = loader._book.plan.batches_per_epoch
+        if epochs * per_epoch > _LARGEST_INT64:
+            raise ArgumentError(
+                f"epochs={epochs} with {per_epoch} batches each are more than 2**63 batches: epochs=None is a stream "
+                "without end"
+            )
+    prefetch = _whole(
+        "prefetch", prefetch, "a number of batches from 0 on, or tf.data.AUTOTUNE", at_least=tf.data.AUTOTUNE
+    )
     if device is not None and not isinstance(device, str):
         raise ArgumentTypeError(f'device must be a name such as "/GPU:0", got {device!r}')
     if checkpointable:
         raise ArgumentError("checkpointable=True is not there yet; it comes with exact resume")
-    form = loader.form
-    wire = _Wire(form, in_chunks=_goes_in_chunks(form))
+    wire = Wire.of(loader.form)
     source = _Elements(loader, wire, epochs)
     dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
     if wire.in_chunks:
@@ -80,6 +78,18 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     return dataset
 
 
+def _whole(name: str, value: Any, what: str, *, at_least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be {what}, got {value!r}")
+    if not at_least <= number <= _LARGEST_INT64:
+        raise ArgumentError(f"{name} must be {what}, got {number}")
+    return number
+
+
 _restores_malloc = False
 
 
@@ -99,15 +109,7 @@ def restore_malloc() -> bool:
     return restore_malloc_thresholds()
 
 
-def _goes_in_chunks(form: BatchForm) -> bool:
-    can_unbatch = all(
-        component.dtype.type.__module__ == "numpy" or component.dtype.name in ("bfloat16", _E5M2)
-        for component in form.spec.components  # "Unhandled data type", says TensorFlow's unbatch of other float8s
-    )
-    return form.fixed is not None and form.max_chunk > 1 and can_unbatch
-
-
-def _options(wire: _Wire) -> Any:
+def _options(wire: Wire) -> Any:
     """Options hold for the user's own stages too, so there are as few as can be: no threading, no autotune.
 
     Auto-sharding is off: by it every host would make all batches and throw most away. tf.data puts a prefetch of its
@@ -121,96 +123,10 @@ def _options(wire: _Wire) -> Any:
     return options
 
 
-def tensor_spec(component: ArraySpec) -> Any:
-    """The `tf.TypeSpec` of a component as the user's dataset has it."""
-    dtype = tf.float16 if component.dtype.name == _E5M2 else _wire_dtype(component)
-    if component.ragged:
-        return tf.RaggedTensorSpec(component.shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
-    return tf.TensorSpec(component.shape, dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Wire:
-    """How elements travel through from_generator: a flat tuple of plain arrays, put right by `restore` in C++."""
-
-    form: BatchForm
-    in_chunks: bool
-
-    @property
-    def signature(self) -> Any:
-        """The output_signature."""
-        if not self.needs_restoring:
-            specs = [self._prefixed(tensor_spec(component)) for component in self.form.spec.components]
-            return self.form.spec.structure.pack(specs)
-        specs = []
-        for component in self.form.spec.components:
-            if component.ragged:
-                specs += [
-                    tf.TensorSpec((None, *component.shape[2:]), _wire_dtype(component)),
-                    tf.TensorSpec((None,), tf.int64),
-                ]
-            else:
-                specs.append(self._prefixed(tf.TensorSpec(component.shape, _wire_dtype(component))))
-        return tuple(specs)
-
-    @property
-    def needs_restoring(self) -> bool:
-        """Whether a component travels in another form than the user sees."""
-        return any(component.ragged or _travels_as_bytes(component) for component in self.form.spec.components)
-
-    def element(self, parts: list[Any]) -> Any:
-        """What the generator yields for a batch's (or chunk's) components."""
-        if not self.needs_restoring:
-            return self.form.spec.structure.pack(parts)
-        flat: list[Any] = []
-        for part, component in zip(parts, self.form.spec.components, strict=True):
-            if isinstance(part, RaggedArray):
-                values = part.values.view("uint8") if _travels_as_bytes(component) else part.values
-                flat += [values, part.row_splits]
-            else:
-                flat.append(part.view("uint8") if _travels_as_bytes(component) else part)
-        return tuple(flat)
-
-    def restore(self, *flat: Any) -> Any:
-        """Runs in tf.data: the element as the user sees it."""
-        parts, rest = [], list(flat)
-        for component in self.form.spec.components:
-            values = rest.pop(0)
-            if _travels_as_bytes(component):
-                upper = tf.bitwise.left_shift(tf.cast(values, tf.uint16), tf.constant(8, tf.uint16))
-                values = tf.bitcast(upper, tf.float16)
-            if component.ragged:
-                values = tf.RaggedTensor.from_row_splits(values, rest.pop(0), validate=False)
-            parts.append(values)
-        structure = self.form.spec.structure
-        return structure.pack(parts)
-
-    def _prefixed(self, spec: Any) -> Any:
-        return tf.TensorSpec((None, *spec.shape), spec.dtype) if self.in_chunks else spec
-
-
-def _travels_as_bytes(component: ArraySpec) -> bool:
-    return bool(component.dtype.name == _E5M2)
-
-
-def _wire_dtype(component: ArraySpec) -> Any:
-    if component.text is not None:
-        return tf.string
-    if _travels_as_bytes(component):
-        return tf.uint8
-    try:
-        return tf.dtypes.as_dtype(component.dtype)
-    except TypeError as error:
-        raise SpecMismatchError(
-            f"TensorFlow {tf.__version__} has no dtype {component.dtype}; let the function return .astype('float16'), "
-            "or give an element_spec with another dtype"
-        ) from error
-
-
 class _Elements:
     """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
-    def __init__(self, loader: Loader, wire: _Wire, epochs: int | None) -> None:
+    def __init__(self, loader: Loader, wire: Wire, epochs: int | None) -> None:
         self._loader = weakref.ref(loader)
         self._wire = wire
         self._epochs = epochs
@@ -224,7 +140,7 @@ class _Elements:
         return _Stream(_generate(loader, self._wire, self._epochs))
 
 
-def _generate(loader: Loader, wire: _Wire, epochs: int | None) -> Iterator[Any]:
+def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
     """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
     book = loader._book
     tally = book.tally

@@ -133,7 +133,10 @@ def test_a_later_parallel_map_really_runs_in_parallel(tf: Any, pool: lp.Pool, fn
         ({"epochs": 0}, ValueError, "epochs"),
         ({"epochs": True}, TypeError, "epochs"),
         ({"epochs": 1.5}, TypeError, "epochs"),
-        ({"prefetch": -1}, ValueError, "prefetch"),
+        ({"epochs": 2**63}, ValueError, "epochs"),
+        ({"epochs": 2**62}, ValueError, "epochs"),  # of four batches each
+        ({"prefetch": -2}, ValueError, "prefetch.*AUTOTUNE"),
+        ({"prefetch": 2**63}, ValueError, "prefetch"),
         ({"prefetch": None}, TypeError, "prefetch"),
         ({"device": 0}, TypeError, "device"),
     ],
@@ -141,9 +144,30 @@ def test_a_later_parallel_map_really_runs_in_parallel(tf: Any, pool: lp.Pool, fn
 def test_wrong_arguments_fail_in_the_callers_line(
     tf: Any, pool: lp.Pool, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    with lp.Loader(range(4), sample, pool=pool) as loader, pytest.raises(lp.LoaderpoolError, match=text) as caught:
+    loader = lp.Loader(range(4), sample, batch_size=1, pool=pool)
+    with loader, pytest.raises(lp.LoaderpoolError, match=text) as caught:
         loader.as_dataset(**arguments)
     assert isinstance(caught.value, error)
+
+
+@pytest.mark.parametrize("fn", [sample, wide])
+@pytest.mark.parametrize("number", [np.int64, np.uint8, int])
+def test_numbers_may_be_numpys_and_prefetch_tf_datas_own_choice(tf: Any, pool: lp.Pool, fn: Any, number: Any) -> None:
+    with lp.Loader(range(8), fn, batch_size=4, pool=pool) as loader:
+        assert int(loader.as_dataset(epochs=number(3), prefetch=number(2)).cardinality()) == 6
+        assert len(list(loader.as_dataset(epochs=number(3), prefetch=tf.data.AUTOTUNE))) == 6
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_dict_that_tensorflow_cannot_sort_is_an_error_that_says_so(tf: Any, pool: lp.Pool, nested: bool) -> None:
+    def fn(index: int) -> Any:
+        mixed = {1: np.int64(index), "a": np.int64(index)}
+        return (mixed, np.int64(0)) if nested else mixed
+
+    with lp.Loader(range(4), fn, batch_size=2, pool=pool) as loader:
+        with pytest.raises(lp.SpecMismatchError, match=r"keys.*1 \(int\), 'a' \(str\)"):
+            loader.as_dataset()
+        assert len(list(loader)) == 2
 
 
 # ---- the same data ----
@@ -249,6 +273,23 @@ def test_batches_of_varied_shape_arrive_whole(tf: Any, pool: lp.Pool) -> None:
     assert all(map(np.array_equal, wanted, got))
     with lp.Loader(range(12), fn, batch_size=None, pool=pool, element_spec=lp.ArraySpec((None, None), "i4")) as loader:
         assert [batch.shape.as_list() for batch in loader.as_dataset()] == [list(fn(i).shape) for i in range(12)]
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_samples_without_elements_arrive_as_they_are(tf: Any, shape: tuple[int, ...]) -> None:
+    """In a child: TensorFlow's `unbatch` ends the process at a component without elements."""
+    run_child(
+        f"""
+        import numpy as np
+        import loaderpool as lp
+
+        with lp.Loader(range(40), lambda i: (np.empty({shape}, "f4"), np.int64(i)), batch_size=2, workers=1) as loader:
+            for _ in range(2):
+                batches = list(loader.as_dataset())
+                assert [tuple(x.shape) for x, _ in batches] == [(2, *{shape})] * 20
+                assert [y for _, labels in batches for y in labels.numpy()] == list(range(40))
+        """
+    ).check()
 
 
 def test_unordered_batches_arrive_exactly_once(tf: Any, pool: lp.Pool) -> None:

@@ -1,0 +1,141 @@
+"""How batches travel through `from_generator`: plain arrays, put right in C++ where TensorFlow wants another form.
+
+A ragged component goes as its values and row splits, for a ragged leaf would send the whole element down a slow path
+that copies; a dtype that tf.data does not take goes as its bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from loaderpool.errors import SpecMismatchError
+from loaderpool.memory.form import BatchForm
+from loaderpool.ragged import RaggedArray
+from loaderpool.spec import ArraySpec
+from loaderpool.structure import Structure
+
+__all__ = ["Wire"]
+
+# No tf.data graph can have it (TensorFlow 2.21: "Converting f8E5M2 to DataType"). Its bits are the upper half of a
+# float16's, so it travels as bytes and arrives as tf.float16, which has the very same values.
+_E5M2 = "float8_e5m2"
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """How elements travel through from_generator: a flat tuple of plain arrays, put right by `restore` in C++."""
+
+    form: BatchForm
+    in_chunks: bool  # an element is a chunk of batches, which `unbatch` takes apart
+
+    @staticmethod
+    def of(form: BatchForm) -> Wire:
+        """The way for a loader's batches.
+
+        Raises:
+            SpecMismatchError: TensorFlow has no such element; names the component or the dict.
+        """
+        _check_keys(form.spec.structure)
+        can_unbatch = all(map(_can_unbatch, form.spec.components))
+        return Wire(form, in_chunks=form.fixed is not None and form.max_chunk > 1 and can_unbatch)
+
+    @property
+    def signature(self) -> Any:
+        """The output_signature."""
+        if not self.needs_restoring:
+            specs = [self._prefixed(_tensor_spec(component)) for component in self.form.spec.components]
+            return self.form.spec.structure.pack(specs)
+        specs = []
+        for component in self.form.spec.components:
+            if component.ragged:
+                specs += [
+                    tf.TensorSpec((None, *component.shape[2:]), _wire_dtype(component)),
+                    tf.TensorSpec((None,), tf.int64),
+                ]
+            else:
+                specs.append(self._prefixed(tf.TensorSpec(component.shape, _wire_dtype(component))))
+        return tuple(specs)
+
+    @property
+    def needs_restoring(self) -> bool:
+        """Whether a component travels in another form than the user sees."""
+        return any(component.ragged or _travels_as_bytes(component) for component in self.form.spec.components)
+
+    def element(self, parts: list[Any]) -> Any:
+        """What the generator yields for a batch's (or chunk's) components."""
+        if not self.needs_restoring:
+            return self.form.spec.structure.pack(parts)
+        flat: list[Any] = []
+        for part, component in zip(parts, self.form.spec.components, strict=True):
+            if isinstance(part, RaggedArray):
+                values = part.values.view("uint8") if _travels_as_bytes(component) else part.values
+                flat += [values, part.row_splits]
+            else:
+                flat.append(part.view("uint8") if _travels_as_bytes(component) else part)
+        return tuple(flat)
+
+    def restore(self, *flat: Any) -> Any:
+        """Runs in tf.data: the element as the user sees it."""
+        parts, rest = [], list(flat)
+        for component in self.form.spec.components:
+            values = rest.pop(0)
+            if _travels_as_bytes(component):
+                upper = tf.bitwise.left_shift(tf.cast(values, tf.uint16), tf.constant(8, tf.uint16))
+                values = tf.bitcast(upper, tf.float16)
+            if component.ragged:
+                values = tf.RaggedTensor.from_row_splits(values, rest.pop(0), validate=False)
+            parts.append(values)
+        structure = self.form.spec.structure
+        return structure.pack(parts)
+
+    def _prefixed(self, spec: Any) -> Any:
+        return tf.TensorSpec((None, *spec.shape), spec.dtype) if self.in_chunks else spec
+
+
+def _can_unbatch(component: ArraySpec) -> bool:
+    if 0 in component.shape[1:]:  # TensorFlow's unbatch ends the process by SIGSEGV or SIGFPE (2.21)
+        return False
+    # Of other float8s and the like it says "Unhandled data type".
+    return component.dtype.type.__module__ == "numpy" or component.dtype.name in ("bfloat16", _E5M2)
+
+
+def _check_keys(structure: Structure) -> None:
+    try:
+        sorted(structure.keys)  # type: ignore[type-var]  # as tf.nest does, to go through a dict
+    except TypeError:
+        keys = ", ".join(f"{key!r} ({type(key).__name__})" for key in structure.keys)
+        raise SpecMismatchError(
+            f"as_dataset: the function returns a dict whose keys cannot be sorted, which TensorFlow does: {keys}. "
+            "Give all keys of a dict one type, such as str (iterating over the loader itself takes any)"
+        ) from None
+    for child in structure.children:
+        _check_keys(child)
+
+
+def _tensor_spec(component: ArraySpec) -> Any:
+    """The `tf.TypeSpec` of a component as the user's dataset has it."""
+    dtype = tf.float16 if component.dtype.name == _E5M2 else _wire_dtype(component)
+    if component.ragged:
+        return tf.RaggedTensorSpec(component.shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
+    return tf.TensorSpec(component.shape, dtype)
+
+
+def _travels_as_bytes(component: ArraySpec) -> bool:
+    return bool(component.dtype.name == _E5M2)
+
+
+def _wire_dtype(component: ArraySpec) -> Any:
+    if component.text is not None:
+        return tf.string
+    if _travels_as_bytes(component):
+        return tf.uint8
+    try:
+        return tf.dtypes.as_dtype(component.dtype)
+    except TypeError as error:
+        raise SpecMismatchError(
+            f"TensorFlow {tf.__version__} has no dtype {component.dtype}; let the function return .astype('float16'), "
+            "or give an element_spec with another dtype"
+        ) from error
