@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from loaderpool import clock
 from loaderpool.config import LoaderConfig
+from loaderpool.leaves import convert_leaf
 from loaderpool.memory.form import UnitKind
 from loaderpool.plan.order import Plan
 from loaderpool.spec import ElementSpec, sample_spec
@@ -22,6 +23,8 @@ __all__ = ["Prober"]
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
 # samples have.
 _PROBES = 64
+# Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
+_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
 
 
 class Prober:
@@ -97,10 +100,15 @@ class Prober:
             leaves = spec.structure.flatten(result)
         except Exception as error:
             raise progress.failed(error, epoch, indices, int(positions[0])) from None
-        # A copy: the function may fill the same buffer again before this result's turn.
-        kept = spec.structure.pack([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
-        self._calls.keep(epoch, indices[0], kept)
+        kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
+        self._calls.keep(epoch, indices[0], spec.structure.pack(kept))
         return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed)
+
+
+def _kept(leaf: Any, path: str) -> Any:
+    """The leaf in memory of its own: the function may fill its buffer, be it a list, again before its turn."""
+    is_immutable = type(leaf) in _IMMUTABLE or isinstance(leaf, np.generic)
+    return leaf if is_immutable else convert_leaf(leaf, path).copy()
 
 
 def _nbytes(leaf: Any) -> int:

@@ -103,16 +103,51 @@ def test_the_probes_result_is_not_used_for_another_epoch() -> None:
     assert calls == [0, 0, 1, 2, 3]
 
 
-def test_the_probes_result_survives_a_function_that_fills_its_buffer_again() -> None:
-    buffer = np.empty(3)
+class Wrapped:
+    """Not an array, but NumPy may look into its memory, as into a tensor's."""
 
+    def __init__(self) -> None:
+        self.inner = np.zeros(3)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.inner[key] = value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.inner
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [np.empty(3), [0, 0, 0], [[0, 0], [0, 0]], bytearray(3), Wrapped(), np.ma.zeros(3), [np.zeros(2)]],
+    ids=["array", "list", "nested list", "bytearray", "wrapped", "subclass", "list of arrays"],
+)
+@pytest.mark.parametrize("wrap", [lambda leaf: leaf, lambda leaf: {"x": leaf, "y": 1}], ids=["bare", "in a dict"])
+def test_the_probes_result_survives_a_function_that_fills_its_buffer_again(
+    buffer: Any, wrap: Callable[[Any], Any]
+) -> None:
     def fill(index: int) -> Any:
-        buffer[:] = index
-        return buffer
+        inner = buffer[0] if isinstance(buffer, list) and not isinstance(buffer[0], int) else buffer
+        for at in range(2):
+            inner[at] = index
+        return wrap(buffer)
 
     bench = Bench(fill).prepare()
     bench.make(1)
-    assert bench.make(0)[0][:, 0].tolist() == [0, 1, 2, 3]
+    batch = bench.make(0)[0]
+    rows = batch["x"] if isinstance(batch, dict) else batch
+    assert rows.reshape(4, -1)[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_the_probes_list_of_text_survives_being_filled_again() -> None:
+    words = ["", "b"]
+
+    def fill(index: int) -> Any:
+        words[0] = str(index)
+        return words
+
+    bench = Bench(fill).prepare()
+    bench.make(1)
+    assert bench.make(0)[0].tolist() == [["0", "b"], ["1", "b"], ["2", "b"], ["3", "b"]]
 
 
 @pytest.mark.parametrize("action", ["skip", "replace"])
