@@ -6,24 +6,30 @@ again, so scripts need no guard and notebooks work.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
 from typing import Any
 
+from loaderpool import machine
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 
 __all__ = ["SupervisorLink", "launch"]
 
 # sys.path is set before anything is imported, so the supervisor finds what the trainer finds. `-c` has put the working
-# directory in front: not even json may come from there.
+# directory in front: not even json may come from there. The settings come in a memory file: a script's arguments alone
+# (6,000 file names) can be more than one argument of a command may be.
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "import json; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
+    "import json, mmap, os; file = int(sys.argv[1]); "
+    "start = json.loads(mmap.mmap(file, int(sys.argv[2]))[:]); os.close(file); sys.path[:] = start['path']; "
     "from loaderpool.supervisor.engine import main; main(start)"
 )
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
@@ -46,6 +52,15 @@ class SupervisorLink:
     completions: int  # read end of the completion pipe
     socket: socket.socket  # large things arrive here
 
+    def end(self) -> None:
+        """Kill the supervisor and close the ends, where the session that was to use them cannot be made."""
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.control)
+        os.close(self.completions)
+        self.socket.close()
+
 
 def launch(arena: Arena, workers: int) -> SupervisorLink:
     """Start a supervisor for `workers` workers on an arena; returns at once.
@@ -55,43 +70,66 @@ def launch(arena: Arena, workers: int) -> SupervisorLink:
     """
     if not sys.executable:
         raise PoolBrokenError("sys.executable is empty: an embedded Python must set it to a Python interpreter")
-    control_read, control_write = os.pipe()
-    completions_read, completions_write = os.pipe()
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    os.set_blocking(completions_read, False)
-    os.set_blocking(completions_write, False)
-    mine.setblocking(False)
-    theirs.setblocking(False)
-    inherited = [control_read, completions_write, theirs.fileno(), arena.descriptor]
-    start = {
-        "path": [os.getcwd() if entry == "" else entry for entry in sys.path],
-        "argv": sys.argv,
-        "trainer_pid": os.getpid(),
-        "control": control_read,
-        "completions": completions_write,
-        "socket": theirs.fileno(),
-        "arena": arena.descriptor,
-        "arena_bytes": arena.nbytes,
-        "workers": workers,
-    }
-    try:
-        process = subprocess.Popen(
-            [sys.executable, *_interpreter_flags(), "-c", _BOOT, json.dumps(start), "loaderpool-supervisor"],
-            pass_fds=inherited,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C and Ctrl-Z of the terminal are the trainer's alone
-            env=_environment(),
-        )
-    except OSError as error:
-        for descriptor in (control_write, completions_read):
-            os.close(descriptor)
-        mine.close()
-        raise PoolBrokenError(f"the supervisor process could not be started: {error}") from error
-    finally:
-        os.close(control_read)
-        os.close(completions_write)
-        theirs.close()
-    return SupervisorLink(process, control_write, completions_read, mine)
+    with contextlib.ExitStack() as mine, contextlib.ExitStack() as theirs:
+        try:
+            control_read, control_write = os.pipe()
+            theirs.callback(os.close, control_read)
+            mine.callback(os.close, control_write)
+            completions_read, completions_write = os.pipe()
+            mine.callback(os.close, completions_read)
+            theirs.callback(os.close, completions_write)
+            my_socket, their_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            mine.callback(my_socket.close)
+            theirs.callback(their_socket.close)
+            os.set_blocking(completions_read, False)
+            os.set_blocking(completions_write, False)
+            my_socket.setblocking(False)
+            their_socket.setblocking(False)
+            start = {
+                "path": _search_path(),
+                "argv": [str(argument) for argument in getattr(sys, "argv", ())],
+                "trainer_pid": os.getpid(),
+                "control": control_read,
+                "completions": completions_write,
+                "socket": their_socket.fileno(),
+                "arena": arena.descriptor,
+                "arena_bytes": arena.nbytes,
+                "workers": workers,
+            }
+            settings = json.dumps(start).encode("ascii")
+            file = machine.create_memory_file("start")
+            theirs.callback(os.close, file)
+            _fill(file, settings)
+            boot = ["-c", _BOOT, str(file), str(len(settings)), "loaderpool-supervisor"]
+            process = subprocess.Popen(
+                [sys.executable, *_interpreter_flags(), *boot],
+                pass_fds=[control_read, completions_write, their_socket.fileno(), arena.descriptor, file],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C and Ctrl-Z of the terminal are the trainer's alone
+                env=_environment(),
+            )
+        except OSError as error:
+            raise PoolBrokenError(f"the supervisor process could not be started: {error}") from error
+        mine.pop_all()
+        return SupervisorLink(process, control_write, completions_read, my_socket)
+
+
+def _search_path() -> list[str]:
+    """The trainer's sys.path as its imports read it: what is no str is passed over, "" is the working directory."""
+    path = []
+    for entry in sys.path:
+        if entry == "":
+            with contextlib.suppress(FileNotFoundError):  # it was deleted: nothing is found in it
+                path.append(os.getcwd())
+        elif isinstance(entry, str):
+            path.append(str(entry))
+    return path
+
+
+def _fill(file: int, content: bytes) -> None:
+    os.ftruncate(file, len(content))
+    with mmap.mmap(file, len(content)) as view:  # the fallback of a memory file takes no write()
+        view[:] = content
 
 
 def _environment() -> dict[str, str]:

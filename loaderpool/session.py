@@ -20,7 +20,7 @@ from typing import Protocol
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, Lost, receive_notice
-from loaderpool.errors import ClosedError, ForeignProcessError, SupervisorLostError
+from loaderpool.errors import ClosedError, ForeignProcessError, PoolBrokenError, SupervisorLostError
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.lease import ReturnPipe
@@ -58,17 +58,28 @@ class Session:
 
     Args:
         workers: how many workers the supervisor shall have.
+
+    Raises:
+        PoolBrokenError: it could not be started; nothing of it is left.
+        MemoryLimitError: no address space for the arena.
     """
 
     def __init__(self, workers: int) -> None:
         self.workers_wanted = workers
-        self.arena = Arena.create()
-        link = launch(self.arena, workers)
+        with contextlib.ExitStack() as undo:
+            try:
+                self.arena = Arena.create()
+                undo.callback(self.arena.close_descriptor)
+                link = launch(self.arena, workers)
+                undo.callback(link.end)
+                self._wake_read, self._wake_write = os.pipe()
+            except OSError as error:  # no descriptor is left, say
+                raise PoolBrokenError(f"the pool could not be started: {error}") from error
+            undo.pop_all()
         self._process = link.process
         self.pipe = ReturnPipe(link.control)
         self._completions = link.completions
         self._socket = link.socket
-        self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         self._owner_pid = os.getpid()

@@ -1,0 +1,101 @@
+"""The supervisor starts whatever the script is like, and where it cannot, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loaderpool as lp
+from loaderpool.session import Session
+from tests.support import leaks
+from tests.support.child import run_child
+
+
+def batches() -> list[list[int]]:
+    with lp.Loader(range(4), batch_size=2, workers=1) as loader:
+        return [batch.tolist() for batch in loader]
+
+
+def test_what_is_no_text_on_the_search_path_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, b"/tmp", None])
+    assert batches() == [[0, 1], [2, 3]]
+
+
+def test_a_script_may_have_more_arguments_than_fit_one_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"/data/images/{number:06}.png" for number in range(6000)]
+    monkeypatch.setattr(sys, "argv", ["train.py", *names, Path("a"), "\udcff"])
+    with lp.Loader([-1, 0], lambda index: len(sys.argv[index]), batch_size=None, workers=1) as loader:
+        assert [int(length) for length in loader] == [1, 8]
+    with lp.Loader([0], lambda _: len(sys.argv), batch_size=None, workers=1) as loader:
+        assert int(next(iter(loader))) == 6003
+
+
+def test_a_deleted_working_directory_is_no_hindrance(tmp_path: Path) -> None:
+    run_child(
+        f"""
+        import os, sys
+        import loaderpool as lp
+        os.mkdir({str(tmp_path / "gone")!r})
+        os.chdir({str(tmp_path / "gone")!r})
+        os.rmdir({str(tmp_path / "gone")!r})
+        sys.path.insert(0, "")
+        with lp.Loader(range(4), lambda n: n + 1, batch_size=2, workers=1) as loader:
+            assert [batch.tolist() for batch in loader] == [[1, 2], [3, 4]]
+        """
+    ).check()
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise OSError(24, "Too many open files")
+
+
+def _interrupt(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("fail", [_refuse, _interrupt])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("os", "pipe"), ("socket", "socketpair"), ("subprocess", "Popen"), ("loaderpool.machine", "create_memory_file")],
+)
+def test_a_start_that_fails_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, fail: Callable[..., Any]
+) -> None:
+    owner = sys.modules[module]
+    real = getattr(owner, name)
+    for nth in range(3):  # each of its calls in turn
+        results = [real] * nth + [fail] + [real] * 10
+        monkeypatch.setattr(owner, name, lambda *args, results=results, **named: results.pop(0)(*args, **named))
+        with leaks.guard():
+            try:
+                Session(1).close()
+            except lp.PoolBrokenError:
+                assert fail is _refuse
+            except KeyboardInterrupt:
+                assert fail is _interrupt
+        monkeypatch.undo()
+
+
+def test_without_any_descriptor_left_the_error_says_so(no_leaks: None) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, before[1]))
+    try:
+        with pytest.raises(lp.PoolBrokenError, match="Too many open files"):
+            Session(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_an_interpreter_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(lp.PoolBrokenError, match="/no/such/python"):
+        Session(1)
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(lp.PoolBrokenError, match="embedded"):
+        Session(1)
