@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import click
 
-from loaderpool.cli.options import read_output, read_seconds
+from loaderpool.cli.options import read_json, read_seconds
 from loaderpool.cli.report import bench_data, bench_table, workers_table
 from loaderpool.cli.target import load_target
-from loaderpool.cli.terminal import progress, results, say
+from loaderpool.cli.terminal import progress, results, say, write_json
 from loaderpool.tuning import cpu_budget, measure
 
 __all__ = ["bench"]
@@ -22,8 +21,10 @@ __all__ = ["bench"]
 @click.option(
     "--seconds", metavar="N", callback=read_seconds, default="5", show_default=True, help="How long it is measured."
 )
-@click.option("--json", "json_path", metavar="FILE", callback=read_output, help="Write the measurement to this file.")
-def bench(target: str, seconds: float, json_path: Path | None) -> None:
+@click.option(
+    "--json", "json_to", metavar="FILE", callback=read_json, help="Write the measurement to this file, - for stdout."
+)
+def bench(target: str, seconds: float, json_to: Path | str | None) -> None:
     """Measure TARGET as it is configured: rates, waits, and what each worker does with its time.
 
     TARGET is package.module:name, a Loader or a function without arguments that makes one. Nothing is trained: a batch
@@ -38,13 +39,11 @@ def bench(target: str, seconds: float, json_path: Path | None) -> None:
             window = measure(loader, seconds, on_progress=watcher.advance)
             watcher.end(window)
 
-    console = results()
+    console = results(json_to)
     count = "in this process" if workers == 0 else f"{workers} worker{'s' * (workers != 1)}"
     say(console, f"{target}, batch_size={batch_size}, {count}", style="bold")
     console.print(bench_table(window, unit, console.is_terminal))
     if window.workers:
         console.print(workers_table(window, unit, console.is_terminal))
     say(console, f"{cpus}.", style="dim")
-    if json_path is not None:
-        json_path.write_text(json.dumps(bench_data(target, batch_size, cpus, workers, window), indent=2) + "\n")
-        say(console, f"Wrote {json_path}.")
+    write_json(console, json_to, bench_data(target, batch_size, cpus, workers, window))

@@ -13,7 +13,10 @@ import click
 
 from loaderpool.config import MAX_WORKERS
 
-__all__ = ["read_counts", "read_output", "read_plot", "read_seconds"]
+__all__ = ["STDOUT", "read_counts", "read_json", "read_plot", "read_seconds"]
+
+# What an output option has for "-": no `Path`, for a file may be called so, as `./-`.
+STDOUT = "-"
 
 
 def read_seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
@@ -46,21 +49,14 @@ def read_counts(context: click.Context, parameter: click.Parameter, value: str |
     return counts
 
 
-def read_output(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """A file to be written when all is done; a folder that is not there shall not cost the measurements."""
-    if value is None:
-        return None
-    path = Path(value)
-    if path.is_dir():
-        raise click.BadParameter(f"{value!r} is a directory.", context, parameter)
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"the directory {str(path.parent)!r} does not exist.", context, parameter)
-    return path
+def read_json(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | str | None:
+    """A file to be written when all is done, or STDOUT."""
+    return STDOUT if value == STDOUT else _read_output(context, parameter, value)
 
 
 def read_plot(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     """A picture to be written, where matplotlib is installed."""
-    path = read_output(context, parameter, value)
+    path = _read_output(context, parameter, value)
     if path is None:
         return None
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -69,4 +65,16 @@ def read_plot(context: click.Context, parameter: click.Parameter, value: str | N
         raise click.BadParameter(
             "a plot needs matplotlib; install it by: pip install 'loaderpool[cli]'", context, parameter
         )
+    return path
+
+
+def _read_output(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """A folder that is not there shall not cost the measurements."""
+    if value is None:
+        return None
+    path = Path(value)
+    if path.is_dir():
+        raise click.BadParameter(f"{value!r} is a directory.", context, parameter)
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"the directory {str(path.parent)!r} does not exist.", context, parameter)
     return path

@@ -1,18 +1,26 @@
-"""Where output goes: results to stdout, progress to stderr; plain text wherever that is no terminal."""
+"""Where output goes: results to stdout, progress to stderr; plain text wherever that is no terminal.
+
+Where `--json -` asks for stdout, stdout has the JSON and nothing else, and the results for people go to stderr, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from loaderpool.cli.options import STDOUT
 from loaderpool.cli.report import number
 from loaderpool.tuning import Watcher, Window
 
-__all__ = ["progress", "results", "say"]
+__all__ = ["progress", "results", "say", "write_json"]
 
 # A file has no width; a table that is cut or wrapped at 80 columns would be of no use there.
 _PLAIN_WIDTH = 200
@@ -20,10 +28,25 @@ _PLAIN_WIDTH = 200
 _DRAWS_PER_S = 4
 
 
-def results() -> Console:
-    """The console on stdout."""
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=_PLAIN_WIDTH)
+def results(json_to: Path | str | None) -> Console:
+    """The console for people: stdout, or stderr where the JSON has stdout."""
+    stderr = json_to == STDOUT
+    console = Console(stderr=stderr, highlight=False, markup=False)
+    if console.is_terminal:
+        return console
+    return Console(stderr=stderr, highlight=False, markup=False, width=_PLAIN_WIDTH)
+
+
+def write_json(console: Console, json_to: Path | str | None, data: dict[str, Any]) -> None:
+    """Write the data where `--json` says, if it does."""
+    if json_to is None:
+        return
+    text = json.dumps(data, indent=2) + "\n"
+    if isinstance(json_to, Path):
+        json_to.write_text(text)
+        say(console, f"Wrote {json_to}.")
+    else:
+        sys.stdout.write(text)
 
 
 def say(console: Console, text: str, style: str = "") -> None:

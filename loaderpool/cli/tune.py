@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from loaderpool.cli.options import read_counts, read_output, read_plot, read_seconds
+from loaderpool.cli.options import read_counts, read_json, read_plot, read_seconds
 from loaderpool.cli.report import tune_data, tune_table
 from loaderpool.cli.target import load_target
-from loaderpool.cli.terminal import progress, results, say
+from loaderpool.cli.terminal import progress, results, say, write_json
 from loaderpool.tuning import cpu_budget, default_counts, measure_counts, recommend
 
 __all__ = ["tune"]
@@ -35,7 +34,9 @@ _ROUNDS = 2
     callback=read_counts,
     help="Numbers of workers to measure, such as 0,1,2,4.  [default: 0, 1, 2, 4, ... twice the CPUs]",
 )
-@click.option("--json", "json_path", metavar="FILE", callback=read_output, help="Write all measurements to this file.")
+@click.option(
+    "--json", "json_to", metavar="FILE", callback=read_json, help="Write all measurements to this file, - for stdout."
+)
 @click.option(
     "--plot",
     "plot_path",
@@ -44,7 +45,7 @@ _ROUNDS = 2
     help="Draw rates over workers into this .png, .svg or .pdf.",
 )
 def tune(
-    target: str, seconds: float, counts: tuple[int, ...] | None, json_path: Path | None, plot_path: Path | None
+    target: str, seconds: float, counts: tuple[int, ...] | None, json_to: Path | str | None, plot_path: Path | None
 ) -> None:
     """Measure TARGET with several numbers of workers, and say which number to use and why.
 
@@ -62,7 +63,7 @@ def tune(
         measurements = measure_counts(loader, counts, seconds, rounds=_ROUNDS, watcher=watcher)
     recommendation = recommend(measurements, cpus.usable)
 
-    console = results()
+    console = results(json_to)
     say(console, f"{target}, batch_size={batch_size}", style="bold")
     console.print(tune_table(recommendation, unit, console.is_terminal))
     say(console, f"{cpus}.", style="dim")
@@ -71,10 +72,7 @@ def tune(
     say(console, f"Use workers={recommendation.workers}: {recommendation.reason}.", style="bold")
     for note in recommendation.notes:
         say(console, f"Note: {note}")
-    if json_path is not None:
-        data = tune_data(target, batch_size, cpus, seconds, recommendation)
-        json_path.write_text(json.dumps(data, indent=2) + "\n")
-        say(console, f"Wrote {json_path}.")
+    write_json(console, json_to, tune_data(target, batch_size, cpus, seconds, recommendation))
     if plot_path is not None:
         from loaderpool.cli.plot import write_plot  # matplotlib takes most of a second to import
 

@@ -156,6 +156,24 @@ def test_bench_measures_the_loader_as_it_is_configured(command: Callable[..., Ch
         assert str(worker["pid"]) in result.stdout
 
 
+@pytest.mark.parametrize("arguments", [["tune", "--workers", "0,1"], ["bench"]], ids=lambda each: each[0])
+def test_json_to_stdout_is_all_there_is(
+    command: Callable[..., ChildResult], project: Path, arguments: list[str]
+) -> None:
+    name, *options = arguments
+    result = command(name, "jobs:make_waiting", "--seconds", "0.2", *options, "--json", "-").check()
+    assert json.loads(result.stdout)["command"] == name
+    assert "samples/s" in result.stderr and "decided by" in result.stderr
+    assert "Wrote" not in result.stderr
+    assert not (project / "-").exists()
+
+
+def test_a_file_may_be_called_so(command: Callable[..., ChildResult], project: Path) -> None:
+    result = command("bench", "jobs:make_waiting", "--seconds", "0.2", "--json", "./-").check()
+    assert json.loads((project / "-").read_text())["command"] == "bench"
+    assert "samples/s" in result.stdout
+
+
 # -- what goes wrong
 
 
