@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from loaderpool.session import Session
 
 __all__ = ["Pool", "resolve_workers"]
+
+_CLOSED = "this Pool is closed; make a new one"
 
 
 def resolve_workers(workers: int | Literal["auto"]) -> int:
@@ -44,6 +47,7 @@ class Pool:
         self._session: Session | None = None
         self._finalizer: Any = None
         self._is_closed = False
+        self._lock, self._lock_pid = threading.RLock(), os.getpid()
 
     @property
     def workers(self) -> int:
@@ -62,14 +66,30 @@ class Pool:
                 f"a loader was used inside a loaderpool {role.role()} (pid {os.getpid()}): it may be constructed where "
                 "the function's module is imported, but only the training process can iterate it"
             )
-        if self._session is None:
-            if self._is_closed:
-                raise ClosedError("this Pool is closed; make a new one")
-            from loaderpool.session import Session  # with subprocess and sockets: not at import
+        session = self._session
+        return self._start() if session is None else session
 
-            self._session = Session(self._workers)
-            self._finalizer = weakref.finalize(self, self._session.close)
-        return self._session
+    def _start(self) -> Session:
+        """The session; started now unless another thread has."""
+        from loaderpool.session import Session  # with subprocess and sockets: not at import
+
+        with self._turn():
+            if self._is_closed:
+                raise ClosedError(_CLOSED)
+            if self._session is None:
+                session = Session(self._workers)
+                if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
+                    session.close()
+                    raise ClosedError(_CLOSED)
+                self._session = session
+                self._finalizer = weakref.finalize(self, session.close)
+            return self._session
+
+    def _turn(self) -> threading.RLock:
+        """The lock on starting and ending. A fork has one of its own: a thread that is not there may hold the other."""
+        if self._lock_pid != os.getpid():
+            self._lock, self._lock_pid = threading.RLock(), os.getpid()
+        return self._lock
 
     @property
     def is_closed(self) -> bool:
@@ -88,14 +108,16 @@ class Pool:
         checked = check_workers(workers)
         if checked == 0:
             raise ArgumentError("a running pool cannot shrink to 0 workers; make a Loader with workers=0")
-        self._workers = resolve_workers(checked)
-        if self._session is not None:
-            self._session.resize(self._workers)
+        with self._turn():
+            self._workers = resolve_workers(checked)
+            if self._session is not None:
+                self._session.resize(self._workers)
 
     def close(self) -> None:
         """End the supervisor and its workers. May be called twice; arrays that were handed out stay valid."""
-        self._is_closed = True
-        session, self._session = self._session, None  # so that a closed pool holds no memory
+        with self._turn():  # a start that is under way is closed, too
+            self._is_closed = True
+            session, self._session = self._session, None  # so that a closed pool holds no memory
         if session is not None:
             session.close()
             self._finalizer.detach()
