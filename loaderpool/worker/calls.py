@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from loaderpool.plan.randomness import GlobalsWatch, SampleStreams
+from loaderpool.worker.strays import end_stray
 
 __all__ = ["Calls"]
 
@@ -70,7 +71,8 @@ class Calls:
         watch.arm()
         try:
             result = work()
-        except Exception:  # not Ctrl-C: it would be gone with the second run
+        except Exception as error:  # not Ctrl-C: it would be gone with the second run
+            end_stray(error)  # `random` is seeded anew in a fork, which is no draw
             if not watch.drew():
                 raise
         else:
@@ -106,6 +108,7 @@ class Calls:
             positions, indices, row = positions[1:], indices[1:], row + 1
         if not (self.needs_positions or self.takes_out):
             self._plain(indices, results)
+            end_stray()
             return
         get, fn = self._get, self._fn
         for position, index in zip(positions, indices, strict=True):
@@ -127,6 +130,7 @@ class Calls:
             result = fn(item, out=out, **keywords)
             results.append(out if result is None else result)
             row += 1
+        end_stray()
 
     def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int]) -> Any:
         """What one call makes: a sample or whole element for the first index, or a batch of all by `batch_fn`."""
@@ -144,7 +148,9 @@ class Calls:
         if self._takes_rng:
             keywords["rng"] = self._streams.generator(epoch, positions[0], batch=True)
         get = self._get
-        return self._batch_fn([get(index) for index in indices], **keywords)
+        batch = self._batch_fn([get(index) for index in indices], **keywords)
+        end_stray()
+        return batch
 
     def _plain(self, indices: Sequence[int], results: list[Any]) -> None:
         get, fn = self._get, self._fn
@@ -152,6 +158,7 @@ class Calls:
         items = map(get, indices)
         results.extend(items if fn is None else map(fn, items))  # in C; what was made stays where one raises
         if len(results) - before < len(indices):
+            end_stray()
             # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
             item = get(indices[len(results) - before])
             if fn is not None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from loaderpool import machine
+from loaderpool.worker.strays import look_for_strays
 
 __all__ = ["become_worker"]
 
@@ -39,6 +40,7 @@ def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_de
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
+    look_for_strays()
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     gc.enable()

@@ -35,6 +35,7 @@ from loaderpool.messages import (
 )
 from loaderpool.worker.failures import Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
+from loaderpool.worker.strays import end_stray
 from loaderpool.worker.work import Work
 
 __all__ = ["LOST_PIPES_STATUS", "WorkerChannels", "WorkerLoop", "send_with_bytes"]
@@ -195,7 +196,8 @@ class WorkerLoop:
         self._report(pack(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
 
     def _check_pipes(self) -> None:
-        """End this process where the function has closed or replaced our descriptors (design, rule 10)."""
+        """End this process where the function has closed or replaced our descriptors (rule 10), or has forked it."""
+        end_stray()
         for descriptor, identity in self._identities:
             if _identity(descriptor) != identity:
                 os._exit(LOST_PIPES_STATUS)

@@ -6,6 +6,7 @@ from loaderpool import clock
 from loaderpool.memory.board import Board, Field
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
+from loaderpool.worker.strays import end_stray
 
 __all__ = ["Progress"]
 
@@ -38,6 +39,7 @@ class Progress:
 
     def failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
         """The error as one about these items, the first of which has this position."""
+        end_stray(error)
         one = len(indices) == 1
         failure = describe_failure(
             error,

@@ -25,6 +25,7 @@ from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
+from loaderpool.worker.strays import end_stray
 
 __all__ = ["Work"]
 
@@ -90,7 +91,9 @@ class Work:
             return
         try:
             setup()
+            end_stray()
         except self._catches as error:
+            end_stray(error)
             self._setup = setup
             failure = describe_failure(error, epoch=0, worker=self._progress.worker)
             raise WorkFailed(dataclasses.replace(failure, is_setup=True), error) from None

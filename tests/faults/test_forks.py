@@ -1,0 +1,119 @@
+"""The function forks: its child is no worker, however it ends, and what the parent makes is what comes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+
+# How a child ends that does not end itself by `os._exit`, and the status that its parent should see.
+Ending = Callable[[], Any]
+
+
+def exits() -> Any:
+    sys.exit()
+
+
+def exits_with_a_status() -> Any:
+    sys.exit(3)
+
+
+def exits_with_words() -> Any:
+    sys.exit("no more")
+
+
+def raises() -> Any:
+    raise LookupError("the child's own")
+
+
+def returns() -> Any:
+    return -1
+
+
+ENDINGS = pytest.mark.parametrize(
+    ("end", "status"), [(exits, 0), (exits_with_a_status, 3), (exits_with_words, 1), (raises, 1), (returns, 0)]
+)
+
+
+def forking(end: Ending, log: Path, bad: int) -> Callable[..., Any]:
+    """A function whose child ends by `end` at one index; the parent writes down with which status."""
+
+    def fn(index: int, out: Any = None) -> Any:
+        if index == bad:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                return end()
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with log.open("a") as file:
+                file.write(f"{status}\n")
+        return index
+
+    return fn
+
+
+def with_out(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def fill(index: int, out: Any) -> Any:
+        return fn(index)
+
+    return fill
+
+
+def in_batches(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda items: np.array([fn(item) for item in items])
+
+
+def as_text(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda item: str(fn(item))
+
+
+KINDS: dict[str, Callable[[Callable[..., Any]], dict[str, Any]]] = {
+    "rows": lambda fn: {"fn": lambda item: fn(item)},
+    "rows one by one": lambda fn: {"fn": lambda item: fn(item), "timeout_s": 60},
+    "out": lambda fn: {"fn": with_out(fn)},
+    "replace": lambda fn: {"fn": lambda item: fn(item), "on_error": "replace"},
+    "skip": lambda fn: {"fn": lambda item: fn(item), "on_error": "skip"},
+    "text": lambda fn: {"fn": as_text(fn)},
+    "batch_fn": lambda fn: {"batch_fn": in_batches(fn)},
+    "elements": lambda fn: {"fn": lambda item: np.array([fn(item)]), "batch_size": None},
+}
+
+
+@ENDINGS
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_child_of_the_function_ends_alone(kind: str, end: Ending, status: int, tmp_path: Path) -> None:
+    bad = 0 if kind in ("batch_fn", "elements") else 6  # 0: the probe forks
+    settings = KINDS[kind](forking(end, tmp_path / "log", bad))
+    with lp.Loader(range(16), workers=1, **{"batch_size": 4, **settings}) as loader:
+        for _ in range(2):
+            rows = np.concatenate(list(loader))
+            assert rows.astype(int).tolist() == list(range(16))
+        statistics = loader.statistics()
+        assert statistics.restarts == 0 and statistics.errors == 0
+    assert set((tmp_path / "log").read_text().split()) == {str(status)}
+
+
+@ENDINGS
+def test_a_child_of_setup_ends_alone(end: Ending, status: int, tmp_path: Path) -> None:
+    child = forking(end, tmp_path / "log", 0)
+    with lp.Loader(range(16), batch_size=4, workers=1, setup=lambda: child(0)) as loader:
+        assert np.concatenate(list(loader)).tolist() == list(range(16))
+        assert loader.statistics().restarts == 0
+    assert set((tmp_path / "log").read_text().split()) == {str(status)}
+
+
+def test_what_a_child_says_as_it_ends_is_heard(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for end in (raises, exits_with_words):
+        with lp.Loader(range(8), forking(end, tmp_path / "log", 2), batch_size=4, workers=1) as loader:
+            assert np.concatenate(list(loader)).tolist() == list(range(8))
+    said = capfd.readouterr().err
+    assert "LookupError: the child's own" in said and "no more" in said
