@@ -6,6 +6,7 @@ and nothing else. The board lies at its start; slots and blobs are extents behin
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -19,7 +20,7 @@ from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.extents import Extent, ExtentMap
 
-__all__ = ["Arena", "map_whole_file"]
+__all__ = ["Arena", "map_private", "map_whole_file"]
 
 # Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
 _ARENA_BYTES = 1 << 40
@@ -110,6 +111,9 @@ class Arena:
         """Return an extent and its pages."""
         if self.descriptor >= 0:
             machine.return_pages(self.descriptor, extent.offset, extent.nbytes)
+        elif hasattr(mmap, "MADV_REMOVE"):  # the pool is closed, but somebody keeps the mapping: a loader's variable
+            with contextlib.suppress(OSError):
+                self.map.madvise(mmap.MADV_REMOVE, extent.offset, extent.nbytes)
         self.extents.give_back(extent)
 
     def anchor(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -146,6 +150,21 @@ def map_whole_file(descriptor: int, nbytes: int) -> Any:
 
     `mmap.mmap` keeps a duplicate of the descriptor (before Python 3.13), and a consumer may keep thousands of these.
     """
+    return _map(descriptor, 0, nbytes, mmap.MAP_SHARED)
+
+
+def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
+    """Map a part of a memory file so that reads are shared and writes are this process's own; else the same.
+
+    Args:
+        descriptor: the file.
+        offset: where the part begins, a multiple of the page size.
+        nbytes: its length; the file's contents must stay as they are for as long as anybody looks at the mapping.
+    """
+    return _map(descriptor, offset, nbytes, mmap.MAP_PRIVATE)
+
+
+def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [
@@ -156,9 +175,9 @@ def map_whole_file(descriptor: int, nbytes: int) -> Any:
         ctypes.c_int,
         ctypes.c_int64,
     ]
-    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
     if address is None or address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "mmap of an oversize batch failed")
+        raise OSError(ctypes.get_errno(), "mmap of a memory file failed")
     return _Mapping.make(address, nbytes)
 
 

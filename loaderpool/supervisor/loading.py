@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
-import pickle
+from collections.abc import Sequence
 from typing import Any
 
-from loaderpool.memory.arena import Arena
+from loaderpool.memory.arena import Arena, map_private
+from loaderpool.memory.extents import Extent
+from loaderpool.memory.layout import aligned
 from loaderpool.supervisor.shipping import Shipment, unship
 
 __all__ = ["Payloads", "put_shipment"]
@@ -20,12 +21,26 @@ class Payloads:
         self.loaded: dict[int, dict[str, Any]] = {}
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
-        """Unpickle a payload; whatever the user's modules raise on import is raised."""
-        self.loaded[loader] = self._unship(offset, nbytes)
+        """Unpickle a payload; whatever the user's modules raise on import is raised.
+
+        Its arrays lie on the arena's own pages, of which reads are shared and writes are not: the trainer keeps their
+        extent until the loader is unloaded.
+        """
+        pickled, (start, length), places = self._read(offset, nbytes)
+        # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
+        arrays = memoryview(map_private(self._arena.descriptor, start, length)).cast("B") if places else memoryview(b"")
+        self.loaded[loader] = unship(pickled, [arrays[at : at + size] for at, size in places])
 
     def update(self, loader: int, offset: int, nbytes: int) -> None:
-        """Set changed attributes on the loader's source object (what a hook changed in the trainer)."""
-        changes = self._unship(offset, nbytes)
+        """Set changed attributes on the loader's source object (what a hook changed in the trainer).
+
+        All is copied out of the arena, so that the trainer may give its extents back at once: an epoch's changes would
+        else stay there for as long as the loader lives.
+        """
+        pickled, (start, _), places = self._read(offset, nbytes)
+        view = memoryview(self._arena.map)
+        buffers = [memoryview(bytearray(view[start + at : start + at + size])) for at, size in places]
+        changes = unship(pickled, buffers)
         target = self.loaded[loader]["source"].target
         for name, value in changes["set"].items():
             target.__dict__[name] = value
@@ -36,39 +51,36 @@ class Payloads:
         """Forget a payload."""
         self.loaded.pop(loader, None)
 
-    def _unship(self, offset: int, nbytes: int) -> dict[str, Any]:
-        (start, length), buffers = pickle.loads(self._arena.map[offset : offset + nbytes])
-        return unship(self._arena.map[start : start + length], [self._private(at, size) for at, size in buffers])
-
-    def _private(self, offset: int, nbytes: int) -> memoryview:
-        """A buffer of the arena as memory that reads are shared of and writes are not: what a captured array is."""
-        view = mmap.mmap(
-            self._arena.descriptor,
-            nbytes,
-            flags=mmap.MAP_PRIVATE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE,
-            offset=offset,
-        )
-        return memoryview(view)
+    def _read(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], Sequence[tuple[int, int]]]:
+        """Of the shipment with this table: its pickle, where its arrays are, and each one's place among them."""
+        (start, length), arrays, places = self._arena.get_object(offset, nbytes)
+        return self._arena.map[start : start + length], arrays, places
 
 
-def put_shipment(arena: Arena, shipment: Shipment) -> tuple[list[Any], int, int]:
+def put_shipment(arena: Arena, shipment: Shipment) -> tuple[list[Extent], int, int]:
     """Copy a shipment into the arena; returns all its extents, and offset and length of its table.
 
-    Runs in: the trainer. Ownership: the extents are given back when the loader is unloaded.
+    Runs in: the trainer. Ownership: the extents are given back when the loader is unloaded; those of an update when the
+    supervisor has read it.
     """
-    extents = []
+    flat = [buffer.cast("B") for buffer in shipment.buffers]
     places = []
+    end = 0
+    for buffer in flat:
+        places.append((end, buffer.nbytes))
+        end += aligned(buffer.nbytes)
+    extents = []
     try:
         pickled = arena.put(shipment.pickled)
         extents.append(pickled)
-        for buffer in shipment.buffers:
-            flat = buffer.cast("B")
-            extent = arena.take(max(1, flat.nbytes), "the arrays that function and source hold")
+        arrays = (0, 0)
+        if flat:
+            extent = arena.take(end, "the arrays that function and source hold")
             extents.append(extent)
-            arena.map[extent.offset : extent.offset + flat.nbytes] = flat
-            places.append((extent.offset, flat.nbytes))
-        table, nbytes = arena.put_object(((pickled.offset, len(shipment.pickled)), places))
+            arrays = (extent.offset, end)
+            for buffer, (at, size) in zip(flat, places, strict=True):
+                arena.map[extent.offset + at : extent.offset + at + size] = buffer
+        table, nbytes = arena.put_object(((pickled.offset, len(shipment.pickled)), arrays, places))
     except BaseException:
         for extent in extents:
             arena.give_back(extent)

@@ -23,8 +23,8 @@ from loaderpool.supervisor.reducers import PayloadPickler
 
 __all__ = ["OUT_OF_BAND_BYTES", "Shipment", "describe_load_error", "ship", "unship"]
 
-# Smaller: each buffer is a mapping of its own in the supervisor, and thousands of small arrays would use up the
-# process's mappings (65530 by default). Larger: more arrays are copied into the pickle and once more out of it.
+# Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays are
+# copied into the pickle and once more out of it, into memory that workers share only until somebody writes beside them.
 OUT_OF_BAND_BYTES = 64 * 1024
 
 
