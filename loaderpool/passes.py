@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, Engine, EngineRun
-from loaderpool.errors import ClosedError
+from loaderpool.errors import ClosedError, LoaderpoolError
+from loaderpool.last_error import LastError
 from loaderpool.plan.order import Plan
 
 __all__ = ["EpochHooks", "Pass", "PassBook", "Tally"]
@@ -75,7 +76,7 @@ class PassBook:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.epoch = 0  # of the next pass
         self.tally = Tally()
-        self.last_error: BaseException | None = None
+        self._last_error = LastError()
         self._parked: tuple[EngineRun, int] | None = None  # a run, and the epoch it stands before
         self._lock = threading.Lock()
         # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
@@ -87,6 +88,15 @@ class PassBook:
         """Make `epoch` the next pass's."""
         with self._lock:
             self.epoch = epoch
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """The error that ended the latest failed pass, whole but for its frames where nobody keeps it."""
+        return self._last_error.get()
+
+    def note_error(self, error: BaseException) -> None:
+        """This error ended a pass."""
+        self._last_error.note(error)
 
     @property
     def has_hooks(self) -> bool:
@@ -110,14 +120,20 @@ class PassBook:
             epoch = self.epoch
             self.epoch += 1
             parked, self._parked = self._parked, None
-        per_epoch = self.plan.batches_per_epoch
-        if parked is not None:
-            run, stands_before = parked
-            if stands_before == epoch:
-                run.extend((epoch - run.first_epoch + 1) * per_epoch + self._read_ahead())
-                return run, epoch
-            run.end()
-        return engine.begin(epoch, 0, per_epoch + self._read_ahead()), epoch
+        try:
+            per_epoch = self.plan.batches_per_epoch
+            if parked is not None:
+                run, stands_before = parked
+                if stands_before == epoch:
+                    run.extend((epoch - run.first_epoch + 1) * per_epoch + self._read_ahead())
+                    return run, epoch
+                run.end()
+            return engine.begin(epoch, 0, per_epoch + self._read_ahead()), epoch
+        except BaseException:
+            self.give_up_epoch(epoch)
+            if parked is not None:
+                parked[0].end()
+            raise
 
     def park(self, run: EngineRun, epoch: int) -> None:
         """Keep a run whose epoch before `epoch` is delivered for the pass that comes next."""
@@ -205,27 +221,41 @@ class Pass:
         try:
             if self._run is None:
                 self._run, self._epoch = book.open_run()
-            if self._delivered >= book.plan.batches_per_epoch:
-                self._finish()
-                raise StopIteration
-            waited = self._run.wait_ns
-            delivery = self._run.take()
-            book.tally.wait_ns += self._run.wait_ns - waited
-        except StopIteration:
-            raise
+            delivery = self._take(self._run)
         except BaseException as error:
             if isinstance(error, Exception):
-                book.last_error = error
+                book.note_error(error)
             if not self._delivered and self._epoch >= 0:
                 book.give_up_epoch(self._epoch)
             self.close()
             raise
+        if delivery is None:
+            raise StopIteration
         if not self._delivered:
             book.tally.passes += 1
         self._delivered += delivery.count
         self._rows_seen += delivery.count * delivery.rows
         if delivery.row_failures:
             self._count_failures(delivery)
+        return delivery
+
+    def _take(self, run: EngineRun) -> Delivery | None:
+        """The run's next delivery; None: the epoch is over, or this pass was closed."""
+        book = self._book
+        if self._delivered >= book.plan.batches_per_epoch:
+            self._finish()
+            return None
+        waited = run.wait_ns
+        try:
+            delivery = run.take()
+        except StopIteration:
+            if self._is_over:  # closed on another thread
+                return None
+            raise LoaderpoolError(
+                f"epoch {self._epoch} ended after {self._delivered} of {book.plan.batches_per_epoch} batches, though "
+                "nobody closed the pass: a defect of loaderpool, please report it"
+            ) from None
+        book.tally.wait_ns += run.wait_ns - waited
         return delivery
 
     def _count_failures(self, delivery: Delivery) -> None:
@@ -245,9 +275,12 @@ class Pass:
                 preface=f"{self._errors} samples of this pass failed, more than on_error=({policy.action!r}, "
                 f"{policy.budget}) allows; the last one:\n",
             )
-            self._book.last_error = error
+            self._book.note_error(error)
             self.close()
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # else it would keep this frame, and this frame it, until a garbage collection
 
     def _finish(self) -> None:
         self._is_over = True

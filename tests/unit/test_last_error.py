@@ -1,0 +1,119 @@
+"""The latest error is kept whole, but keeps nothing alive that its traceback knows."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from loaderpool.errors import LoaderpoolError, SampleError
+from loaderpool.failures import sample_error
+from loaderpool.last_error import LastError
+from loaderpool.worker.failures import describe_failure
+
+
+class Demanding(Exception):
+    """Its class cannot be called with its `args`."""
+
+    def __init__(self, code: int, *, text: str) -> None:
+        super().__init__(code)
+        self.code, self.text = code, text
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.text}"
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        return f"number {id(self)}"  # no copy says the same
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def as_sample_error(make: Callable[[], BaseException]) -> BaseException:
+    try:
+        raise make()
+    except BaseException as error:
+        return sample_error(describe_failure(error, index=3, epoch=0, worker=1))
+
+
+ERRORS = {
+    "ours": lambda: LoaderpoolError("text"),
+    "KeyError": lambda: KeyError("name"),
+    "OSError": lambda: FileNotFoundError(2, "No such file", "a.png"),
+    "UnicodeDecodeError": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"),
+    "of the user": lambda: Demanding(7, text="why"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("from_worker", [False, True])
+def test_what_is_kept_is_the_error_in_all_but_its_frames(name: str, from_worker: bool, no_collector: None) -> None:
+    class InAFrame:
+        pass
+
+    def fail(last: LastError) -> tuple[Any, ...]:
+        in_a_frame = InAFrame()
+        try:
+            error = as_sample_error(ERRORS[name]) if from_worker else ERRORS[name]()
+            raise error
+        except BaseException as caught:
+            last.note(caught)
+            is_same = last.get() is caught or type(caught).__module__ == "builtins"  # nothing refers weakly to those
+            return is_same, weakref.ref(in_a_frame), type(caught), str(caught), caught.args, dict(vars(caught))
+        finally:
+            del error
+
+    last = LastError()
+    assert last.get() is None
+    is_same, frame, cls, text, arguments, attributes = fail(last)
+    assert is_same
+    assert frame() is None, "the error keeps the frames that it passed"
+    kept: Any = last.get()
+    assert (type(kept), str(kept), kept.args) == (cls, text, arguments) and kept.__traceback__ is None
+    assert vars(kept) == attributes
+    if from_worker:
+        assert isinstance(kept, SampleError) and kept.index == 3 and kept.remote_traceback
+
+
+def test_the_cause_is_kept_too_without_its_frames() -> None:
+    last = LastError()
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            raise ValueError("outer") from inner
+    except ValueError as outer:
+        last.note(outer)
+    kept = last.get()
+    assert isinstance(kept, ValueError) and isinstance(kept.__cause__, KeyError)
+    assert kept.__traceback__ is None is kept.__cause__.__traceback__
+
+
+def test_an_error_that_cannot_be_copied_is_kept_by_name_and_text() -> None:
+    for make, text in ((Silent, "Silent: number "), (Unspeakable, "Unspeakable: ")):
+        last = LastError()
+        last.note(make())
+        gc.collect()
+        kept = last.get()
+        assert isinstance(kept, LoaderpoolError) and text in str(kept)
+
+
+def test_only_the_latest_counts() -> None:
+    last = LastError()
+    last.note(ValueError(1))
+    last.note(KeyError(2))
+    assert isinstance(last.get(), KeyError)
