@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,12 +30,21 @@ class Delivery:
 
     Attributes:
         first: number of its first batch, counted from its run's first epoch on.
-        count: how many batches.
+        count: how many batches are handed out.
         rows: rows of each (packed batches tell their own).
         row_failures: rows left out or replaced in it.
+
+    Args:
+        form: how to look at the batches.
+        anchor: their bytes.
+        first: number of the first one.
+        count: how many there are.
+        rows: rows of each.
+        row_failures: rows left out or replaced in them.
+        keep: which of them are handed out, in rising order, counted from `first`; None: all.
     """
 
-    __slots__ = ("_anchor", "_form", "count", "first", "row_failures", "rows")
+    __slots__ = ("_anchor", "_form", "_keep", "_stored", "count", "first", "row_failures", "rows")
 
     def __init__(
         self,
@@ -44,10 +54,14 @@ class Delivery:
         count: int,
         rows: int,
         row_failures: tuple[RowFailure, ...] = (),
+        keep: tuple[int, ...] | None = None,
     ) -> None:
         self._form = form
         self._anchor = anchor
-        self.first, self.count, self.rows = first, count, rows
+        self._keep = keep
+        self._stored = count
+        self.first, self.rows = first, rows
+        self.count = count if keep is None else len(keep)
         self.row_failures = row_failures
 
     @property
@@ -55,17 +69,21 @@ class Delivery:
         """Bytes of data."""
         if self._form.fixed is not None:
             return self._form.fixed.used_bytes(self.rows * self.count)
-        return self._form.used_bytes(self._anchor, self.rows * self.count)
+        return self._form.used_bytes(self._anchor, self.rows * self._stored)
 
     def batches(self) -> Iterator[tuple[int, list[Any]]]:
         """Rows and components of each batch."""
-        return self._form.read(self._anchor, self.rows, self.count)
+        batches = self._form.read(self._anchor, self.rows, self._stored)
+        if self._keep is None:
+            return batches
+        return itertools.compress(batches, [at in self._keep for at in range(self._stored)])
 
     def joined(self) -> list[npt.NDArray[Any]]:
         """The components of all batches in one array each, `dtype[count, rows, ...]`; for fixed forms only."""
         assert self._form.fixed is not None
-        arrays = self._form.fixed.arrays(self._anchor, 0, self.rows * self.count)
-        return [array.reshape(self.count, self.rows, *array.shape[1:]) for array in arrays]
+        arrays = self._form.fixed.arrays(self._anchor, 0, self.rows * self._stored)
+        parts = [array.reshape(self._stored, self.rows, *array.shape[1:]) for array in arrays]
+        return parts if self._keep is None else [part[list(self._keep)] for part in parts]
 
 
 class EngineRun(Protocol):

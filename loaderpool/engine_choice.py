@@ -46,5 +46,4 @@ def end_engine(engine: Engine, own_pool: Pool | None) -> None:
     """End the engine, and the pool with it if it was made for it."""
     if own_pool is not None:
         own_pool.close()
-    else:
-        engine.close()
+    engine.close()  # after the workers, if they end too: then its memory is free at once, whoever keeps the loader

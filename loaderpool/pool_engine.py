@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from loaderpool.attachments import Attachment, read_attachment
@@ -17,8 +18,10 @@ from loaderpool.plan.order import Plan
 from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.session import Session
+from loaderpool.sharing import Sharing
 from loaderpool.spec import ElementSpec
 from loaderpool.spec_choice import batch_bytes_like, choose_spec
+from loaderpool.stretch import Stretch
 from loaderpool.supervisor.loading import put_shipment
 from loaderpool.supervisor.shipping import ship
 from loaderpool.worker.jobs import Probe
@@ -68,16 +71,22 @@ class PoolEngine:
         self._layout_extent: Extent | None = None
         self._updates: list[Extent] = []
         self._is_closed = False
-        self.runs: dict[int, PoolRun] = {}
+        self.stretches: dict[int, Stretch] = {}  # until the supervisor says that they are over
         self.ring: Ring | None = None
+        self._sharing: Sharing | None = None
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
         shipment = ship(dict(payload))
         self._by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         with session.lock:
             self.number = session.take_number()
             self._extents, offset, nbytes = put_shipment(session.arena, shipment)
+            try:
+                session.order(Control.LOAD, *self._load_words(offset, nbytes, first_epoch))
+            except BaseException:  # a number that no message can hold
+                for extent in self._extents:
+                    session.arena.give_back(extent)
+                raise
             session.listeners[self.number] = self
-            session.order(Control.LOAD, *self._load_words(offset, nbytes, first_epoch))
 
     def _load_words(self, offset: int, nbytes: int, first_epoch: int) -> tuple[int, ...]:
         config = self.config
@@ -96,7 +105,7 @@ class PoolEngine:
             self.session.wait_for(lambda: self._probe is not None or self._make_error is not None or self._is_closed)
             with self.session.lock:
                 self.check_open()
-                self._raise_error()
+                self.raise_error()
                 if self._form is None:
                     self._decide_form()
         assert self._form is not None
@@ -113,20 +122,11 @@ class PoolEngine:
         with session.lock:
             session.run_todo()
             session.check_usable()
-            self._raise_error()
-            quota = self._quota_for_a_new_run()
-            run = PoolRun(self, session.take_number(), first_epoch, start, limit, quota)
-            self.enter(run)
+            self.raise_error()
+            self.check_open()
+            run = PoolRun(self, first_epoch, start, limit, self.sharing.make_way())
+            self.sharing.add(run)
             return run
-
-    def enter(self, run: PoolRun) -> None:
-        """Have the supervisor begin a run where it stands. The session's lock is held."""
-        self.runs[run.number] = run
-        self.session.runs[run.number] = self
-        per_epoch = self.plan.batches_per_epoch
-        self.session.order(
-            Control.RUN_BEGIN, run.number, self.number, run.first_epoch, per_epoch, run.next, run.limit, run.quota
-        )
 
     def update(self, changes: dict[str, Any]) -> None:
         """Send changed attributes of the source's object; batches begun from now on see them."""
@@ -165,14 +165,19 @@ class PoolEngine:
         )
         ring_plan = plan_ring(form, workers=session.workers_wanted, memory_limit=config.memory_limit)
         form = ring_plan.form
-        self.ring = Ring(session, self, self.number, ring_plan)
-        self._layout_extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
+        extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
+        try:
+            ring = Ring(session, self, self.number, ring_plan)
+        except BaseException:
+            session.arena.give_back(extent)
+            raise
+        self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring)
         last_rows = plan.rows(plan.batches_per_epoch - 1)
         batch_ns = self._probe.elapsed_ns * form.batch_rows // max(1, self._probe.rows)
         session.order(
             Control.LAYOUT,
             self.number,
-            self._layout_extent.offset,
+            extent.offset,
             nbytes,
             join32(form.max_chunk, form.can_split),
             join32(plan.rows(0) if plan.full_batches else form.batch_rows, last_rows),
@@ -181,40 +186,25 @@ class PoolEngine:
         )
         self._form = form
 
-    def _quota_for_a_new_run(self) -> int:
-        """Slots for a new run: all, or where others are active some that these cannot take (rule 7).
+    @property
+    def sharing(self) -> Sharing:
+        """Who holds how many slots; there is a form."""
+        assert self._sharing is not None
+        return self._sharing
 
-        The ring grows for it, or, where the budget is spent, the others give up part of theirs.
-        """
-        assert self.ring is not None
-        ring = self.ring
-        active = [run for run in self.runs.values() if not run.is_over]
-        if not active:
-            return ring.count
-        # What the consumer keeps of other passes serves nobody: what the active ones hold is among the rest.
-        usable = ring.unlent_count(but={slot for run in active for slot in run.lent})
-        for run in active:
-            if run.quota > usable:
-                run.set_quota(usable)
-        spare = usable - sum(run.quota for run in active)
-        wanted = ring.slots_of_another_run()
-        if spare < wanted:
-            spare += ring.make_room(wanted - max(0, spare))
-        if spare >= 1:
-            return spare
-        fixed = [run for run in active if not run.can_restart]
-        # What was lent by a run that starts anew is no longer its.
-        usable = ring.unlent_count(but={slot for run in fixed for slot in run.lent})
-        share = (usable - sum(run.quota for run in fixed)) // (len(active) - len(fixed) + 1)
-        if share < 1:
-            raise MemoryLimitError(
-                f"{len(active)} iterators of this loader are active and memory_limit leaves no slot for another: each "
-                f"needs at least one of {ring.slot_bytes:,} bytes. Raise memory_limit, or end the other iterators"
-            )
-        for run in active:
-            if run.can_restart:
-                run.restart(share)
-        return share
+    def outgrown(self, nbytes: int) -> None:
+        """A batch of `nbytes` did not fit its slot. The session's lock is held."""
+        with self._shortage_ends_all():
+            self.sharing.outgrown(nbytes)
+
+    @contextlib.contextmanager
+    def _shortage_ends_all(self) -> Iterator[None]:
+        """Where slots are short for the runs that there are, all that wait for a batch learn of it."""
+        try:
+            yield
+        except MemoryLimitError as error:
+            self._make_error = functools.partial(MemoryLimitError, str(error))
+            self.session.wake()
 
     def reserve(self) -> int:
         """Slots of a run that are never lent, so that workers always have somewhere to write."""
@@ -227,14 +217,14 @@ class PoolEngine:
         """A notice about this loader."""
         kind = words[0]
         if kind == Notice.COMPLETION:
-            run = self.runs.get(words[2])
-            if run is not None:
-                run.on_completion(words, attachment)
+            stretch = self.stretches.get(words[2])
+            if stretch is not None:
+                stretch.on_completion(words, attachment)
         elif kind == Notice.RUN_ENDED:
-            self.runs.pop(words[1], None)
+            self.stretches.pop(words[1], None)
         elif kind == Notice.SLOT_RETIRED:
-            assert self.ring is not None
-            self.ring.retired(words[1])
+            with self._shortage_ends_all():
+                self.sharing.retired(words[1])
         elif kind == Notice.SPEC:
             self._probe = read_attachment(attachment)
         elif kind == Notice.SPEC_FAILED:
@@ -258,16 +248,13 @@ class PoolEngine:
         if self._is_closed or self.session.is_closed:
             raise ClosedError("this Loader, or its pool, is closed; make a new one")
 
-    def raise_error(self) -> None:
-        """Raise what ended the whole loader, if anything did."""
-        self._raise_error()
-
     @property
     def has_error(self) -> bool:
         """Whether the whole loader failed."""
         return self._make_error is not None
 
-    def _raise_error(self) -> None:
+    def raise_error(self) -> None:
+        """Raise what ended the whole loader, if anything did."""
         if self._make_error is not None:
             self._was_told = True
             raise self._make_error()
@@ -280,9 +267,11 @@ class PoolEngine:
                 self.session.order(Control.PROBE, self.number, self._first_epoch)
 
     def _unload(self) -> None:
-        for run in list(self.runs.values()):
-            run.end_now()
-        if not self.session.is_closed:
+        for run in self._sharing.active if self._sharing is not None else ():
+            run.end()
+        if self.session.is_closed:  # the workers are gone: nobody writes into its memory any more
+            self._forget()
+        else:
             self.session.order(Control.UNLOAD, self.number)
 
     def _forget(self) -> None:

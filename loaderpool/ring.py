@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Set as AbstractSet
+from collections.abc import Container
 
 from loaderpool import machine
 from loaderpool.errors import MemoryLimitError
@@ -56,20 +56,28 @@ def plan_ring(form: BatchForm, *, workers: int, memory_limit: int | None) -> Rin
     wanted = 2 * workers + _CONSUMER_SLOTS
     form = with_chunk(form, max(1, min(form.max_chunk, form.max_chunk * limit // max(1, form.slot_bytes * wanted))))
     slot_bytes = _page_rounded(form.slot_bytes)
-    affordable = limit // slot_bytes
-    if affordable < _LEAST_SLOTS:
+    if limit // slot_bytes < _LEAST_SLOTS:
         least = slot_bytes * _LEAST_SLOTS
         setting = f"memory_limit={memory_limit:,}" if memory_limit is not None else f"the default of {limit:,}"
         raise MemoryLimitError(
             f"{setting} bytes is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
             f"needed. The least that works is memory_limit={least} ({least / 2**20:.1f} MiB); or lower batch_size"
         )
+    return RingPlan(form, slot_bytes, *_slot_counts(slot_bytes, workers, limit), limit)
+
+
+def _slot_counts(slot_bytes: int, workers: int, limit_bytes: int) -> tuple[int, int]:
+    """How many slots are made at once, and how many at most."""
+    wanted = 2 * workers + _CONSUMER_SLOTS
     if slot_bytes <= _SMALL_SLOT_BYTES:
-        wanted = max(wanted, _LOOK_AHEAD_SLOTS, 4 * workers)
-        most = min(affordable, wanted)
-        return RingPlan(form, slot_bytes, most, most, limit)
-    most = min(affordable, wanted)
-    return RingPlan(form, slot_bytes, min(most, 2 * workers + 3), most, limit)
+        most = min(limit_bytes // slot_bytes, max(wanted, _LOOK_AHEAD_SLOTS, 4 * workers))
+        return most, most
+    most = min(limit_bytes // slot_bytes, wanted)
+    return min(most, _first_slots(workers)), most
+
+
+def _first_slots(workers: int) -> int:
+    return 2 * workers + 3
 
 
 class Ring:
@@ -79,29 +87,44 @@ class Ring:
         session: whose arena and pipe.
         owner: who is told of retired slots.
         loader: the loader's number.
-        plan: sizes and counts.
+        plan: sizes and counts; where the machine has less, fewer slots are made, but no fewer than two.
+
+    Raises:
+        MemoryLimitError: the machine has no room for two.
     """
 
     def __init__(self, session: Session, owner: Listener, loader: int, plan: RingPlan) -> None:
         self._session = session
         self._owner = owner
         self._loader = loader
+        self._workers = session.workers_wanted  # that it was planned for
         self.plan = plan
         self.lender = Lender(session.arena, session.pipe)
         self.extents: dict[int, Extent] = {}
         self._retiring: set[int] = set()
-        self._wanted = 0  # slots that there shall be as soon as retiring ones leave room for them
-        self._grow(plan.first_slots)
+        self._wanted = plan.first_slots  # slots that there shall be as soon as retiring ones leave room for them
+        self._ceiling: int | None = None  # the machine had no room for more than so many
+        self._make_first_slots()
 
     @property
     def count(self) -> int:
         """Slots that stay."""
         return len(self.extents) - len(self._retiring)
 
-    def unlent_count(self, but: AbstractSet[int]) -> int:
-        """Slots that stay and are not lent; those in `but` count as not lent."""
-        staying = self.extents.keys() - self._retiring
-        return sum(1 for slot in staying if slot in but or slot not in self.lender.lent)
+    @property
+    def prospect(self) -> int:
+        """Slots that there are, or will be as soon as the outgrown ones are back that no consumer looks at."""
+        return max(self.count, self._wanted)
+
+    @property
+    def fits_workers(self) -> bool:
+        """Whether it was planned for as many workers as there shall be now."""
+        return self._workers == self._session.workers_wanted
+
+    def lent_count(self, but: Container[int]) -> int:
+        """Slots that stay and are lent, but for these."""
+        lent = self.lender.lent
+        return sum(1 for slot in self.extents if slot in lent and slot not in self._retiring and slot not in but)
 
     @property
     def slot_bytes(self) -> int:
@@ -114,47 +137,73 @@ class Ring:
             return self.plan.first_slots
         return self._session.workers_wanted + 2
 
-    def grow_by_one(self) -> bool:
-        """Add a slot if the budget has room for it."""
-        if self.count >= self.plan.most_slots or not self._has_room():
+    def grow_by_one(self, runs: int) -> bool:
+        """Add a slot if the budget of so many runs has room for it."""
+        if self.count >= self._most(runs) or not self._has_room():
             return False
         try:
-            self._grow(1)
+            self._add(self._take_extent())
         except MemoryLimitError:
-            self.plan = dataclasses.replace(self.plan, most_slots=self.count)
+            self._ceiling = self.count
             return False
         return True
 
-    def make_room(self, slots: int) -> int:
-        """Add up to `slots` slots for a run beside others, beyond what one run may use; returns how many."""
-        self.plan = dataclasses.replace(self.plan, most_slots=self.plan.most_slots + slots)
+    def make_room(self, slots: int, runs: int) -> int:
+        """Add up to `slots` slots for a run that will be one of so many; returns how many."""
         added = 0
-        while added < slots and self.grow_by_one():
+        while added < slots and self.grow_by_one(runs):
             added += 1
         return added
 
-    def outgrown(self, nbytes: int) -> None:
-        """A batch of `nbytes` did not fit: make new slots that large, and retire the old ones as they come back."""
+    def outgrown(self, nbytes: int, runs: int) -> bool:
+        """A batch of `nbytes` did not fit: make new slots that large, and retire the old ones as they come back.
+
+        Returns:
+            Whether slots are retired; not where the budget has too few larger ones for so many runs.
+
+        Raises:
+            MemoryLimitError: the machine has no room for a single one.
+        """
         new_bytes = _page_rounded(2 * nbytes)
         if new_bytes <= self.plan.slot_bytes:
-            return
-        most = min(self.plan.most_slots, self.plan.limit_bytes // new_bytes)
-        if most < _LEAST_SLOTS:
-            return  # such batches go on arriving in memory of their own
-        self.plan = dataclasses.replace(self.plan, slot_bytes=new_bytes, most_slots=most)
+            return False
+        affordable = self.plan.limit_bytes // new_bytes
+        if affordable < max(_LEAST_SLOTS, runs):
+            return False  # such batches go on arriving in memory of their own
+        self.plan = dataclasses.replace(
+            self.plan, slot_bytes=new_bytes, most_slots=min(self.plan.most_slots, affordable)
+        )
         for slot in list(self.extents):
             if slot not in self._retiring:
                 self._retiring.add(slot)
                 self._session.order(Control.SLOT_RETIRE, slot)
-        self._wanted = min(most, 2 * self._session.workers_wanted + 3)
+        self._ceiling = None
+        self._wanted = min(self._most(runs), max(runs, _first_slots(self._session.workers_wanted)))
         self._grow_as_wanted()
+        return True
 
     def retired(self, slot: int) -> None:
-        """The supervisor has taken a retiring slot out of its hands."""
+        """The supervisor has taken a retiring slot out of its hands.
+
+        Raises:
+            MemoryLimitError: the machine has no room for a single one in place of the old ones.
+        """
         self._retiring.discard(slot)
         extent = self.extents.pop(slot, None)
         if extent is not None:
             self._session.arena.give_back(extent)
+        self._grow_as_wanted()
+
+    def fit_to_workers(self) -> None:
+        """There are, or shall be, another number of workers: plan for them, and make the slots that more of them need.
+
+        Fewer need fewer, but slots that are there stay.
+        """
+        plan, self._workers = self.plan, self._session.workers_wanted
+        first, most = _slot_counts(plan.slot_bytes, self._workers, plan.limit_bytes)
+        self.plan = dataclasses.replace(plan, first_slots=first, most_slots=most)
+        self._ceiling = None
+        self._wanted = max(self._wanted, first)
         self._grow_as_wanted()
 
     def give_back_all(self) -> None:
@@ -164,12 +213,22 @@ class Ring:
             self._reclaim(slot)
 
     def _reclaim_later(self, slot: int) -> None:
+        """Runs in: finalizers, on any thread."""
         self._session.todo.append(functools.partial(self._reclaim, slot))
+        if self._session.is_closed:  # nobody else comes by who would
+            self._session.run_todo()
 
     def _reclaim(self, slot: int) -> None:
         if slot not in self.lender.lent and slot in self.extents:
             self._session.slots.pop(slot, None)
+            self._retiring.discard(slot)
             self._session.arena.give_back(self.extents.pop(slot))
+
+    def _most(self, runs: int) -> int:
+        """Slots that there may be at most for so many runs."""
+        most = self.plan.most_slots + (max(1, runs) - 1) * self.slots_of_another_run()
+        affordable = self.plan.limit_bytes // self.plan.slot_bytes
+        return min(most, affordable, affordable if self._ceiling is None else self._ceiling)
 
     def _has_room(self) -> bool:
         """Whether the budget has room for one more slot."""
@@ -179,16 +238,40 @@ class Ring:
 
     def _grow_as_wanted(self) -> None:
         """Make the slots that outgrown ones were in the way of."""
-        while self.count < self._wanted and self._has_room() and self.grow_by_one():
-            pass
+        while self.count < self._wanted and self._has_room():
+            try:
+                self._add(self._take_extent())
+            except MemoryLimitError:
+                lent = self.lender.lent
+                if any(slot not in lent for slot in self._retiring):
+                    return  # their pages are still to come
+                self._wanted = self._ceiling = self.count
+                if not self.count:
+                    raise
+                return
 
-    def _grow(self, slots: int) -> None:
-        for _ in range(slots):
-            extent = self._session.arena.take(self.plan.slot_bytes, "a slot for batches")
-            number = self._session.take_number()
-            self.extents[number] = extent
-            self._session.slots[number] = self._owner
-            self._session.order(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
+    def _make_first_slots(self) -> None:
+        extents: list[Extent] = []
+        try:
+            while len(extents) < self.plan.first_slots:
+                extents.append(self._take_extent())
+        except BaseException as error:
+            if not isinstance(error, MemoryLimitError) or len(extents) < _LEAST_SLOTS:
+                for extent in extents:
+                    self._session.arena.give_back(extent)
+                raise
+            self._wanted = self._ceiling = len(extents)
+        for extent in extents:
+            self._add(extent)
+
+    def _take_extent(self) -> Extent:
+        return self._session.arena.take(self.plan.slot_bytes, "a slot for batches")
+
+    def _add(self, extent: Extent) -> None:
+        number = self._session.take_number()
+        self.extents[number] = extent
+        self._session.slots[number] = self._owner
+        self._session.order(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
 
 
 def with_chunk(form: BatchForm, max_chunk: int) -> BatchForm:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -614,3 +616,27 @@ def test_loaderpool_can_be_imported_in_a_worker(pool: lp.Pool) -> None:
         batch = next(iter(loader))
     assert batch["role"].tolist() == ["worker", "worker"]
     assert "3 items" in batch["constructed"][0]
+
+
+def test_a_loader_whose_pass_failed_goes_with_the_last_reference_to_it(pool: lp.Pool) -> None:
+    def fail(index: int) -> int:
+        raise Rejected("a.png", code=index)
+
+    def train() -> tuple[weakref.ref[lp.Loader], BaseException | None]:
+        loader = lp.Loader(range(8), fail, batch_size=4, pool=pool)
+        try:
+            for _ in loader:
+                pass
+        except Rejected as error:
+            assert loader.last_error is error  # noqa: PT017 - after this block the error shall be gone
+        return weakref.ref(loader), loader.last_error
+
+    gc.collect()
+    gc.disable()
+    try:
+        loader, kept = train()
+        assert loader() is None
+        assert isinstance(kept, Rejected) and isinstance(kept, SampleError)
+        assert kept.code == 0 and kept.index == 0 and "a.png was rejected" in str(kept)
+    finally:
+        gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import fcntl
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import loaderpool as lp
 from loaderpool import machine
 from loaderpool.config import MAX_WORKERS
-from loaderpool.errors import MemoryLimitError, SampleError
+from loaderpool.errors import LoaderpoolError, MemoryLimitError, SampleError
 from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
@@ -288,6 +289,7 @@ class FakeSession:
         self.slots: dict[int, Any] = {}
         self.todo: collections.deque[Any] = collections.deque()
         self.orders: list[tuple[Any, ...]] = []
+        self.is_closed = False
         self._numbers = 0
 
     def take_number(self) -> int:
@@ -329,15 +331,100 @@ def ring_bench(ends: Pipe) -> Iterator[RingBench]:
 
 def test_a_ring_grows_only_as_far_as_the_limit_reaches(ring_bench: RingBench) -> None:
     ring = ring_bench.ring
-    ring.make_room(1000)
+    ring.make_room(1000, runs=100)
     assert ring_bench.nbytes <= ring_bench.limit < ring_bench.nbytes + ring.slot_bytes
-    assert not ring.grow_by_one() and ring.make_room(1) == 0
+    assert not ring.grow_by_one(runs=100) and ring.make_room(1, runs=100) == 0
+
+
+def test_what_was_made_for_another_run_is_not_made_again_and_again(ends: Pipe) -> None:
+    bench = RingBench(ends, limit=100 * 64 * 4 * PAGE_BYTES)
+    ring = bench.ring
+    first = ring.count
+    assert ring.make_room(1000, runs=2) == first  # as many again
+    assert ring.make_room(1000, runs=2) == 0 and ring.count == 2 * first
+    assert not ring.grow_by_one(runs=1)
+    bench.close()
+
+
+def test_a_ring_has_fewer_slots_where_the_machine_has_no_room_for_more(
+    ends: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_out_after(monkeypatch, 5)
+    bench = RingBench(ends, limit=10 * 64 * 4 * PAGE_BYTES)
+    assert bench.ring.count == bench.ring.prospect == 5 and not bench.ring.grow_by_one(runs=1)
+    bench.close()
+
+
+def test_a_ring_that_the_machine_has_no_room_for_leaves_nothing_behind(
+    ends: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session: Any = FakeSession(ends)
+    give_out_after(monkeypatch, 1)
+    plan = plan_ring(form_of(4 * PAGE_BYTES, 1), workers=2, memory_limit=1 << 22)
+    with pytest.raises(MemoryLimitError, match="the machine is full"):
+        Ring(session, object(), 1, plan)  # type: ignore[arg-type]
+    assert session.arena.extents.taken_bytes == 0 and not session.slots and not session.orders
+    session.arena.close_descriptor()
+
+
+def give_out_after(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    """Arenas have room for so many slots."""
+    take, taken = Arena.take, itertools.count()
+
+    def few(self: Arena, nbytes: int, purpose: str) -> Any:
+        if next(taken) >= slots:
+            raise MemoryLimitError("the machine is full")
+        return take(self, nbytes, purpose)
+
+    monkeypatch.setattr(Arena, "take", few)
+
+
+def test_larger_slots_that_find_no_room_are_tried_again_when_the_old_ones_are_back(
+    ring_bench: RingBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, old = ring_bench.ring, sorted(ring_bench.ring.extents)
+    with monkeypatch.context() as full:
+        give_out_after(full, 0)
+        assert ring.outgrown(ring.slot_bytes, runs=1)
+        for slot in old[:-1]:
+            ring.retired(slot)
+        assert ring.count == 0 and ring.prospect >= 2
+    ring.retired(old[-1])
+    assert ring.count >= 2
+
+
+def test_a_ring_for_which_no_slot_can_be_made_any_more_says_so(
+    ring_bench: RingBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, old = ring_bench.ring, sorted(ring_bench.ring.extents)
+    give_out_after(monkeypatch, 0)
+    assert ring.outgrown(ring.slot_bytes, runs=1)
+    for slot in old[:-1]:
+        ring.retired(slot)
+    with pytest.raises(MemoryLimitError, match="the machine is full"):
+        ring.retired(old[-1])
+
+
+def test_a_ring_is_planned_again_for_more_workers(ends: Pipe) -> None:
+    bench = RingBench(ends, limit=100 * 64 * 4 * PAGE_BYTES)
+    ring, session = bench.ring, bench.session
+    before = ring.count
+    session.workers_wanted = 20
+    assert not ring.fits_workers
+    ring.fit_to_workers()
+    assert ring.fits_workers and ring.count > before and ring.count >= 40
+    assert bench.nbytes <= bench.limit
+    more = ring.count
+    session.workers_wanted = 1
+    ring.fit_to_workers()
+    assert ring.count == more  # what is there stays
+    bench.close()
 
 
 def test_outgrown_slots_are_replaced_as_they_come_back_within_the_limit(ring_bench: RingBench) -> None:
     ring = ring_bench.ring
     old, old_bytes = sorted(ring.extents), ring.slot_bytes
-    ring.outgrown(old_bytes)
+    assert ring.outgrown(old_bytes, runs=1)
     assert ring.slot_bytes == 2 * old_bytes
     assert sorted(ring_bench.retiring()) == old
     for slot in old:
@@ -351,16 +438,16 @@ def test_outgrown_slots_that_the_consumer_keeps_do_not_hold_up_new_ones(ring_ben
     ring = ring_bench.ring
     old = sorted(ring.extents)
     kept = [ring_bench.lend(slot) for slot in old[:-1]]
-    ring.outgrown(ring.slot_bytes)
+    assert ring.outgrown(ring.slot_bytes, runs=1)
     ring.retired(old[-1])
     assert ring.count >= 2
-    assert ring.unlent_count(but=set()) == ring.count
+    assert ring.lent_count(but=()) == 0
     del kept
 
 
 def test_a_batch_too_large_for_any_ring_leaves_the_slots_as_they_are(ring_bench: RingBench) -> None:
     ring, before = ring_bench.ring, dict(ring_bench.ring.extents)
-    ring.outgrown(ring_bench.limit)
+    assert not ring.outgrown(ring_bench.limit, runs=1)
     assert ring.extents == before and ring_bench.retiring() == []
 
 
@@ -368,10 +455,10 @@ def test_what_is_lent_is_not_counted_as_free(ring_bench: RingBench) -> None:
     ring = ring_bench.ring
     slots = sorted(ring.extents)
     kept = {slot: ring_bench.lend(slot) for slot in slots[:3]}
-    assert ring.unlent_count(but=set()) == len(slots) - 3
-    assert ring.unlent_count(but={slots[0]}) == len(slots) - 2
+    assert ring.lent_count(but=()) == 3
+    assert ring.lent_count(but={slots[0]}) == 2
     kept.clear()
-    assert ring.unlent_count(but=set()) == len(slots)
+    assert ring.lent_count(but=()) == 0
 
 
 def test_an_unloaded_ring_gives_back_each_slot_as_soon_as_nobody_looks_at_it(ring_bench: RingBench) -> None:
@@ -501,6 +588,60 @@ def test_a_pass_that_delivered_nothing_does_not_count(passes: tuple[FakeEngine, 
     engine.error = None
     after = Pass(book)
     assert finish(after) == 3 and after.epoch == 0
+
+
+def test_a_pass_that_could_not_begin_does_not_count(
+    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, book = passes
+
+    def refuse(*_: int) -> None:
+        raise MemoryLimitError("no slot")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(engine, "begin", refuse)
+        with pytest.raises(MemoryLimitError):
+            Pass(book).next_delivery()
+    assert book.epoch == 0
+    finish(Pass(book))
+    with monkeypatch.context() as refusing:
+        refusing.setattr(engine.runs[0], "extend", refuse)
+        with pytest.raises(MemoryLimitError):
+            Pass(book).next_delivery()
+    assert book.epoch == 1 and engine.runs[0].is_over
+    after = Pass(book)
+    assert finish(after) == 3 and after.epoch == 1
+
+
+def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoch(
+    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, book = passes
+    one_pass = Pass(book)
+    one_pass.next_delivery()
+
+    def stop(self: FakeRun) -> None:
+        raise StopIteration
+
+    monkeypatch.setattr(FakeRun, "take", stop)
+    with pytest.raises(LoaderpoolError, match="epoch 0 ended after 1 of 3 batches"):
+        one_pass.next_delivery()
+
+
+def test_a_pass_closed_while_it_waits_just_ends(
+    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, book = passes
+    one_pass = Pass(book)
+
+    def closed_meanwhile(self: FakeRun) -> None:
+        one_pass.close()
+        raise StopIteration
+
+    monkeypatch.setattr(FakeRun, "take", closed_meanwhile)
+    with pytest.raises(StopIteration):
+        one_pass.next_delivery()
+    assert book.last_error is None
 
 
 def test_an_epoch_that_is_set_does_not_go_on_with_another_ones_run(passes: tuple[FakeEngine, PassBook]) -> None:

@@ -1,0 +1,128 @@
+"""How the runs of one loader share its ring: each is sure of a slot, whatever the others' consumers do (rule 7).
+
+RING-3: where several runs are active, their quotas add up to no more than the slots that there are, or will be as soon
+as outgrown ones are back, without those that are lent and no active run's. A run fills at most its quota, and of these
+it lends all but one at most: so each can always have a batch made and delivered. A quota is never lowered while its
+slots are held: the run begins anew with fewer (`PoolRun.restart`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loaderpool.errors import MemoryLimitError
+from loaderpool.ring import Ring
+
+if TYPE_CHECKING:
+    from loaderpool.pool_run import PoolRun
+
+__all__ = ["Sharing"]
+
+
+class Sharing:
+    """The active runs and their quotas. The session's lock is held by whoever calls.
+
+    Args:
+        ring: what they share.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._runs: list[PoolRun] = []
+
+    @property
+    def active(self) -> list[PoolRun]:
+        """The runs that are not over; a parked one is active."""
+        self._runs = [run for run in self._runs if not run.is_over]
+        return self._runs
+
+    def add(self, run: PoolRun) -> None:
+        """This run was begun, with the quota of `make_way`."""
+        self._runs.append(run)
+
+    def make_way(self) -> int:
+        """Slots for a new run: all, or where others are active some that these cannot take.
+
+        The ring grows for it, or, where the budget is spent, all begin anew with the same share.
+
+        Raises:
+            MemoryLimitError: that would leave a run without a slot.
+        """
+        ring, active = self._ring, self.active
+        if not ring.fits_workers:
+            self.fit_to_workers()
+        if not active:
+            return ring.prospect
+        spare = self._spare(active)
+        wanted = ring.slots_of_another_run()
+        if spare < wanted:
+            spare += ring.make_room(wanted - spare, len(active) + 1)
+        if spare >= 1:
+            return spare
+        return self._share_anew(active, with_new=True)
+
+    def restart_all(self) -> None:
+        """Every run begins anew at its first batch that was not taken; what consumers look at is no run's any more."""
+        active = self.active
+        if len(active) == 1:
+            active[0].restart(self._ring.prospect)
+        elif active:
+            self._share_anew(active)  # never short: a run lends less than its quota
+
+    def grow_by_one(self) -> bool:
+        """Add a slot, for one run's quota, if the budget has room for it."""
+        return self._ring.grow_by_one(len(self.active))
+
+    def outgrown(self, nbytes: int) -> None:
+        """A batch of `nbytes` did not fit: larger slots, which may be fewer, are shared anew.
+
+        Raises:
+            MemoryLimitError: the machine has no room for as many as there are runs.
+        """
+        active = self.active
+        # Not only the quotas: slots that a run has filled and nobody reads would never make room for larger ones.
+        if self._ring.outgrown(nbytes, len(active)) and len(active) > 1 and self._spare(active) < 0:
+            self._share_anew(active)
+
+    def retired(self, slot: int) -> None:
+        """An outgrown slot has come back.
+
+        Raises:
+            MemoryLimitError: the machine has no room for as many larger ones as there are runs.
+        """
+        ring, active = self._ring, self.active
+        ring.retired(slot)
+        if len(active) > 1 and self._spare(active, ring.prospect) < 0:  # the machine has less than we thought
+            self._share_anew(active)
+
+    def fit_to_workers(self) -> None:
+        """The number of workers has changed: the ring grows for more of them, and the runs may use it."""
+        ring, active = self._ring, self.active
+        ring.fit_to_workers()
+        if len(active) == 1:
+            if active[0].quota < ring.prospect:
+                active[0].set_quota(ring.prospect)
+        elif active:
+            more = self._spare(active) // len(active)
+            for run in active if more > 0 else ():
+                run.set_quota(run.quota + more)
+
+    def _spare(self, active: list[PoolRun], slots: int | None = None) -> int:
+        """Slots (of those that there are, or of so many) that are in no active run's quota."""
+        # What the consumer keeps of other passes serves nobody: what the active ones hold is among the rest.
+        kept = self._ring.lent_count(but={slot for run in active for slot in run.lent})
+        return (self._ring.count if slots is None else slots) - kept - sum(run.quota for run in active)
+
+    def _share_anew(self, active: list[PoolRun], with_new: bool = False) -> int:
+        ring, runs = self._ring, len(active) + with_new
+        # What was lent by a run that begins anew is no longer its.
+        share, rest = divmod(ring.prospect - ring.lent_count(but=()), runs)
+        if share < 1:
+            raise MemoryLimitError(
+                f"{len(active)} iterators of this loader are active and memory_limit leaves no slot for "
+                f"{'another' if with_new else 'one of them'}: each needs at least one of {ring.slot_bytes:,} bytes. "
+                "Raise memory_limit, or end the other iterators"
+            )
+        for run in active:
+            run.restart(share)
+        return share + rest

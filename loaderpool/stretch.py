@@ -1,0 +1,144 @@
+"""A stretch of a run: what the supervisor was asked for under one number, and its answers.
+
+A run that gives slots back, or that goes on elsewhere, ends its stretch and begins another at the first batch that was
+not taken. Late answers find the old stretch by its number, and only give their slots back.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import TYPE_CHECKING
+
+from loaderpool.attachments import Attachment, read_attachment
+from loaderpool.failures import lost_error, sample_error
+from loaderpool.messages import Control, Status, Words, split32
+from loaderpool.shelf import Arrival, Shelf
+from loaderpool.worker.failures import Failure, LostReport
+
+if TYPE_CHECKING:
+    from loaderpool.pool_engine import PoolEngine
+
+__all__ = ["Stretch"]
+
+# Keys of completions kept to recognise a second one of the same work; more than can ever be outstanding at once.
+_SEEN_KEYS = 8192
+
+
+class Stretch:
+    """Tickets' answers under one number, from RUN_BEGIN to RUN_ENDED.
+
+    Args:
+        engine: whose batches.
+        number: of the run, as the supervisor knows it.
+        first_epoch: from whose first batch batches are counted.
+        shelf: where they wait.
+    """
+
+    def __init__(self, engine: PoolEngine, number: int, first_epoch: int, shelf: Shelf) -> None:
+        self._engine = engine
+        self.number = number
+        self._first_epoch = first_epoch
+        self.shelf = shelf
+        self.is_over = self._is_tidy = False
+        self.lent: dict[int, None] = {}  # slots that the consumer looks at; changed by finalizers, on any thread
+        self._parts: dict[int, Arrival] = {}  # batches of which some rows are there
+        self._seen: dict[tuple[int, int], None] = {}
+
+    # ---- ending ----
+
+    def end(self) -> None:
+        """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
+        session = self._engine.session
+        if not self.is_over:
+            self.is_over = True
+            if session.is_foreign:  # the run is our parent's, and goes on there
+                return
+            # Workers see this before their next row; the rest waits for whoever has the lock.
+            session.arena.board.abandon(self.number)
+            session.todo.append(self._tidy)
+            session.run_todo()
+
+    def end_now(self) -> None:
+        """`end` and all that follows from it, and nothing that others have left to be done. The lock is held."""
+        self.is_over = True
+        self._engine.session.arena.board.abandon(self.number)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if self._is_tidy:
+            return
+        self._is_tidy = True
+        for arrival in self.shelf.clear():
+            self._give_back(arrival)
+        if not self._engine.session.is_closed:
+            self._engine.session.order(Control.RUN_END, self.number)
+
+    def _give_back(self, arrival: Arrival) -> None:
+        ring = self._engine.ring
+        if ring is not None and arrival.slot is not None:
+            ring.lender.give_back(arrival.slot)
+
+    # ---- arriving ----
+
+    def on_completion(self, words: Words, attachment: Attachment) -> None:
+        """A ticket was answered. The session's lock is held."""
+        _, _, _, first, count_attempt, row_range, slot, status_worker = words
+        row_start, row_stop = split32(row_range)
+        key = (first, row_start)
+        if key in self._seen:  # answered before: by a worker that died after it had sent this
+            return
+        self._seen[key] = None
+        if len(self._seen) > _SEEN_KEYS:
+            del self._seen[next(iter(self._seen))]
+        status, _ = split32(status_worker)
+        plan = self._engine.plan
+        rows = plan.rows(first % plan.batches_per_epoch)
+        arrival = self._parts.pop(first, None)
+        if arrival is None:
+            arrival = Arrival(first, split32(count_attempt)[0], rows, slot)
+        if status in (Status.FAILED, Status.LOST):
+            report = read_attachment(attachment)
+            if arrival.make_error is None or row_start < arrival.error_row:
+                make = sample_error if status == Status.FAILED else lost_error
+                arrival.make_error, arrival.error_row = functools.partial(make, report), row_start
+            if self._redo_batches_before(arrival, words[1], report):
+                return
+        elif status == Status.OVERSIZE and isinstance(attachment, tuple):
+            mapped, nbytes, whole = attachment
+            arrival.oversize = (mapped, nbytes)
+            if whole > nbytes:
+                arrival.row_failures = pickle.loads(bytes(memoryview(mapped)[nbytes:whole]))
+        elif attachment:
+            arrival.row_failures = read_attachment(attachment)
+        arrival.rows_done += row_stop - row_start
+        if arrival.rows_done < rows:
+            self._parts[first] = arrival
+        elif self.is_over or not self.shelf.put(arrival):
+            self._give_back(arrival)
+
+    def _redo_batches_before(self, arrival: Arrival, ticket: int, report: Failure | LostReport) -> bool:
+        """Whether a chunk failed behind its first batch: those before are made again, and the error waits for its turn.
+
+        Otherwise how much is delivered before an error would hang on how large chunks happened to be.
+        """
+        if arrival.count == 1 or arrival.slot is None or self.is_over or not self._engine.config.deterministic:
+            return False
+        plan = self._engine.plan
+        epoch, batch = divmod(arrival.first, plan.batches_per_epoch)
+        positions = plan.positions_of(batch, arrival.count).tolist()
+        position = report.position if isinstance(report, Failure) else None
+        if position is not None:
+            before = positions.index(position) // arrival.rows
+        elif report.index is not None:
+            indices = plan.indices(self._first_epoch + epoch, plan.positions_of(batch, arrival.count))
+            before = indices.index(report.index) // arrival.rows
+        else:
+            return False
+        if not before:
+            return False
+        behind = arrival.first + before
+        self.shelf.put(Arrival(behind, 1, arrival.rows, slot=None, make_error=arrival.make_error))
+        del self._seen[arrival.first, 0]
+        self._engine.session.order(Control.REDO, ticket, arrival.slot, before)
+        return True

@@ -1,0 +1,284 @@
+"""A pool without processes: the trainer's side and the supervisor's state as they are, moved step by step by hand.
+
+What the trainer orders waits in one queue, what the supervisor tells it in another, what a worker shall do in a third;
+a step moves one message of one of them. So every order of events can be chosen, and where no step is left and a
+consumer still waits, that is a deadlock and not a timeout. Rows are made by the real `Work`, into a real arena.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import os
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import loaderpool as lp
+from loaderpool import machine
+from loaderpool.errors import ClosedError
+from loaderpool.local_engine import LocalEngine
+from loaderpool.memory.arena import Arena
+from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
+from loaderpool.passes import Pass, PassBook
+from loaderpool.pool_engine import PoolEngine
+from loaderpool.supervisor import instructions as told
+from loaderpool.supervisor.state import SupervisorState
+from loaderpool.worker.jobs import Job
+
+__all__ = ["HandPool", "HandSession", "consume", "first", "hand_pool"]
+
+
+# Smaller than a real one: a test makes many, and those that are not collected yet use up the address space.
+_ARENA_BYTES = 1 << 30
+
+
+def _small_arena() -> Arena:
+    descriptor = machine.create_memory_file("arena")
+    os.ftruncate(descriptor, _ARENA_BYTES)
+    return Arena(descriptor, _ARENA_BYTES)
+
+
+class HandPipe:
+    """As much of a ReturnPipe as there has to be."""
+
+    def __init__(self, queue: collections.deque[Words]) -> None:
+        self._queue = queue
+
+    def release(self, message: bytes) -> None:
+        self._queue.extend(unpack_all(message))
+
+
+class HandSession:
+    """As much of a Session as an engine needs, with the supervisor's state behind it."""
+
+    is_foreign = False
+
+    def __init__(self, workers: int) -> None:
+        self.workers_wanted = workers
+        self.arena = _small_arena()
+        self.state = SupervisorState(workers)
+        self.controls: collections.deque[Words] = collections.deque()
+        self.notices: collections.deque[tuple[Words, Any]] = collections.deque()
+        self.orders: dict[int, collections.deque[Words]] = {}
+        self.pipe: Any = HandPipe(self.controls)
+        self.lock = threading.RLock()
+        self.todo: collections.deque[Callable[[], None]] = collections.deque()
+        self.listeners: dict[int, Any] = {}
+        self.runs: dict[int, Any] = {}
+        self.slots: dict[int, Any] = {}
+        self.is_closed = False
+        self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
+        self.choice = random.Random(0)
+        self._numbers = 0
+
+    def take_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def order(self, kind: Control, *words: int) -> None:
+        self.controls.extend(unpack_all(pack(kind, *words)))
+
+    def check_owner(self) -> None: ...
+
+    def check_usable(self) -> None:
+        if self.is_closed:
+            raise ClosedError("closed")
+
+    def wake(self) -> None: ...
+
+    def run_todo(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            return
+        try:
+            while self.todo:
+                self.todo.popleft()()
+        finally:
+            self.lock.release()
+
+    def wait_for(self, is_ready: Callable[[], bool]) -> None:
+        with self.lock:
+            while not is_ready():
+                self.check_usable()
+                assert self.step(), "a deadlock: the consumer waits, and nobody has anything to do"
+
+    def step(self) -> bool:
+        """Move one message; False: there is none."""
+        busy = [worker for worker, orders in self.orders.items() if orders]
+        moves: list[Callable[[], None]] = [lambda worker=worker: self._act(worker) for worker in busy]  # type: ignore[misc]
+        if self.controls:
+            moves.append(lambda: self.obey(self.state.on_control(self.controls.popleft())))
+        if self.notices:
+            moves.append(self._dispatch)
+        if not moves:
+            return False
+        self.choice.choice(moves)()
+        self.state.check_invariants()
+        return True
+
+    def settle(self) -> None:
+        """Take every step that can be taken."""
+        with self.lock:
+            self.run_todo()
+            while self.step():
+                self.run_todo()
+
+    def obey(self, instructions: list[told.Instruction]) -> None:
+        """Do what the supervisor's state says."""
+        for one in instructions:
+            if isinstance(one, told.Fork):
+                self.orders[one.worker] = collections.deque()
+            elif isinstance(one, told.Load):
+                self.obey(self.state.on_loaded(one.loader))
+            elif isinstance(one, told.ToWorker):
+                self.orders[one.worker].extend(unpack_all(one.message))
+            elif isinstance(one, told.ToTrainer):
+                self.notices.extend((words, None) for words in unpack_all(one.message))
+
+    def _act(self, worker: int) -> None:
+        words = self.orders[worker].popleft()
+        if words[0] == Order.EXIT:
+            del self.orders[worker]
+            self.obey(self.state.on_worker_gone(worker, 0, 0))
+        else:
+            self.work(self, worker, words)
+
+    def _dispatch(self) -> None:
+        words, attachment = self.notices.popleft()
+        kind = words[0]
+        if kind == Notice.COMPLETION:
+            listener = self.runs.get(words[2])
+        elif kind == Notice.RUN_ENDED:
+            listener = self.runs.pop(words[1], None)
+        elif kind == Notice.SLOT_RETIRED:
+            listener = self.slots.pop(words[1], None)
+        else:
+            listener = self.listeners.get(words[1])
+        if listener is not None:
+            listener.on_notice(words, attachment)
+
+
+class HandPool:
+    """A loader on such a pool.
+
+    Args:
+        workers: how many there shall be.
+        seed: of the order of events.
+        **settings: of the `Loader`, source and function among them.
+    """
+
+    def __init__(self, workers: int, seed: int = 0, **settings: Any) -> None:
+        made_here = lp.Loader(workers=0, **settings)
+        local: Any = made_here._engine
+        assert isinstance(local, LocalEngine)
+        self.config, self.plan = local.config, local.plan
+        self._work, self._runs = local.work, {}  # type: ignore[var-annotated]
+        self._batch_ns = 1000
+        self._layouts: set[int] = set()
+        self.session = HandSession(workers)
+        self.session.choice.seed(seed)
+        self.session.work = self._act
+        session: Any = self.session
+        self.engine = PoolEngine(session, {}, local.config, local.plan, local.unit, None, 0)
+        self.book = PassBook(lambda: self.engine, local.config, local.plan, None)
+
+    @property
+    def ring(self) -> Any:
+        return self.engine.ring
+
+    def quotas(self) -> list[int]:
+        """Of the active runs."""
+        return [run.quota for run in self.engine.sharing.active]
+
+    def check_shares(self) -> None:
+        """RING-3, and at least a slot for each."""
+        active = self.engine.sharing.active
+        if len(active) > 1:
+            lent = {slot for run in active for slot in run.lent}
+            assert min(self.quotas()) >= 1
+            assert sum(self.quotas()) <= self.ring.prospect - self.ring.lent_count(but=lent)
+
+    def batches(self) -> Iterator[Any]:
+        """One pass, as a loader's iterator gives it."""
+        one_pass = Pass(self.book)
+        try:
+            while True:
+                try:
+                    delivery = one_pass.next_delivery()
+                except StopIteration:
+                    return
+                self.check_shares()
+                parts = collections.deque(parts for _, parts in delivery.batches())
+                del delivery
+                while parts:
+                    yield parts.popleft()[0]
+        finally:
+            one_pass.close()
+
+    def close(self) -> None:
+        self.session.is_closed = True
+        self.session.arena.close_descriptor()
+
+    # ---- what a worker does ----
+
+    def _act(self, session: HandSession, worker: int, words: Words) -> None:
+        if words[0] == Order.PROBE:
+            attachment = pickle.dumps(self._work.probe(words[3]))
+            session.notices.append(((Notice.SPEC, words[2], worker, 0, 0, 0, 0, 0), attachment))
+            report = (Report.DONE, words[1], worker, Status.FINISHED, 0, 0, 0, 0)
+            session.obey(session.state.on_report(report))
+        elif words[0] == Order.LAYOUT:
+            form, is_given = session.arena.get_object(words[2], words[3])
+            self._work.set_form(form, is_given)
+        elif words[0] == Order.RUN:
+            self._runs[words[1]] = (words[3], words[4])
+        elif words[0] == Order.TICKET:
+            self._make(session, worker, words)
+
+    def _make(self, session: HandSession, worker: int, words: Words) -> None:
+        _, ticket, run, first, count_attempt, row_range, slot, _ = words
+        (count, attempt), (start, stop) = split32(count_attempt), split32(row_range)
+        first_epoch, per_epoch = self._runs[run]
+        record = session.state.slots[slot]
+        status, attachment = Status.FINISHED, None
+        if session.arena.board.is_abandoned(run):
+            status = Status.ABANDONED
+        else:
+            job = Job(run, first_epoch + first // per_epoch, first % per_epoch, count, start, stop)
+            anchor = session.arena.anchor(record.offset, record.nbytes)
+            filled = self._work.fill(job, anchor, 0, record.nbytes)
+            if filled.oversize is not None:
+                status, nbytes = Status.OVERSIZE, filled.oversize.nbytes
+                memory = np.empty(nbytes, np.uint8)
+                filled.oversize.write(memory, 0)
+                attachment = (memory, nbytes, nbytes)
+        told_of = (Notice.COMPLETION, ticket, run, first, count_attempt, row_range, slot, join32(status, worker))
+        session.notices.append((told_of, attachment))
+        rows = count * (stop - start)
+        report = (Report.DONE, ticket, worker, status, self._batch_ns, rows, count, attempt)
+        session.obey(session.state.on_report(report))
+
+
+def consume(batches: Iterator[Any]) -> list[int]:
+    """The first number of each batch."""
+    return [int(np.ravel(batch)[0]) for batch in batches]
+
+
+@contextlib.contextmanager
+def hand_pool(workers: int, seed: int = 0, **settings: Any) -> Iterator[HandPool]:
+    """A pool that is closed in the end."""
+    pool = HandPool(workers, seed, **settings)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def first(batches: Iterator[Any], count: int) -> list[int]:
+    """The first number of each of the next batches."""
+    return consume(itertools.islice(batches, count))
