@@ -9,13 +9,13 @@ from typing import Any
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.failures import sample_error
+from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES
-from loaderpool.memory.form import BatchForm, UnitKind, batch_form
+from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
 from loaderpool.spec import ElementSpec
-from loaderpool.spec_choice import batch_bytes_like, choose_spec
 from loaderpool.worker.jobs import Filled, Job, WorkFailed
 from loaderpool.worker.work import Work
 
@@ -69,16 +69,7 @@ class LocalEngine:
                 probe = self.work.probe(self._first_epoch)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
-        spec = choose_spec(probe.spec, self._given_spec, self.config, self.unit)
-        form = batch_form(
-            spec,
-            self.unit,
-            batch_size=self.config.batch_size,
-            batch_bytes_seen=batch_bytes_like(probe, self.config, self.unit),
-            may_leave_rows_out=self.config.on_error.action == "skip",
-            may_replace_rows=self.config.on_error.action == "replace",
-        )
-        form = with_chunk(form, 1)
+        form = with_chunk(choose_form(probe, self._given_spec, self.config, self.plan, self.unit), 1)
         self.work.set_form(form, self._given_spec is not None)
         return form
 

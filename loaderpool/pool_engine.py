@@ -11,8 +11,9 @@ from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError
 from loaderpool.failures import lost_error, sample_error, setup_error
+from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
-from loaderpool.memory.form import BatchForm, UnitKind, batch_form
+from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
 from loaderpool.plan.order import Plan
 from loaderpool.pool_run import PoolRun
@@ -20,7 +21,6 @@ from loaderpool.ring import Ring, plan_ring
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
 from loaderpool.spec import ElementSpec
-from loaderpool.spec_choice import batch_bytes_like, choose_spec
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.loading import put_shipment
 from loaderpool.supervisor.shipping import ship
@@ -154,15 +154,7 @@ class PoolEngine:
     def _decide_form(self) -> None:
         assert self._probe is not None
         session, config, plan = self.session, self.config, self.plan
-        spec = choose_spec(self._probe.spec, self._given_spec, config, self.unit)
-        form = batch_form(
-            spec,
-            self.unit,
-            batch_size=config.batch_size,
-            batch_bytes_seen=batch_bytes_like(self._probe, config, self.unit),
-            may_leave_rows_out=config.on_error.action == "skip",
-            may_replace_rows=config.on_error.action == "replace",
-        )
+        form = choose_form(self._probe, self._given_spec, config, plan, self.unit)
         ring_plan = plan_ring(form, workers=session.workers_wanted, memory_limit=config.memory_limit)
         form = ring_plan.form
         extent, nbytes = session.arena.put_object((form, self._given_spec is not None))

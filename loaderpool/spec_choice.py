@@ -6,9 +6,8 @@ from loaderpool.config import LoaderConfig
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.form import UnitKind, spec_of_batches
 from loaderpool.spec import ArraySpec, ElementSpec
-from loaderpool.worker.jobs import Probe
 
-__all__ = ["batch_bytes_like", "choose_spec"]
+__all__ = ["choose_spec"]
 
 
 def choose_spec(seen: ElementSpec, given: ElementSpec | None, config: LoaderConfig, unit: UnitKind) -> ElementSpec:
@@ -61,8 +60,3 @@ def _as_function_returns(
         text = actual.text if component.text is not None and actual.text is not None else component.text
         components.append(ArraySpec(shape, component.dtype, text, component.ragged))
     return ElementSpec(given.structure, tuple(components))
-
-
-def batch_bytes_like(probe: Probe, config: LoaderConfig, unit: UnitKind) -> int:
-    """About how many bytes a batch takes, judged by the one call that was made."""
-    return probe.nbytes * (config.batch_size or 1) if unit == "sample" else probe.nbytes

@@ -26,9 +26,9 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "attachments", "delivery", "engine_choice", "failures", "functions", "last_error", "launch",
-        "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "ring", "session",
-        "sharing", "shelf", "snapshot", "spec_choice", "stretch",
+        "arguments", "attachments", "delivery", "engine_choice", "failures", "form_choice", "functions", "last_error",
+        "launch", "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "ring",
+        "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch",
     },
     {"adapters", "cli", "tuning"},
 )  # fmt: skip

@@ -316,3 +316,11 @@ def test_the_memory_of_kept_batches_comes_back_when_they_die_after_their_loader(
         other.close()
         pool.session.run_todo()
         wait_until_free(pool, before)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_batch_size_beyond_the_source_takes_no_more_than_the_source(on: Place, workers: int) -> None:
+    with lp.Loader(range(20), stamped, batch_size=10**6, memory_limit=1 << 20, **on(workers)) as loader:
+        for _ in range(2):
+            (batch,) = loader
+            check(batch, 0, batch_size=20)

@@ -14,12 +14,11 @@ import loaderpool as lp
 from loaderpool.arguments import check_arguments
 from loaderpool.delivery import aligned_empty
 from loaderpool.errors import SpecMismatchError
+from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
-from loaderpool.memory.form import batch_form
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ragged import RaggedArray
 from loaderpool.ring import with_chunk
-from loaderpool.spec_choice import batch_bytes_like, choose_spec
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.work import Work
 from tests.support.batches import assert_same, copied
@@ -42,14 +41,7 @@ class Bench:
         work, config = self.work, self.config
         work.ensure_setup()
         self.probe = probe = work.probe(0)
-        form = batch_form(
-            choose_spec(probe.spec, None, config, work.unit),
-            work.unit,
-            batch_size=config.batch_size,
-            batch_bytes_seen=batch_bytes_like(probe, config, work.unit),
-            may_leave_rows_out=config.on_error.action == "skip",
-            may_replace_rows=config.on_error.action == "replace",
-        )
+        form = choose_form(probe, None, config, self.plan, work.unit)
         self.form = with_chunk(form, self.chunk)
         work.set_form(self.form, False)
         self.slot = aligned_empty(max(self.form.slot_bytes, 1))
@@ -416,3 +408,16 @@ def test_out_lies_in_the_slot_itself() -> None:
     [batch] = bench.make(1)
     assert all(np.shares_memory(out["x"], bench.slot) and np.shares_memory(out["n"], bench.slot) for out in seen)
     assert len(seen) == 4 and batch["x"][:, 1, 1].tolist() == [4, 5, 6, 7] and batch["n"].tolist() == [-4, -5, -6, -7]
+
+
+# ---- slots ----
+
+
+@pytest.mark.parametrize("fn", [lambda index: np.full(100, index), str, lambda index: [str(index)] * 9])
+@pytest.mark.parametrize("settings", [{}, {"num_shards": 3, "shard_index": 2}, {"on_error": "replace"}])
+def test_slots_are_for_the_largest_batch_that_there_is(fn: Any, settings: dict[str, Any]) -> None:
+    bench = Bench(fn, batch_size=10**6, **settings).prepare()
+    rows = bench.plan.rows(0)
+    assert bench.form.batch_rows == rows == (6 if settings.get("num_shards") else 20)
+    assert bench.form.slot_bytes <= 100 * 8 * rows + 4096
+    assert len(bench.make(0)[0]) == rows
