@@ -232,9 +232,6 @@ class PoolEngine:
         elif kind == Notice.UNLOADED:
             self._forget()
 
-    def on_broken(self) -> None:
-        """The supervisor died: whoever waits is told by the session."""
-
     def check_open(self) -> None:
         """Raise where this loader, or the pool under it, was closed."""
         if self._is_closed or self.session.is_closed:

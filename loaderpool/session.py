@@ -38,9 +38,6 @@ class Listener(Protocol):
     def on_notice(self, words: Words, attachment: Attachment) -> None:
         """A notice about this loader arrived. The session's lock is held."""
 
-    def on_broken(self) -> None:
-        """The supervisor is gone. The session's lock is held."""
-
 
 class WorkerRecord:
     """A worker as the trainer knows it."""
@@ -242,8 +239,6 @@ class Session:
             self._process.wait()
             code = self._process.returncode
             self._how_broken = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            for listener in list(self.listeners.values()):
-                listener.on_broken()
 
     @staticmethod
     def _is_readable(descriptor: int) -> bool:
