@@ -38,6 +38,9 @@ class EpochHooks(Protocol):
     def after_epoch(self) -> dict[str, Any] | None:
         """Run the hook of an epoch's end; returns what it changed."""
 
+    def told(self) -> None:
+        """What the latest call returned was sent; else the next one returns it, too."""
+
 
 class Tally:
     """What was handed to consumers, over all passes."""
@@ -173,8 +176,10 @@ class PassBook:
 
     def _tell(self, changes: dict[str, Any] | None) -> None:
         if changes:
+            assert self.hooks is not None
             with contextlib.suppress(ClosedError):  # then there is nobody to tell
                 self.engine().update(changes)
+                self.hooks.told()
 
     def _read_ahead(self) -> int:
         """Batches of the next epoch that may be made before anybody asks for it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -69,7 +71,8 @@ class PoolEngine:
         self._probe: Probe | None = None
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
-        self._updates: list[Extent] = []
+        self._is_loaded = False
+        self._updates: collections.deque[list[Extent]] = collections.deque()  # sent and not read yet
         self._is_closed = False
         self.stretches: dict[int, Stretch] = {}  # until the supervisor says that they are over
         self.ring: Ring | None = None
@@ -133,7 +136,7 @@ class PoolEngine:
         shipment = ship(changes, by_reference=self._by_reference)
         with self.session.lock:
             extents, offset, nbytes = put_shipment(self.session.arena, shipment)
-            self._updates += extents
+            self._updates.append(extents)
             self.session.order(Control.UPDATE, self.number, offset, nbytes)
 
     def close(self) -> None:
@@ -217,6 +220,8 @@ class PoolEngine:
         elif kind == Notice.SLOT_RETIRED:
             with self._shortage_ends_all():
                 self.sharing.retired(words[1])
+        elif kind == Notice.LOADED:
+            self._loaded()
         elif kind == Notice.SPEC:
             self._probe = read_attachment(attachment)
         elif kind == Notice.SPEC_FAILED:
@@ -263,11 +268,19 @@ class PoolEngine:
         else:
             self.session.order(Control.UNLOAD, self.number)
 
+    def _loaded(self) -> None:
+        """The supervisor has read the payload; and after it each update in turn, which is then its own."""
+        if self._is_loaded:
+            for extent in self._updates.popleft():
+                self.session.arena.give_back(extent)
+        self._is_loaded = True
+
     def _forget(self) -> None:
         arena = self.session.arena
         self.session.listeners.pop(self.number, None)
-        for extent in [*self._extents, *self._updates, *filter(None, [self._layout_extent])]:
+        for extent in [*self._extents, *itertools.chain(*self._updates), *filter(None, [self._layout_extent])]:
             arena.give_back(extent)
-        self._extents, self._updates, self._layout_extent = [], [], None
+        self._extents, self._layout_extent = [], None
+        self._updates.clear()
         if self.ring is not None:
             self.ring.give_back_all()

@@ -56,7 +56,9 @@ class SequenceHooks:
     def __init__(self, sequence: Any) -> None:
         self._sequence = sequence
         self._overridden = [name for name in _HOOKS if _is_overridden(sequence, name)]
-        self._parts = _checksums(sequence) if self._overridden else {}
+        self._parts = _checksums(sequence) if self._overridden else {}  # as the workers know it
+        self._found: dict[str, bytes] = {}  # as it was when changes were last looked for
+        self._ran = ""  # the hook that ran since; what it changed was not told yet
         self._batches = len(BatchSequence(sequence))
 
     @property
@@ -72,21 +74,31 @@ class SequenceHooks:
         """`on_epoch_end`."""
         return self._call("on_epoch_end")
 
+    def told(self) -> None:
+        """What the latest call returned has reached the workers. Without this the next call tells it again."""
+        self._parts, self._ran = self._found, ""
+
     def _call(self, name: str) -> dict[str, Any] | None:
-        if name not in self._overridden:
+        if name in self._overridden:
+            self._ran = name  # first: where the hook raises, it may have changed something before
+            getattr(self._sequence, name)()
+        if not self._ran:
             return None
-        getattr(self._sequence, name)()
         batches = len(BatchSequence(self._sequence))
         if batches != self._batches:
             raise LoaderpoolError(
-                f"{type(self._sequence).__name__}.{name} changed the number of batches from {self._batches} to "
+                f"{type(self._sequence).__name__}.{self._ran} changed the number of batches from {self._batches} to "
                 f"{batches}; make a new loader for each length"
             )
-        before, self._parts = self._parts, _checksums(self._sequence)
+        self._found = _checksums(self._sequence)
         attributes = _attributes(self._sequence)
-        changed = {part: attributes[part] for part, checksum in self._parts.items() if before.get(part) != checksum}
-        deleted = sorted(set(before) - set(self._parts))
-        return {"set": changed, "deleted": deleted} if changed or deleted else None
+        known, found = self._parts, self._found
+        changed = {part: attributes[part] for part, checksum in found.items() if known.get(part) != checksum}
+        deleted = sorted(set(known) - set(found))
+        if changed or deleted:
+            return {"set": changed, "deleted": deleted}
+        self._ran = ""
+        return None
 
 
 def _is_overridden(sequence: Any, name: str) -> bool:

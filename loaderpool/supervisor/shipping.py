@@ -23,8 +23,8 @@ from loaderpool.supervisor.reducers import PayloadPickler
 
 __all__ = ["OUT_OF_BAND_BYTES", "Shipment", "describe_load_error", "ship", "unship"]
 
-# Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays are
-# copied into the pickle and once more out of it, into memory that workers share only until somebody writes beside them.
+# Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
+# are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
 OUT_OF_BAND_BYTES = 64 * 1024
 
 

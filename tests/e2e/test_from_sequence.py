@@ -203,6 +203,28 @@ def test_the_next_epoch_waits_for_a_hook_that_another_thread_still_runs(tf: Any,
     assert epochs == [[0] * BATCHES, [1] * BATCHES, [2] * BATCHES]
 
 
+def test_what_hooks_change_does_not_pile_up_in_shared_memory() -> None:
+    class Large(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.data = np.zeros(100_000)
+
+        def on_epoch_end(self) -> None:
+            self.data = self.data + 1
+
+        def __getitem__(self, index: int) -> Any:
+            return self.data[:2]
+
+    with lp.Loader.from_sequence(Large(), workers=1) as loader:
+        taken = []
+        for epoch in range(5):
+            batches = iter(loader)
+            assert next(batches).tolist() == [epoch] * 2
+            taken.append(loader._engine.session.arena.extents.taken_bytes)  # type: ignore[union-attr]
+            assert len(list(batches)) == BATCHES - 1
+    assert taken == [taken[0]] * 5
+
+
 def test_an_error_in_a_hook_reaches_the_consumer_and_the_next_pass_is_whole(tmp_path: Path) -> None:
     class Failing(Counting):
         fails = True
