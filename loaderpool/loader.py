@@ -40,7 +40,8 @@ class Loader:
         fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
             With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
             write into that (a structure of arrays like its result, lying in the batch itself; None at the first call)
-            and return None. None: the items are the samples.
+            and return None. It must then write all of it: what it leaves out holds an earlier batch's numbers. None:
+            the items are the samples.
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
         workers: worker processes, "auto" for one per usable CPU, or 0 to run in this process (same bits).
