@@ -22,7 +22,6 @@ __all__ = [
     "die_with_parent",
     "map_pages",
     "open_pidfd",
-    "pipe_capacity_bytes",
     "process_cpu_s",
     "raise_oom_score",
     "reserve",
@@ -33,7 +32,6 @@ __all__ = [
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
-_F_GETPIPE_SZ = 1032
 _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -118,15 +116,6 @@ def raise_oom_score() -> None:
             file.write("500")
     except OSError:
         pass
-
-
-def pipe_capacity_bytes(descriptor: int) -> int:
-    """How many bytes the pipe holds (one page where the user's pipe budget is spent)."""
-    if not LINUX:
-        return 4096
-    import fcntl
-
-    return fcntl.fcntl(descriptor, _F_GETPIPE_SZ)
 
 
 def process_cpu_s(pid: int) -> float:

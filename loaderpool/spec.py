@@ -16,7 +16,7 @@ from loaderpool.leaves import convert_leaf
 from loaderpool.sketch import named
 from loaderpool.structure import Structure
 
-__all__ = ["ArraySpec", "ElementSpec", "batched", "mismatch", "sample_spec", "unbatched"]
+__all__ = ["ArraySpec", "ElementSpec", "mismatch", "sample_spec"]
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -138,31 +138,6 @@ def _text_of(array: npt.NDArray[Any], leaf: Any, path: str, given: Text | None) 
             "say it with element_spec=, or return an array of dtype 'U1' or 'S1'"
         )
     return text
-
-
-def batched(spec: ElementSpec, batch_size: int | None) -> ElementSpec:
-    """The spec of batches of such samples; `batch_size` None where the batch axis varies."""
-    return _with_shapes(spec, [(batch_size, *c.shape) for c in spec.components])
-
-
-def unbatched(spec: ElementSpec) -> ElementSpec:
-    """The spec of one row of such batches.
-
-    Raises:
-        ArgumentError: a component has no axis that could be the batch's.
-    """
-    for path, component in zip(spec.paths, spec.components, strict=True):
-        if not component.shape:
-            raise ArgumentError(
-                f"element_spec{path} is {component}, without a batch axis: a given spec describes a batch, "
-                f"as a Dataset's element_spec does; write shape=(None,) for one number per row"
-            )
-    return _with_shapes(spec, [c.shape[1:] for c in spec.components])
-
-
-def _with_shapes(spec: ElementSpec, shapes: list[tuple[int | None, ...]]) -> ElementSpec:
-    pairs = zip(spec.components, shapes, strict=True)
-    return ElementSpec(spec.structure, tuple(dataclasses.replace(c, shape=shape) for c, shape in pairs))
 
 
 def mismatch(

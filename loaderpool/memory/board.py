@@ -32,9 +32,8 @@ class Field(enum.IntEnum):
     BATCHES = 5
     BUSY_NS = 6
     WAIT_NS = 7
-    BYTES = 8
-    PID = 9
-    STATUS = 10  # Status of the last finished ticket
+    PID = 8
+    STATUS = 9  # Status of the last finished ticket
 
 
 class Board:

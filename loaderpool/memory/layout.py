@@ -111,7 +111,6 @@ class Packing:
             self._table.append(start)
             self._headers.append((start, words))
         self.nbytes = self._table[1] = end
-        self.data_bytes = sum(block.nbytes for _, block in self._places)
 
     def write(self, buffer: Any, base: int) -> None:
         """Write table, headers and blocks; the buffer must hold `nbytes` from `base` on."""

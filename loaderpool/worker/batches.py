@@ -70,7 +70,7 @@ class BatchMaker:
             for row, leaves in enumerate(rows):
                 for array, leaf in zip(arrays, leaves, strict=True):
                     array[start + row] = leaf
-        return Filled(len(indices), layout.used_bytes(len(indices)), tuple(failures))
+        return Filled(len(indices), tuple(failures))
 
     def fill_packed(
         self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
@@ -92,9 +92,9 @@ class BatchMaker:
         packing = Packing(batches)
         rows = sum(rows for rows, _ in batches)
         if packing.nbytes > capacity:
-            return Filled(rows, packing.data_bytes, tuple(failures), packing)
+            return Filled(rows, tuple(failures), packing)
         packing.write(buffer, base)
-        return Filled(rows, packing.data_bytes, tuple(failures))
+        return Filled(rows, tuple(failures))
 
     def _packed_samples(
         self,

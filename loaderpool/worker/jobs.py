@@ -42,7 +42,6 @@ class Filled:
     """What was made."""
 
     rows: int
-    data_bytes: int
     row_failures: tuple[RowFailure, ...] = ()
     oversize: Packing | None = None  # it did not fit the slot; write it elsewhere
 

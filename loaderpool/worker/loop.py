@@ -164,7 +164,6 @@ class WorkerLoop:
             status = Status.FINISHED if filled.oversize is None else Status.OVERSIZE
             batches_ended = count if row_stop == work.plan.rows(batch) else 0
             row_count = filled.rows
-            board[base + Field.BYTES] += filled.data_bytes
             if filled.row_failures:
                 failure_bytes = _dumps(filled.row_failures)
         except Abandoned:

@@ -188,7 +188,7 @@ class Work:
             except self._catches as error:
                 failing = start + len(results)
                 raise progress.failed(error, job.epoch, [indices[failing]], int(positions[failing])) from None
-        return Filled(len(indices), layout.used_bytes(len(indices)))
+        return Filled(len(indices))
 
     def _write(
         self,

@@ -20,7 +20,7 @@ from loaderpool.dtypes import can_write
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 from loaderpool.given_spec import read_spec
 from loaderpool.leaves import convert_leaf
-from loaderpool.spec import ArraySpec, ElementSpec, batched, mismatch, sample_spec, unbatched
+from loaderpool.spec import ArraySpec, ElementSpec, mismatch, sample_spec
 from loaderpool.structure import Structure
 
 ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
@@ -269,17 +269,6 @@ def test_a_spec_that_no_batch_can_have_fails_when_made(
 def test_the_components_must_be_as_many_as_the_leaves() -> None:
     with pytest.raises(ArgumentError, match="1 components for"):
         ElementSpec(Structure.of((1, 2)), (ArraySpec((), "f4"),))
-
-
-def test_a_batch_axis_is_put_on_and_taken_off() -> None:
-    spec = sample_spec((np.zeros((2, 3), np.float32), "a"))
-    assert batched(spec, None).components == (ArraySpec((None, 2, 3), "f4"), ArraySpec((None,), str))
-    assert batched(spec, 8).components == (ArraySpec((8, 2, 3), "f4"), ArraySpec((8,), str))
-    assert unbatched(batched(spec, 8)) == spec
-    ragged = ElementSpec(Structure.of(0), (ArraySpec((4, None, 2), "f4", ragged=True),))
-    assert unbatched(ragged).components == (ArraySpec((None, 2), "f4", ragged=True),)
-    with pytest.raises(ArgumentError, match=r"element_spec\[1\] is str\[\], without a batch axis"):
-        unbatched(spec)
 
 
 @pytest.mark.parametrize(
