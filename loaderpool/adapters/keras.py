@@ -5,12 +5,16 @@ Imports nothing of Keras: whatever has `__len__` and `__getitem__(batch_index)` 
 
 from __future__ import annotations
 
+import array
+import collections
 import hashlib
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loaderpool.errors import ArgumentError, ArgumentTypeError, LoaderpoolError
-from loaderpool.sources.sequence import BatchSequence
+from loaderpool.sources.sequence import BatchSequence, attributes_of
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
@@ -21,6 +25,8 @@ _HOOKS = ("on_epoch_begin", "on_epoch_end")
 # Hooks that come from these are Keras' own, which do nothing.
 _BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
 _NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "pad", "ragged")
+# What is in these is in no attribute. (Of a tuple or a str it cannot change.)
+_CONTAINERS = (list, dict, set, bytearray, collections.deque, array.array, np.ndarray)
 # Where a value cannot be pickled it never travelled (`__getstate__` left it out), so workers need no news of it.
 _UNPICKLABLE = b"unpicklable"
 
@@ -46,16 +52,27 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
 class SequenceHooks:
     """Calls the sequence's hooks in the trainer and tells what they changed.
 
-    What changed is found part by part: each attribute's pickle, with arrays by checksum of their bytes (an in-place
-    shuffle shows in no identity). So what the user changes between two hooks is told with the next one.
+    What changed is found part by part: the pickle of each attribute, in slots or not, with arrays by checksum of their
+    bytes (an in-place shuffle shows in no identity). So what the user changes between two hooks is told with the next
+    one. What a hook changes elsewhere, in the class or in globals, is not found.
 
     Args:
         sequence: the user's own object, as it is when it is shipped.
+
+    Raises:
+        ArgumentTypeError: it has hooks and is a list, a dict or the like: what they do to its items would not be seen.
     """
 
     def __init__(self, sequence: Any) -> None:
         self._sequence = sequence
         self._overridden = [name for name in _HOOKS if _is_overridden(sequence, name)]
+        if self._overridden and isinstance(sequence, _CONTAINERS):
+            base = next(base.__name__ for base in type(sequence).__mro__ if base in _CONTAINERS)
+            raise ArgumentTypeError(
+                f"from_sequence: {type(sequence).__name__} has {self._overridden[0]} and is itself a {base}, and what "
+                f"a hook does to a {base}'s own items is not sent to the workers, only attributes are. Keep the items "
+                "in an attribute, as collections.UserList does"
+            )
         self._parts = _checksums(sequence) if self._overridden else {}  # as the workers know it
         self._found: dict[str, bytes] = {}  # as it was when changes were last looked for
         self._ran = ""  # the hook that ran since; what it changed was not told yet
@@ -91,30 +108,28 @@ class SequenceHooks:
                 f"{batches}; make a new loader for each length"
             )
         self._found = _checksums(self._sequence)
-        attributes = _attributes(self._sequence)
+        attributes = attributes_of(self._sequence)
         known, found = self._parts, self._found
-        changed = {part: attributes[part] for part, checksum in found.items() if known.get(part) != checksum}
+        changed = [part for part, checksum in found.items() if known.get(part) != checksum]
         deleted = sorted(set(known) - set(found))
-        if changed or deleted:
-            return {"set": changed, "deleted": deleted}
-        self._ran = ""
-        return None
+        if not changed and not deleted:
+            self._ran = ""
+            return None
+        # What cannot be pickled is named by the key that it has here.
+        owner = type(self._sequence).__name__
+        keys = {part: f"attribute .{part} of {owner}, as {self._ran} left it" for part in changed}
+        return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
 
 
 def _is_overridden(sequence: Any, name: str) -> bool:
-    if callable(_attributes(sequence).get(name)):
+    if callable(attributes_of(sequence).get(name)):
         return True
     owner = next((cls for cls in type(sequence).__mro__ if name in vars(cls)), None)
     return owner is not None and owner.__module__.partition(".")[0] not in _BASE_MODULES
 
 
-def _attributes(sequence: Any) -> dict[str, Any]:
-    """The attributes by which a sequence can change; a list or an object with slots has none."""
-    return getattr(sequence, "__dict__", {})
-
-
 def _checksums(sequence: Any) -> dict[str, bytes]:
-    return {name: _checksum(value) for name, value in _attributes(sequence).items()}
+    return {name: _checksum(value) for name, value in attributes_of(sequence).items()}
 
 
 def _checksum(value: Any) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.errors import SourceError
 
-__all__ = ["BatchSequence"]
+__all__ = ["BatchSequence", "attributes_of"]
 
 
 class BatchSequence:
@@ -39,6 +41,45 @@ class BatchSequence:
 
     def __getitem__(self, index: int) -> Any:
         return _with_tuples_for_lists(self.target[index])
+
+    def update(self, changes: Mapping[str, Any]) -> None:
+        """Make the target's attributes what a hook made them, past any property or `__setattr__`.
+
+        Args:
+            changes: under "set" the key of each new value in `changes`, by its attribute's name; under "deleted" names.
+        """
+        slots = _slots(type(self.target))
+        for name, key in changes["set"].items():
+            if name in slots:
+                slots[name].__set__(self.target, changes[key])
+            else:
+                self.target.__dict__[name] = changes[key]
+        for name in changes["deleted"]:
+            if name not in slots:
+                self.target.__dict__.pop(name, None)  # it may never have travelled: `__getstate__` left it out
+            elif name in attributes_of(self.target):
+                slots[name].__delete__(self.target)
+
+
+def attributes_of(target: Any) -> dict[str, Any]:
+    """The attributes by which an object can change, whether they lie in its `__dict__` or in slots."""
+    attributes = dict(getattr(target, "__dict__", {}))
+    for name, slot in _slots(type(target)).items():
+        try:
+            attributes[name] = slot.__get__(target)
+        except AttributeError:  # never set, or deleted
+            continue
+    return attributes
+
+
+def _slots(cls: type) -> dict[str, Any]:
+    return {
+        name: member
+        for base in reversed(cls.__mro__)
+        if "__slots__" in vars(base)
+        for name, member in vars(base).items()
+        if inspect.ismemberdescriptor(member)
+    }
 
 
 def _with_tuples_for_lists(value: Any) -> Any:

@@ -40,12 +40,7 @@ class Payloads:
         pickled, (start, _), places = self._read(offset, nbytes)
         view = memoryview(self._arena.map)
         buffers = [memoryview(bytearray(view[start + at : start + at + size])) for at, size in places]
-        changes = unship(pickled, buffers)
-        target = self.loaded[loader]["source"].target
-        for name, value in changes["set"].items():
-            target.__dict__[name] = value
-        for name in changes["deleted"]:
-            target.__dict__.pop(name, None)
+        self.loaded[loader]["source"].update(unship(pickled, buffers))
 
     def unload(self, loader: int) -> None:
         """Forget a payload."""

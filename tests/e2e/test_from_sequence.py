@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import sys
 from pathlib import Path
@@ -270,9 +271,82 @@ def test_hooks_may_set_what_cannot_travel_only_if_it_is_left_out_of_the_pickle()
     first.on_epoch_end()
     with lp.Loader.from_sequence(first, workers=1) as loader:
         assert first_column(loader) == first_column(loader)
+    named = r"workers: attribute \.carried of Carries, as on_epoch_end left it, of type generator"
     loader = lp.Loader.from_sequence(Carries(), workers=1)
-    with loader, pytest.raises(lp.UnpicklableError, match="carried"):
+    with loader, pytest.raises(lp.UnpicklableError, match=named):
         list(loader)
+
+
+class Slotted:
+    """No `__dict__` at all; one slot has a private name, one is deleted and one is set later."""
+
+    __slots__ = ("__step", "__weakref__", "gone", "late")
+
+    def __init__(self) -> None:
+        self.__step = 0
+        self.gone = 1
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([[self.__step + index, getattr(self, "gone", -1), getattr(self, "late", -1)]])
+
+    def on_epoch_end(self) -> None:
+        self.__step += 10
+        self.late = self.__step
+        if hasattr(self, "gone"):
+            del self.gone
+
+
+class SlottedWithDict(Slotted):
+    """A subclass without slots has both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = 100
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + np.array([[self.more, 0, 0]])
+
+    def on_epoch_end(self) -> None:
+        super().on_epoch_end()
+        self.more += 100
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("make", "step"), [(Slotted, 10), (SlottedWithDict, 110)])
+def test_changes_in_slots_are_seen_too(make: type, step: int, workers: int) -> None:
+    with lp.Loader.from_sequence(make(), workers=workers) as loader:
+        epochs = [[batch[0].tolist() for batch in loader] for _ in range(3)]
+    base = step - 10
+    assert epochs == [
+        [[base, 1, -1], [base + 1, 1, -1]],
+        [[base + step, -1, 10], [base + step + 1, -1, 10]],
+        [[base + 2 * step, -1, 20], [base + 2 * step + 1, -1, 20]],
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_hooks_on_a_subclass_of_list_are_refused_and_on_user_list_are_seen(workers: int) -> None:
+    class Batches(list):  # type: ignore[type-arg]
+        def on_epoch_end(self) -> None:
+            self.reverse()
+
+    class UserBatches(collections.UserList):  # type: ignore[type-arg]
+        def on_epoch_end(self) -> None:
+            self.reverse()
+
+    class WithoutHooks(list):  # type: ignore[type-arg]
+        pass
+
+    batches = [np.array([[0]]), np.array([[1]])]
+    with pytest.raises(lp.ArgumentTypeError, match=r"Batches has on_epoch_end and is itself a list.*UserList"):
+        lp.Loader.from_sequence(Batches(batches), workers=workers)
+    with lp.Loader.from_sequence(UserBatches(batches), workers=workers) as loader:
+        assert [int(batch[0, 0]) for _ in range(3) for batch in loader] == [0, 1, 1, 0, 0, 1]
+    with lp.Loader.from_sequence(WithoutHooks(batches), workers=workers) as loader:
+        assert [int(batch[0, 0]) for batch in loader] == [0, 1]
 
 
 def test_a_changed_object_that_cannot_be_unpickled_in_the_pool_is_an_error_and_not_the_pools_end() -> None:

@@ -6,7 +6,6 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 from loaderpool import machine
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
+from loaderpool.sources.sequence import BatchSequence
 from loaderpool.supervisor.loading import Payloads, put_shipment
 from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, ship
 
@@ -76,10 +76,11 @@ def test_an_array_lives_longer_than_its_payload_and_its_writes_are_private(arena
 def test_an_update_looks_at_nothing_in_the_arena(arena: Arena) -> None:
     target = Object()
     target.old, target.kept = 1, np.zeros(OUT_OF_BAND_BYTES)  # type: ignore[attr-defined]
-    payloads, payload = load(arena, {"source": SimpleNamespace(target=target)})
+    payloads, payload = load(arena, {"source": BatchSequence(target)})
     taken = arena.extents.taken_bytes
     large = np.arange(2 * OUT_OF_BAND_BYTES)
-    extents, offset, nbytes = put_shipment(arena, ship({"set": {"large": large, "small": [1]}, "deleted": ["old"]}))
+    changes = {"set": {"large": "1st", "small": "2nd"}, "1st": large, "2nd": [1], "deleted": ["old", "never there"]}
+    extents, offset, nbytes = put_shipment(arena, ship(changes))
     payloads.update(LOADER, offset, nbytes)
     for extent in extents:
         arena.map[extent.offset : extent.end] = b"\xff" * extent.nbytes
