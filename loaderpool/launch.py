@@ -72,13 +72,14 @@ def launch(arena: Arena, workers: int) -> SupervisorLink:
         raise PoolBrokenError("sys.executable is empty: an embedded Python must set it to a Python interpreter")
     with contextlib.ExitStack() as mine, contextlib.ExitStack() as theirs:
         try:
-            control_read, control_write = os.pipe()
+            control_read, control_write = map(machine.above_standard, os.pipe())
             theirs.callback(os.close, control_read)
             mine.callback(os.close, control_write)
-            completions_read, completions_write = os.pipe()
+            completions_read, completions_write = map(machine.above_standard, os.pipe())
             mine.callback(os.close, completions_read)
             theirs.callback(os.close, completions_write)
-            my_socket, their_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            my_socket, their_socket = (socket.socket(fileno=machine.above_standard(each.detach())) for each in pair)
             mine.callback(my_socket.close)
             theirs.callback(their_socket.close)
             os.set_blocking(completions_read, False)
@@ -105,6 +106,8 @@ def launch(arena: Arena, workers: int) -> SupervisorLink:
                 [sys.executable, *_interpreter_flags(), *boot],
                 pass_fds=[control_read, completions_write, their_socket.fileno(), arena.descriptor, file],
                 stdin=subprocess.DEVNULL,
+                stdout=_inherited(sys.__stdout__, 1),
+                stderr=_inherited(sys.__stderr__, 2),
                 start_new_session=True,  # Ctrl-C and Ctrl-Z of the terminal are the trainer's alone
                 env=_environment(),
             )
@@ -124,6 +127,15 @@ def _search_path() -> list[str]:
         elif isinstance(entry, str):
             path.append(str(entry))
     return path
+
+
+def _inherited(stream: Any, descriptor: int) -> int | None:
+    """What the supervisor has for one of the trainer's streams: the same, unless the trainer began without it."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return subprocess.DEVNULL
+    return subprocess.DEVNULL if stream is None else None  # another file may have got its number
 
 
 def _fill(file: int, content: bytes) -> None:

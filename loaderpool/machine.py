@@ -42,14 +42,31 @@ _CGROUP = "/sys/fs/cgroup"
 def create_memory_file(name: str) -> int:
     """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC)
+        return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
     from multiprocessing import shared_memory  # the fallback: named for an instant, unlinked at birth
 
     block = shared_memory.SharedMemory(create=True, size=1)
     descriptor = os.dup(block._fd)  # type: ignore[attr-defined]
     block.close()
     block.unlink()
-    return descriptor
+    return above_standard(descriptor)
+
+
+def above_standard(descriptor: int) -> int:
+    """The descriptor, or in its place a copy that is none of the standard streams'.
+
+    In a daemon these may be closed, so that a new descriptor gets their number; whoever then opens or replaces them, or
+    writes to them, as C libraries do, would hit what is ours.
+    """
+    if descriptor > 2:
+        return descriptor
+    import fcntl
+
+    try:
+        copy: int = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+        return copy
+    finally:
+        os.close(descriptor)
 
 
 def reserve(descriptor: int, offset: int, nbytes: int) -> None:

@@ -99,3 +99,25 @@ def test_an_interpreter_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(lp.PoolBrokenError, match="embedded"):
         Session(1)
+
+
+# ---- standard streams that are closed, as in a daemon ----
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1), (0, 1, 2)], ids=str)
+def test_descriptors_of_ours_do_not_take_the_place_of_closed_streams(closed: tuple[int, ...], tmp_path: Path) -> None:
+    script = tmp_path / "daemon.py"
+    script.write_text(
+        "import os\n"
+        "import loaderpool as lp\n"
+        "def fn(index):\n"
+        "    os.write(1, b'said\\n'), os.write(2, b'said\\n'), print('said')\n"  # into a pipe of ours it would end all
+        "    return 2 * index\n"
+        "with lp.Loader(range(100), fn, batch_size=10, workers=2) as loader:\n"
+        "    total = sum(int(batch.sum()) for batch in loader)\n"
+        f"with open({str(tmp_path / 'total')!r}, 'w') as file:\n"
+        "    file.write(str(total))\n"
+    )
+    close = f"import os, sys\nfor n in {closed}: os.close(n)\n"
+    run_child(f"{close}os.execv(sys.executable, [sys.executable, {str(script)!r}])").check()
+    assert (tmp_path / "total").read_text() == "9900"
