@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 from typing import Any
@@ -25,6 +26,11 @@ __all__ = ["Arena", "map_private", "map_whole_file"]
 # Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
 _ARENA_BYTES = 1 << 40
 _SMALLEST_ARENA_BYTES = 1 << 30
+# The limit to which an error number of making it large, or of mapping it, points.
+_LIMITS = {
+    errno.ENOMEM: "the limit on virtual memory (ulimit -v, RLIMIT_AS)",
+    errno.EFBIG: "the limit on the size of a file (ulimit -f, RLIMIT_FSIZE), which holds for shared memory, too",
+}
 # What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
 _HEADROOM_BYTES = 64 << 20
 # How long a look at free memory holds; a look reads several files of /proc and the cgroup, too dear for each slot.
@@ -54,7 +60,8 @@ class Arena:
         """A new arena, as large in address space as the process's limits allow.
 
         Raises:
-            MemoryLimitError: not even the smallest fits (`ulimit -v`).
+            MemoryLimitError: not even the smallest fits (`ulimit -v`, `ulimit -f`).
+            OSError: neither limit is the cause (too many open files, say).
         """
         descriptor = machine.create_memory_file("arena")
         nbytes = _ARENA_BYTES
@@ -64,12 +71,16 @@ class Arena:
                 return Arena(descriptor, nbytes)
             except OSError as error:
                 nbytes //= 4
-                if nbytes < _SMALLEST_ARENA_BYTES:
-                    os.close(descriptor)
-                    raise MemoryLimitError(
-                        f"no address space for the arena ({error.strerror}): the limit on virtual memory "
-                        "(ulimit -v, RLIMIT_AS) must leave at least 1 GiB"
-                    ) from error
+                if nbytes >= _SMALLEST_ARENA_BYTES:
+                    continue
+                os.close(descriptor)
+                limit = _LIMITS.get(error.errno or 0)
+                if limit is None:  # such as too many open files
+                    raise
+                raise MemoryLimitError(
+                    f"no room for the arena ({error.strerror}): {limit}, must leave at least "
+                    f"{_SMALLEST_ARENA_BYTES >> 30} GiB of address space; it is not that much memory"
+                ) from error
 
     def close_descriptor(self) -> None:
         """Drop the file descriptor; the mapping stays for those who look at it."""
