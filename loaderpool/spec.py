@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,12 @@ from loaderpool.leaves import convert_leaf
 from loaderpool.sketch import named
 from loaderpool.structure import Structure
 
-__all__ = ["ArraySpec", "ElementSpec", "mismatch", "sample_spec"]
+__all__ = ["ArraySpec", "ElementSpec", "Origin", "mismatch", "sample_spec"]
+
+# Where an expected shape comes from, which decides what the user can do about another one: the first sample, the user's
+# element_spec, the other rows of the batch, the other rows of a ragged component; or it is that of a whole batch (or
+# element), which one call makes and nothing is stacked with.
+Origin = Literal["first", "given", "rows", "ragged", "whole"]
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -146,6 +151,7 @@ def mismatch(
     expected: ArraySpec,
     actual_shape: tuple[int, ...],
     actual_dtype: np.dtype[Any],
+    origin: Origin,
 ) -> SpecMismatchError:
     """The error for a component that came otherwise than its spec says, with the option that allows it.
 
@@ -155,6 +161,7 @@ def mismatch(
         expected: what the spec says, batch axis as `actual_shape` has it.
         actual_shape: what came.
         actual_dtype: what came; object for text.
+        origin: where the expected shape comes from: an option that is set already is no advice.
     """
     is_text = actual_dtype == OBJECT
     actual = f"{'text' if is_text else actual_dtype.name}[{', '.join(map(str, actual_shape))}]"
@@ -171,19 +178,46 @@ def mismatch(
                 f"return .astype({target!r}), or give element_spec= with {name}"
             )
     if len(actual_shape) != len(expected.shape):
-        advice.append("the number of axes must not vary: reshape in the function, or use batch_size=None")
+        advice.append(_advice_on_axes(len(expected.shape), origin))
     else:
         pairs = zip(expected.shape, actual_shape, strict=True)
         varied = [axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got]
-        if varied and is_text:
-            advice.append("text is not padded: bring it to one shape in the function, or use batch_size=None")
-        elif varied:
-            ragged = ", ragged=True keeps each row's own length" * (varied == [0])
-            axes = " and ".join(map(str, varied))
-            advice.append(
-                f"samples of varied shape: pad=True pads to a batch's largest{ragged}, element_spec= says with None "
-                f"which axes vary (here {axes}), batch_size=None hands each element on as it is"
-            )
+        if varied:
+            advice.append(_advice_on_sizes(varied, is_text, origin))
     source = "" if index is None else f" of source index {index}"
     text = "; ".join(advice)
     return SpecMismatchError(f"{named(path)}{source}: expected {expected}, got {actual}{': ' * bool(text)}{text}")
+
+
+def _advice_on_axes(count: int, origin: Origin) -> str:
+    must = f"the number of axes must not vary: reshape in the function, so that all have {count}"
+    return f"{must}, or correct element_spec=" if origin == "given" else must
+
+
+def _advice_on_sizes(varied: list[int], is_text: bool, origin: Origin) -> str:
+    ragged = ", ragged=True keeps each row's own length" * (varied == [0])
+    here = f"here {'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
+    of_a_sample = f"{here} of a sample"
+    if origin == "whole":
+        return f"element_spec= says with None which axes vary ({here})"
+    if is_text:
+        return "text is not padded: bring it to one shape in the function, or use batch_size=None"
+    if origin == "ragged":
+        return (
+            "of a ragged component only the first axis of a sample may vary: bring the others to one size in the "
+            f"function ({here}), or use pad=True instead of ragged=True, which pads all axes"
+        )
+    if origin == "given":
+        return (
+            f"element_spec= has a fixed length there ({of_a_sample}): give None for it, and pad=True to pad to a "
+            f"batch's largest{ragged}"
+        )
+    if origin == "rows":
+        return (
+            f"rows of one batch differ, which element_spec= alone does not allow: pad=True pads to a batch's largest"
+            f"{ragged}, batch_size=None hands each element on as it is"
+        )
+    return (
+        f"samples of varied shape: pad=True pads to a batch's largest{ragged} (beside it element_spec= may say with "
+        f"None which axes vary, {of_a_sample}), batch_size=None hands each element on as it is"
+    )

@@ -24,7 +24,7 @@ def choose_spec(seen: ElementSpec, given: ElementSpec | None, config: LoaderConf
     """
     static_rows = config.batch_size if config.drop_remainder else None
     if given is not None:
-        return _as_function_returns(given, seen, static_rows, config.batch_size if unit == "sample" else None)
+        return _as_function_returns(given, seen, static_rows, config, unit)
     if unit == "sample":
         return spec_of_batches(seen, pad=config.pad is not False, ragged=config.ragged, static_rows=static_rows)
     # A whole batch: its first axis is the batch's own, and the last one may be shorter.
@@ -35,12 +35,14 @@ def choose_spec(seen: ElementSpec, given: ElementSpec | None, config: LoaderConf
 
 
 def _as_function_returns(
-    given: ElementSpec, seen: ElementSpec, static_rows: int | None, batch_size: int | None
+    given: ElementSpec, seen: ElementSpec, static_rows: int | None, config: LoaderConfig, unit: UnitKind
 ) -> ElementSpec:
     """The given spec, its batch axis as the loader's batches really have it.
 
-    A `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does.
+    A `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does. An axis of None
+    does not say whether `ragged=True` is meant: that setting does.
     """
+    batch_size = config.batch_size if unit == "sample" else None
     try:
         in_given_order: list[ArraySpec] = given.structure.flatten(seen.pack())
     except SpecMismatchError:
@@ -58,5 +60,6 @@ def _as_function_returns(
                 )
             shape = (static_rows, *shape[1:])
         text = actual.text if component.text is not None and actual.text is not None else component.text
-        components.append(ArraySpec(shape, component.dtype, text, component.ragged))
+        is_ragged = component.ragged or (config.ragged and text is None and shape[1:2] == (None,))
+        components.append(ArraySpec(shape, component.dtype, text, is_ragged))
     return ElementSpec(given.structure, tuple(components))

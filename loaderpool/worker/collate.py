@@ -40,7 +40,7 @@ def collate(
     for value, index in zip(values, indices, strict=True):
         if value.shape != shape:
             expected = ArraySpec(shape, component.dtype, component.text)
-            raise mismatch(path, index, expected, value.shape, value.dtype)
+            raise mismatch(path, index, expected, value.shape, value.dtype, "rows")
     if component.text is not None:
         flat: list[Any] = []
         for value in values:
@@ -71,7 +71,8 @@ def _ragged(
     inner = values[0].shape[1:] if values else tuple(n or 0 for n in component.shape[2:])
     for value, index in zip(values, indices, strict=True):
         if value.ndim == 0 or value.shape[1:] != inner:
-            raise mismatch(path, index, ArraySpec((None, *inner), component.dtype), value.shape, value.dtype)
+            expected = ArraySpec((None, *inner), component.dtype)
+            raise mismatch(path, index, expected, value.shape, value.dtype, "ragged")
     lengths = [len(value) for value in values]
 
     def join(out: npt.NDArray[Any]) -> None:
@@ -99,7 +100,8 @@ def _padded(
             given is None or given == actual for given, actual in zip(component.shape[1:], value.shape, strict=False)
         )
         if not fits:
-            raise mismatch(path, index, ArraySpec(component.shape[1:], component.dtype), value.shape, value.dtype)
+            expected = ArraySpec(component.shape[1:], component.dtype)
+            raise mismatch(path, index, expected, value.shape, value.dtype, "given")
     largest = tuple(max((value.shape[axis] for value in values), default=0) for axis in range(ndim))
     fill_value = pad_value_for(component, pad, path)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from loaderpool.dtypes import can_write
 from loaderpool.errors import SpecMismatchError
 from loaderpool.leaves import convert_leaf
-from loaderpool.spec import ArraySpec, ElementSpec, mismatch
+from loaderpool.spec import ArraySpec, ElementSpec, Origin, mismatch
 from loaderpool.structure import Structure
 
 __all__ = ["Converter", "ReusedBuffer", "RowWriter"]
@@ -49,6 +49,10 @@ class Converter:
         self.paths = spec.structure.paths
         drop = 0 if has_batch_axis else 1
         self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
+        stacked: Origin = "given" if is_given else "first"
+        self._origins: tuple[Origin, ...] = tuple(
+            "whole" if has_batch_axis else "ragged" if c.ragged else stacked for c in spec.components
+        )
 
     def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
         """All components of what one call returned, converted and checked.
@@ -70,20 +74,20 @@ class Converter:
         except SpecMismatchError as error:
             raise SpecMismatchError(f"{error} (source index {index})") from None
         if not _fits(array.shape, expected.shape):
-            raise mismatch(path, index, expected, array.shape, array.dtype)
+            raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component])
         if expected.text is not None:
             if array.dtype != object:
-                raise mismatch(path, index, expected, array.shape, array.dtype)
+                raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component])
             return array
         if array.dtype == expected.dtype:
             return array
         if array.dtype == object or not self._may_cast(value, array.dtype, expected.dtype):
-            raise mismatch(path, index, expected, array.shape, array.dtype)
+            raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component])
         with np.errstate(over="raise"):
             try:
                 cast = array.astype(expected.dtype)
             except FloatingPointError:
-                raise mismatch(path, index, expected, array.shape, array.dtype) from None
+                raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component]) from None
         if array.dtype.kind in "iu" and expected.dtype.kind in "iu" and not np.array_equal(cast, array):
             raise SpecMismatchError(
                 f"component {path or '(the whole element)'} of source index {index}: a value does not fit "

@@ -8,6 +8,7 @@ import datetime
 import pathlib
 import pickle
 from collections import UserDict, deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
+import loaderpool as lp
 from loaderpool.dtypes import can_write
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 from loaderpool.given_spec import read_spec
@@ -349,9 +351,10 @@ def test_what_is_no_spec_is_refused(given: Any, message: str) -> None:
 
 MISMATCHES = [
     (ArraySpec((28, 28), "f4"), (32, 28), "f4", ["float32[28, 28], got float32[32, 28]", "pad=True", "ragged=True",
-                                                 "element_spec=", "(here 0)", "batch_size=None"]),
-    (ArraySpec((28, 28), "f4"), (28, 30), "f4", ["(here 1)", "pad=True"]),
-    (ArraySpec((28,), "f4"), (28, 1), "f4", ["number of axes", "batch_size=None"]),
+                                                 "element_spec=", "axis 0 of a sample", "batch_size=None"]),
+    (ArraySpec((28, 28), "f4"), (28, 30), "f4", ["axis 1 of a sample", "pad=True"]),
+    (ArraySpec((28, 28), "f4"), (29, 30), "f4", ["axes 0 and 1 of a sample", "pad=True"]),
+    (ArraySpec((28,), "f4"), (28, 1), "f4", ["number of axes", "so that all have 1"]),
     (ArraySpec((3,), "f4"), (3,), "f8", [".astype('float32')", "element_spec= with float32"]),
     (ArraySpec((3,), "i4"), (3,), "f8", ["a cast from float64 to int32", "element_spec= with float64"]),
     (ArraySpec((3,), "i4"), (3,), object, ["got text[3]", "text and numbers do not mix"]),
@@ -365,7 +368,7 @@ MISMATCHES = [
 def test_a_mismatch_names_who_what_and_the_way_out(
     expected: ArraySpec, shape: tuple[int, ...], dtype: Any, parts: list[str]
 ) -> None:
-    error = mismatch("['image']", 17, expected, shape, np.dtype(dtype))
+    error = mismatch("['image']", 17, expected, shape, np.dtype(dtype), "first")
     assert isinstance(error, SpecMismatchError)
     assert str(error).startswith(f"component ['image'] of source index 17: expected {expected}, got ")
     for part in parts:
@@ -373,8 +376,77 @@ def test_a_mismatch_names_who_what_and_the_way_out(
 
 
 def test_ragged_is_no_advice_where_another_axis_varies() -> None:
-    assert "ragged" not in str(mismatch("", None, ArraySpec((3, 4), "f4"), (3, 5), np.dtype("f4")))
-    assert "ragged" not in str(mismatch("", None, ArraySpec((3, 4), "f4"), (9, 5), np.dtype("f4")))
-    assert str(mismatch("", None, ArraySpec((), "f4"), (2,), np.dtype("f4"))).startswith(
+    assert "ragged" not in str(mismatch("", None, ArraySpec((3, 4), "f4"), (3, 5), np.dtype("f4"), "first"))
+    assert "ragged" not in str(mismatch("", None, ArraySpec((3, 4), "f4"), (9, 5), np.dtype("f4"), "first"))
+    assert str(mismatch("", None, ArraySpec((), "f4"), (2,), np.dtype("f4"), "first")).startswith(
         "the element: expected float32[]"
     )
+
+
+def sized(sizes: list[tuple[int, ...]]) -> Callable[[int], Any]:
+    return lambda index: np.zeros(sizes[index])
+
+
+VARIED = [(2,), (3,), (2,), (3,)]
+INNER = [(2, 2), (2, 3), (2, 2), (2, 3)]
+AXES = [(2,), (2, 2), (2,), (2, 2)]
+NONES = ArraySpec((None, None), "f8")
+
+
+# What the settings are, what the function returns, what helps then, and what does not, for it is set already.
+@pytest.mark.parametrize(
+    ("settings", "sizes", "helps", "does_not"),
+    [
+        ({}, VARIED, ["pad=True", "ragged=True", "element_spec=", "batch_size=None"], []),
+        ({"element_spec": NONES}, VARIED, ["pad=True", "ragged=True", "batch_size=None"], ["with None", "give None"]),
+        ({"element_spec": ArraySpec((None, 2), "f8")}, VARIED, ["give None", "pad=True", "ragged=True"], []),
+        ({"element_spec": ArraySpec((None, 2), "f8"), "pad": True}, VARIED, ["give None"], []),
+        ({"ragged": True}, INNER, ["only the first axis", "pad=True instead of ragged=True"], ["batch_size=None"]),
+        ({"batch_size": None}, INNER, ["element_spec=", "None", "axis 1"], ["pad", "ragged", "batch_size=None"]),
+        ({}, AXES, ["so that all have 1"], ["batch_size=None"]),
+        ({"batch_size": None}, AXES, ["so that all have 1"], ["batch_size=None"]),
+        ({"element_spec": NONES}, AXES[1:] + AXES[1:], ["so that all have 1", "correct element_spec="], []),
+    ],
+)
+def test_what_is_set_already_is_no_advice(
+    settings: dict[str, Any], sizes: list[tuple[int, ...]], helps: list[str], does_not: list[str]
+) -> None:
+    loader = lp.Loader(range(4), sized(sizes), workers=0, **{"batch_size": 2, **settings})
+    with loader, pytest.raises(SpecMismatchError) as raised:
+        list(loader)
+    text = str(raised.value).split("got ", 1)[1]
+    assert [part for part in helps if part not in text] == []
+    assert [part for part in does_not if part in text] == []
+
+
+@pytest.mark.parametrize("way_out", [{"pad": True}, {"ragged": True}, {"batch_size": None}])
+def test_each_way_out_of_rows_that_differ_is_one_with_the_element_spec_at_hand(way_out: dict[str, Any]) -> None:
+    settings = {"batch_size": 2, "element_spec": NONES, **way_out}
+    if settings["batch_size"] is None:
+        settings["element_spec"] = ArraySpec((None,), "f8")
+    with lp.Loader(range(4), sized(VARIED), workers=0, **settings) as loader:
+        assert len(list(loader)) == len(loader)
+
+
+# ---- ragged=True beside a given spec ----
+
+
+def test_ragged_makes_the_axes_ragged_of_which_the_given_spec_says_none() -> None:
+    def fn(index: int) -> Any:
+        return {"varied": np.zeros(index), "fixed": np.zeros(3), "text": np.array(["a"] * 2), "one": 1.0}
+
+    given = {
+        "varied": ArraySpec((None, None), "f4"),
+        "fixed": ArraySpec((None, 3), "f4"),
+        "text": ArraySpec((None, None), str),
+        "one": ArraySpec((None,), "f4"),
+    }
+    with lp.Loader(range(1, 5), fn, batch_size=2, ragged=True, element_spec=given, workers=0) as loader:
+        spec = loader.element_spec
+        batches = list(loader)
+    assert {name: component.ragged for name, component in spec.items()} == {
+        "varied": True, "fixed": False, "text": False, "one": False,
+    }  # fmt: skip
+    assert [len(row) for batch in batches for row in batch["varied"]] == [1, 2, 3, 4]
+    assert batches[0]["varied"].values.dtype == np.float32
+    assert batches[0]["fixed"].shape == (2, 3)
