@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from loaderpool.config import LoaderConfig
+from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.functions import check_functions, parameters_of
 from loaderpool.given_spec import read_spec
@@ -33,6 +33,7 @@ _CONFIG_NAMES = (
     "timeout_s",
     "memory_limit",
     "seed_globals",
+    "max_restarts",
     "max_restarts_per_item",
 )
 
@@ -56,7 +57,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         SourceError: the source cannot be read by index.
     """
     config = LoaderConfig.checked(**{name: arguments[name] for name in _CONFIG_NAMES})
-    _check_pool(arguments["pool"], arguments["workers"])
+    _check_pool(arguments["pool"], arguments["workers"], arguments["max_restarts"])
     fn, batch_fn, setup = arguments["fn"], arguments["batch_fn"], arguments["setup"]
     check_functions(fn, batch_fn, setup, config)
     element_spec = arguments["element_spec"]
@@ -78,13 +79,15 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload)
 
 
-def _check_pool(pool: Any, workers: Any) -> None:
+def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:
     if pool is None:
         return
     if not isinstance(pool, Pool):
         raise ArgumentTypeError(f"pool must be a loaderpool.Pool, got {type(pool).__name__}")
     if workers != "auto":
         raise ArgumentError(f"pool and workers exclude each other: the pool has {pool.workers} workers already")
+    if max_restarts != DEFAULT_MAX_RESTARTS:
+        raise ArgumentError("pool and max_restarts exclude each other: give max_restarts to the Pool")
 
 
 def _plan(size: int, config: LoaderConfig) -> Plan:

@@ -11,10 +11,22 @@ from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["MAX_WORKERS", "ErrorPolicy", "LoaderConfig", "check_epoch", "check_workers", "read_bytes_count"]
+__all__ = [
+    "DEFAULT_MAX_RESTARTS",
+    "MAX_WORKERS",
+    "ErrorPolicy",
+    "LoaderConfig",
+    "check_epoch",
+    "check_max_restarts",
+    "check_workers",
+    "read_bytes_count",
+]
 
 # The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
 MAX_WORKERS = 1024
+# Deaths of workers, and within how many seconds, before a general fault is assumed. Fewer would stop a run on a machine
+# short of memory for a moment; with more, a fault that hits every worker goes on for minutes before anybody is told.
+DEFAULT_MAX_RESTARTS = (50, 60.0)
 # What travels in the messages' 64-bit words must fit them; these bounds are far beyond what anybody means.
 _MAX_RESTARTS = 2**31
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9  # below: nanoseconds that round to 0 would mean "no timeout"
@@ -54,6 +66,7 @@ class LoaderConfig:
     timeout_s: float | None = None  # seconds for one sample
     memory_limit: int | None = None  # bytes for buffered batches
     seed_globals: bool | Literal["auto"] = "auto"  # reseed `random` and `numpy.random` for each sample
+    max_restarts: tuple[int, float] | None = DEFAULT_MAX_RESTARTS  # deaths of workers in so many seconds; None: any
     max_restarts_per_item: int = 3  # deaths of workers over one ticket before it is given up
 
     @staticmethod
@@ -96,6 +109,7 @@ class LoaderConfig:
             timeout_s=_seconds("timeout_s", settings["timeout_s"]),
             memory_limit=read_bytes_count("memory_limit", settings["memory_limit"]),
             seed_globals=_auto_flag("seed_globals", settings["seed_globals"]),
+            max_restarts=check_max_restarts(settings["max_restarts"]),
             max_restarts_per_item=_whole(
                 "max_restarts_per_item", settings["max_restarts_per_item"], at_least=1, at_most=_MAX_RESTARTS
             ),
@@ -120,6 +134,19 @@ def check_epoch(value: Any) -> int:
         ArgumentTypeError: not a whole number.
     """
     return _whole("epoch", value, at_least=0, at_most=_MAX_EPOCH)
+
+
+def check_max_restarts(value: Any) -> tuple[int, float] | None:
+    """The checked `max_restarts` argument: deaths of workers, and within how many seconds; None: no limit."""
+    if value is None:
+        return None
+    count, seconds = value if isinstance(value, tuple) and len(value) == 2 else (value, DEFAULT_MAX_RESTARTS[1])
+    hint = "deaths of workers, or (deaths, seconds), or None for no limit"
+    count = _whole("max_restarts", count, at_least=0, at_most=_MAX_RESTARTS, hint=hint)
+    window_s = _seconds("max_restarts' window", seconds)
+    if window_s is None:
+        raise ArgumentTypeError(f"max_restarts' window must be a number of seconds, got None ({hint})")
+    return count, window_s
 
 
 def read_bytes_count(name: str, value: Any) -> int | None:

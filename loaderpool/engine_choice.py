@@ -32,7 +32,7 @@ def start_engine(checked: CheckedArguments, pool: Pool | None, epoch: int) -> tu
 
     own_pool = None
     if pool is None:
-        pool = own_pool = Pool(config.workers)
+        pool = own_pool = Pool(config.workers, config.max_restarts)
     session = pool.session
     try:
         return PoolEngine(session, *arguments), own_pool

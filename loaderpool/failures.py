@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any, TypeVar
 
 from loaderpool.errors import (
@@ -13,7 +12,7 @@ from loaderpool.errors import (
     SpecMismatchError,
     WorkerLostError,
 )
-from loaderpool.worker.failures import Failure, LostReport, Original, original_of, unpickled
+from loaderpool.worker.failures import Failure, LostReport, Original, Verdict, how_it_ended, original_of, unpickled
 from loaderpool.worker.loop import LOST_PIPES_STATUS
 
 __all__ = ["lost_error", "sample_error", "setup_error"]
@@ -60,31 +59,65 @@ def setup_error(failure: Failure, what: str, advice: str = "", place: str = "") 
 
 def lost_error(report: LostReport) -> WorkerLostError:
     """The exception for work given up because workers died over it."""
-    code = report.exit_code
-    name = ""
-    if code is not None and code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-    how = f"was killed by {name}" if name else f"exited with code {code}"
-    where = f"at source index {report.index}" if report.index is not None else "at an unknown place"
-    likely_exit = {
-        LOST_PIPES_STATUS: "The function (or setup) closed file descriptors that are not its own, such as with "
-        "os.closerange: among them were the worker's pipes. Close only what you opened.",
-    }
-    likely = {
-        "SIGKILL": "SIGKILL usually is the kernel's OOM killer: lower `workers` or `batch_size`, or look at `dmesg`.",
+    ended = how_it_ended(report.exit_code or 0)
+    name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
+    worker = f"a worker (pid {report.pid}) was {ended}" if name else f"a worker (pid {report.pid}) {ended}"
+    if report.verdict is Verdict.ALONE and report.index is not None:
+        text = (
+            f"{worker} at source index {report.index}, epoch {report.epoch}; {report.deaths} in a row died "
+            "over this work, at last while this sample ran alone. "
+        )
+    elif report.verdict is Verdict.ALONE:
+        text = f"{worker} in epoch {report.epoch}; {report.deaths} in a row died over the same work. "
+    elif report.verdict is Verdict.TOGETHER:
+        text = (
+            f"{worker} in epoch {report.epoch}; {report.deaths} died over the same samples, though each of them ran "
+            "alone without harm: together they are too much. "
+        )
+    elif report.verdict is Verdict.STORM:
+        assert report.max_restarts is not None
+        most, seconds = report.max_restarts
+        text = (
+            f"{report.deaths} workers died within {seconds:g} s, more than max_restarts=({most}, {seconds:g}) allows; "
+            f"the last, {worker.removeprefix('a worker ')}. So many mean that the fault is general, not one sample's. "
+        )
+    else:
+        text = f"{worker} before it had begun any sample, and so did {report.deaths - 1} before it. "
+    text += _likely_cause(report, name)
+    if report.verdict is Verdict.ALONE and report.index is not None:
+        text += (
+            " To run it in this process, for a debugger: "
+            f"`loaderpool replay TARGET --index {report.index} --epoch {report.epoch}`, or workers=0."
+        )
+    if report.stacks.strip():
+        text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
+    error = WorkerLostError(text)
+    error.index, error.epoch, error.signal_name = report.index, report.epoch, name
+    return error
+
+
+def _likely_cause(report: LostReport, signal_name: str) -> str:
+    if report.is_out_of_memory:
+        return (
+            "The kernel killed it for lack of memory (its count of such kills went up): lower `workers`, `batch_size` "
+            "or `memory_limit`, or give the machine (or its cgroup) more memory."
+        )
+    by_signal = {
+        "SIGKILL": "SIGKILL usually is the kernel's OOM killer, whose counters however did not move, or somebody's "
+        "kill -9: look at `dmesg`, or lower `workers` or `batch_size`.",
         "SIGSEGV": "SIGSEGV is a fault inside a C extension that the function uses.",
         "SIGABRT": "SIGABRT is an abort inside a C extension that the function uses.",
         "SIGBUS": "SIGBUS usually is a mapped file that became shorter, or memory that ran out.",
-    }.get(name) or likely_exit.get(code or 0, "The function (or a library that it uses) ended its process.")
-    error = WorkerLostError(
-        f"a worker (pid {report.pid}) {how} {where}, epoch {report.epoch}; {report.deaths} workers in a row died over "
-        f"this work, so it was given up. {likely} With workers=0 the same sample runs in this process, for a debugger."
+    }
+    by_status = {
+        LOST_PIPES_STATUS: "The function (or setup) closed file descriptors that are not its own, such as with "
+        "os.closerange: among them were the worker's pipes. Close only what you opened.",
+    }
+    return (
+        by_signal.get(signal_name)
+        or by_status.get(report.exit_code or 0)
+        or "The function (or a library that it uses) ended its process."
     )
-    error.index, error.epoch, error.signal_name = report.index, report.epoch, name
-    return error
 
 
 def _message(failure: Failure) -> str:

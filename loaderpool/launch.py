@@ -62,7 +62,7 @@ class SupervisorLink:
         self.socket.close()
 
 
-def launch(arena: Arena, workers: int) -> SupervisorLink:
+def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None) -> SupervisorLink:
     """Start a supervisor for `workers` workers on an arena; returns at once.
 
     Raises:
@@ -96,6 +96,7 @@ def launch(arena: Arena, workers: int) -> SupervisorLink:
                 "arena": arena.descriptor,
                 "arena_bytes": arena.nbytes,
                 "workers": workers,
+                "max_restarts": max_restarts,
             }
             settings = json.dumps(start).encode("ascii")
             file = machine.create_memory_file("start")

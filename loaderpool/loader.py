@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
 from loaderpool.arguments import check_arguments
-from loaderpool.config import LoaderConfig, check_epoch
+from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError
@@ -63,7 +63,10 @@ class Loader:
         setup: called once in each worker before its first sample: open files there.
         pool: share this `Pool` and its workers with other loaders; excludes `workers`.
         seed_globals: reseed `random` and `numpy.random` for each sample; "auto": once the function is seen to use them.
-        max_restarts_per_item: deaths of workers over one ticket after which it is given up.
+        max_restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and
+            seconds; more are an error, for then the fault is general. None: any number.
+        max_restarts_per_item: deaths of workers over the same work after which its samples are run one by one; the one
+            that ends its worker also when it runs alone is an error (or left out, by `on_error`).
 
     Raises:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
@@ -94,6 +97,7 @@ class Loader:
         pool: Pool | None = None,
         *,
         seed_globals: bool | Literal["auto"] = "auto",
+        max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
         max_restarts_per_item: int = 3,
         _hooks: EpochHooks | None = None,
     ) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "create_memory_file",
     "die_with_parent",
     "map_pages",
+    "oom_kill_count",
     "open_pidfd",
     "process_cpu_s",
     "raise_oom_score",
@@ -124,6 +125,44 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # it died before the call took effect
         os._exit(1)
+
+
+def oom_kill_count() -> int:
+    """How many processes the kernel has killed for memory, as far as this one can see; it only ever grows.
+
+    The sum over the cgroup's own counter (v2 `memory.events`, v1 `memory.oom_control`) and the machine's
+    (`/proc/vmstat`, Linux 4.13 and later); 0 where none can be read.
+    """
+    found = [_count_in(f"{_CGROUP}{path}/memory.events", "oom_kill") for path in {"", _cgroup_path("")}]
+    found.append(_count_in(f"{_CGROUP}/memory{_cgroup_path('memory')}/memory.oom_control", "oom_kill"))
+    found.append(_count_in(f"{_CGROUP}/memory/memory.oom_control", "oom_kill"))
+    found.append(_count_in("/proc/vmstat", "oom_kill"))
+    return sum(found)
+
+
+def _cgroup_path(controller: str) -> str:
+    """This process's cgroup below the controller's root; "" names the unified (v2) hierarchy."""
+    try:
+        with open("/proc/self/cgroup") as lines:
+            for line in lines:
+                _, controllers, path = line.rstrip("\n").split(":", 2)
+                if controller in controllers.split(","):
+                    return path if path != "/" else ""
+    except (OSError, ValueError):
+        pass
+    return ""
+
+
+def _count_in(path: str, name: str) -> int:
+    try:
+        with open(path) as lines:
+            for line in lines:
+                key, _, value = line.partition(" ")
+                if key == name:
+                    return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
 
 
 def raise_oom_score() -> None:

@@ -42,7 +42,8 @@ Words = tuple[int, int, int, int, int, int, int, int]
 class Control(enum.IntEnum):
     """Trainer to supervisor."""
 
-    LOAD = 1  # loader, shipment offset, nbytes, epoch to probe + 1 or 0, deaths per ticket, timeout_ns, may_exclude
+    # loader, shipment offset, nbytes, epoch to probe + 1 or 0, deaths per ticket, timeout_ns, may_exclude|is_per_sample
+    LOAD = 1
     LAYOUT = 2  # loader, offset, nbytes, max_chunk|can_split, batch rows|last batch's rows, full_batches, batch_ns
     SLOT_ADD = 3  # loader, slot, offset, nbytes
     SLOT_RETIRE = 4  # slot
@@ -70,14 +71,18 @@ class Order(enum.IntEnum):
     RUN_OVER = 5  # run
     EXIT = 6
     SLOT = 7  # slot, offset, nbytes
-    EXCLUDE = 8  # loader, epoch, source index, ran_ns: a sample that hung and is not to be run again
+    # loader, epoch, source index, ran_ns, exit code: a sample that is not to be run again, as it hung for ran_ns or (0)
+    # ended its worker with this status (16 bits of a signed number)
+    EXCLUDE = 8
+    # ticket, run, first_batch, count|which row, row_start|row_stop, 1 + source index to begin with: make this one row
+    # of another ticket alone, and throw it away
+    TRY = 9
 
 
 class Report(enum.IntEnum):
     """Worker to supervisor, always after the completion that it stands for."""
 
-    DONE = 1  # ticket, worker, status, busy_ns, rows, count, attempt
-    READY = 2  # worker
+    DONE = 1  # ticket, worker, status, busy_ns, rows (of a TRY: how many there are to try), count, attempt
 
 
 class Notice(enum.IntEnum):
@@ -93,6 +98,9 @@ class Notice(enum.IntEnum):
     UNLOADED = 9  # loader
     SPEC_FAILED = 10  # loader, worker; bytes: the pickled Failure of the first sample
     LOAD_FAILED = 11  # loader (0: all); bytes: pickled (Failure, advice)
+    # ticket, run, first_batch, count|attempt, row_start|row_stop, slot: its worker died while it sent the completion
+    # over the socket; who has it keeps the slot, who has not says REDO
+    UNSURE = 13
     LOST = 12  # loader (0: all); bytes: the pickled LostReport of a probe, or of workers that die before any ticket
 
 

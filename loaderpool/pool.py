@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import machine, role
-from loaderpool.config import check_workers
+from loaderpool.config import DEFAULT_MAX_RESTARTS, check_max_restarts, check_workers
 from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError
 
 if TYPE_CHECKING:
@@ -33,14 +33,21 @@ class Pool:
     Args:
         workers: worker processes, at least 1, or "auto": one for each CPU that this process may use (the smallest of
             `os.cpu_count()`, the affinity mask and the cgroup's quota).
+        max_restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and
+            seconds; more are a `WorkerLostError` in all loaders, for then the fault is general. None: any number.
 
     Raises:
         ArgumentError: fewer than 1 worker.
         ArgumentTypeError: not a number.
     """
 
-    def __init__(self, workers: int | Literal["auto"] = "auto") -> None:
+    def __init__(
+        self,
+        workers: int | Literal["auto"] = "auto",
+        max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
+    ) -> None:
         checked = check_workers(workers)
+        self._max_restarts = check_max_restarts(max_restarts)
         if checked == 0:
             raise ArgumentError("a Pool needs at least 1 worker; workers=0 (in this process) is a Loader's setting")
         self._workers = resolve_workers(checked)
@@ -77,7 +84,7 @@ class Pool:
             if self._is_closed:
                 raise ClosedError(_CLOSED)
             if self._session is None:
-                session = Session(self._workers)
+                session = Session(self._workers, self._max_restarts)
                 if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
                     session.close()
                     raise ClosedError(_CLOSED)

@@ -94,9 +94,12 @@ class PoolEngine:
     def _load_words(self, offset: int, nbytes: int, first_epoch: int) -> tuple[int, ...]:
         config = self.config
         timeout_ns = int((config.timeout_s or 0) * 1e9)
-        may_exclude = config.on_error.action != "raise" and self.unit == "sample"
+        may_exclude = config.on_error.action == "skip" or (
+            config.on_error.action == "replace" and self.unit == "sample"
+        )
         deaths = config.max_restarts_per_item
-        return (self.number, offset, nbytes, first_epoch + 1, deaths, timeout_ns, int(may_exclude))
+        kind = join32(int(may_exclude), int(self.unit == "sample"))
+        return (self.number, offset, nbytes, first_epoch + 1, deaths, timeout_ns, kind)
 
     # ---- Engine ----
 
@@ -215,6 +218,10 @@ class PoolEngine:
             stretch = self.stretches.get(words[2])
             if stretch is not None:
                 stretch.on_completion(words, attachment)
+        elif kind == Notice.UNSURE:
+            stretch = self.stretches.get(words[2])
+            if stretch is not None:
+                stretch.on_unsure(words)
         elif kind == Notice.RUN_ENDED:
             self.stretches.pop(words[1], None)
         elif kind == Notice.SLOT_RETIRED:

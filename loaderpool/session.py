@@ -20,6 +20,7 @@ from typing import Protocol
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, Lost, receive_notice
+from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, PoolBrokenError, SupervisorLostError
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
@@ -55,19 +56,20 @@ class Session:
 
     Args:
         workers: how many workers the supervisor shall have.
+        max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
 
     Raises:
         PoolBrokenError: it could not be started; nothing of it is left.
         MemoryLimitError: no address space for the arena.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_MAX_RESTARTS) -> None:
         self.workers_wanted = workers
         with contextlib.ExitStack() as undo:
             try:
                 self.arena = Arena.create()
                 undo.callback(self.arena.close_descriptor)
-                link = launch(self.arena, workers)
+                link = launch(self.arena, workers, max_restarts)
                 undo.callback(link.end)
                 self._wake_read, self._wake_write = os.pipe()
             except OSError as error:  # no descriptor is left, say
@@ -256,7 +258,9 @@ class Session:
 
     def _dispatch(self, words: Words, attachment: Attachment) -> None:
         kind = words[0]
-        if kind == Notice.COMPLETION:
+        if kind == Notice.UNSURE:
+            self._drain_socket()  # what was sent was sent before this
+        if kind in (Notice.COMPLETION, Notice.UNSURE):
             listener = self.runs.get(words[2])
         elif kind == Notice.RUN_ENDED:
             # This may have overtaken the run's last completions with bytes, which were in the socket before it was in

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.failures import lost_error, sample_error
-from loaderpool.messages import Control, Status, Words, split32
+from loaderpool.messages import Control, Status, Words, join32, split32
 from loaderpool.shelf import Arrival, Shelf
 from loaderpool.worker.failures import Failure, LostReport
 
@@ -116,6 +116,19 @@ class Stretch:
             self._parts[first] = arrival
         elif self.is_over or not self.shelf.put(arrival):
             self._give_back(arrival)
+
+    def on_unsure(self, words: Words) -> None:
+        """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.
+
+        If it was sent it is here by now, and the slot is ours; if not, nobody has it.
+        """
+        _, ticket, _, first, _, row_range, slot, _ = words
+        if (first, split32(row_range)[0]) in self._seen:
+            return
+        if self.is_over:
+            self.on_completion((*words[:7], join32(Status.ABANDONED, 0)), None)
+        else:
+            self._engine.session.order(Control.REDO, ticket, slot)
 
     def _redo_batches_before(self, arrival: Arrival, ticket: int, report: Failure | LostReport) -> bool:
         """Whether a chunk failed behind its first batch: those before are made again, and the error waits for its turn.

@@ -34,6 +34,9 @@ class Field(enum.IntEnum):
     WAIT_NS = 7
     PID = 8
     STATUS = 9  # Status of the last finished ticket
+    # ticket << 16 | attempt, stored before a completion goes out over the socket with its bytes: from then on until
+    # *finished* is stored nobody but the trainer knows whether it was sent.
+    SENDING = 10
 
 
 class Board:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import gc
 import os
 import select
@@ -23,13 +24,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from loaderpool import machine, role
+from loaderpool import clock, machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.outlet import Outlet
+from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import HungSample, SampleWatch, StackFile
 from loaderpool.worker.failures import LostReport, describe_failure, describe_timeout
@@ -53,6 +55,16 @@ class _WorkerProcess:
         self.pidfd = pidfd
 
 
+@dataclasses.dataclass(frozen=True)
+class _Death:
+    """How a worker ended."""
+
+    pid: int
+    exit_code: int
+    stacks: str  # what faulthandler wrote, where the signal let it
+    is_out_of_memory: bool
+
+
 class Supervisor:
     """Reads events, asks the state, carries out its instructions; returns from `run` when all is over.
 
@@ -69,7 +81,10 @@ class Supervisor:
         self._reports_read, self._reports_write = os.pipe()
         os.set_blocking(self._control, False)
         os.set_blocking(self._reports_read, False)
-        self._state = SupervisorState(start["workers"])
+        self._max_restarts: tuple[int, float] | None = start["max_restarts"]
+        limit = self._max_restarts
+        self._state = SupervisorState(start["workers"], (limit[0], int(limit[1] * 1e9)) if limit else None)
+        self._oom_kills = machine.oom_kill_count()
         self._watch = SampleWatch(self._arena.board)
         self._workers: dict[int, _WorkerProcess] = {}
         self._by_pidfd: dict[int, int] = {}
@@ -177,14 +192,17 @@ class Supervisor:
         return self._state.on_loaded(load.loader)
 
     def _lose(self, lost: s.LoseTicket) -> None:
-        word = self._arena.board.read(lost.cell, Field.INDEX)
-        process = self._last_gone
+        last = self._last_death
         report = LostReport(
-            index=word - 1 if word else None,
+            verdict=lost.verdict,
+            index=lost.source_index,
             epoch=lost.epoch,
-            exit_code=process.exitcode if process is not None else None,
-            pid=process.pid if process is not None else None,
+            exit_code=last.exit_code if last else None,
+            pid=last.pid if last else None,
             deaths=lost.deaths,
+            stacks=last.stacks if last else "",
+            is_out_of_memory=last is not None and last.is_out_of_memory,
+            max_restarts=self._max_restarts,
         )
         message = lost.completion or pack(Notice.LOST, lost.loader)
         self._to_trainer_bytes(message, report)
@@ -269,19 +287,30 @@ class Supervisor:
         worker.tickets.forget()
         os.close(worker.tickets.descriptor)
         # Reports it wrote before it died count: read them first, so that only real losses are redone.
+        self._state.on_worker_dead(number)
         self._drain(self._reports_read, self._state.on_report)
-        self._last_gone = worker.process
         board = self._arena.board
         sample = worker.sample
+        stacks = sample.stacks.read()
         sample.stacks.close()
-        finished = board.read(worker.cell, Field.FINISHED)
-        status = board.read(worker.cell, Field.STATUS)
+        exit_code = worker.process.exitcode
+        self._last_death = _Death(worker.process.pid, exit_code, stacks, self._was_out_of_memory(exit_code))
+        at = board.read(worker.cell, Field.INDEX)
+        last = LastWords(
+            finished=board.read(worker.cell, Field.FINISHED),
+            sending=board.read(worker.cell, Field.SENDING),
+            status=board.read(worker.cell, Field.STATUS),
+            source_index=at - 1 if at else None,
+            exit_code=exit_code,
+        )
         restarts = self._state.restarts
+        now_ns = clock.monotonic_ns()
         if sample.index is None:
-            instructions = self._state.on_worker_gone(number, finished, status)
+            instructions = self._state.on_worker_gone(number, last, now_ns)
         else:
             self._last_stacks = sample.stacks_text
-            instructions = self._state.on_worker_hung(number, finished, status, sample.index, sample.ran_ns)
+            last = last._replace(source_index=sample.index)
+            instructions = self._state.on_worker_hung(number, last, sample.ticket, sample.ran_ns, now_ns)
         was_lost = self._state.restarts > restarts  # the exit status does not tell: os._exit(0) loses work, too
         self._trainer.send(pack(Notice.WORKER_ENDED, number, worker.process.pid, int(was_lost)))
         self._carry_out(instructions)
@@ -303,7 +332,12 @@ class Supervisor:
         for worker in self._workers.values():
             worker.process.join()
 
-    _last_gone: Any = None
+    def _was_out_of_memory(self, exit_code: int) -> bool:
+        """Whether the kernel has killed somebody for memory since the last look, and this worker was killed so."""
+        before, self._oom_kills = self._oom_kills, machine.oom_kill_count()
+        return exit_code == -signal.SIGKILL and self._oom_kills > before
+
+    _last_death: _Death | None = None
     _last_stacks = ""
     _pid = os.getpid()
 

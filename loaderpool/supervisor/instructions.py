@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from loaderpool.worker.failures import Verdict
+
 __all__ = [
     "Close",
     "FailTicket",
@@ -61,13 +63,14 @@ class Update(NamedTuple):
 
 
 class LoseTicket(NamedTuple):
-    """Tell the trainer that a ticket was given up (completion words, epoch, the cell of its last worker, deaths)."""
+    """Tell the trainer that a ticket was given up, or (loader 0) everything."""
 
-    completion: bytes
-    epoch: int
-    cell: int
-    deaths: int
+    completion: bytes  # its words; none for a probe
     loader: int
+    epoch: int
+    source_index: int | None  # source index of the sample that ended its worker alone
+    deaths: int
+    verdict: Verdict
 
 
 class FailTicket(NamedTuple):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from typing import NamedTuple
 
 from loaderpool.messages import Notice, Order, Status, join32, pack
 
-__all__ = ["LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
+__all__ = ["LastWords", "LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -25,11 +26,33 @@ class Ticket:
     attempt: int = 0
     deaths: int = 0
     uses_kept: bool = False  # the probe's result stands for some of its work, so its time tells nothing
+    suspect: Ticket | None = None  # this is a trial of that ticket: one of its rows alone, the result thrown away
+    trial: int = 0  # which row
+    hint: int | None = None  # source index at which a worker died over it
+    acquittals: int = 0  # how often all its rows were tried and none killed
+    lost: int = 0  # deaths over it and its trials, in all
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is one call of the function, so that a death over it is that call's."""
+        if self.run is None or self.suspect is not None:
+            return True
+        return self.count == 1 and (not self.loader.is_per_sample or self.row_stop - self.row_start == 1)
 
     def order(self) -> bytes:
         """What the worker is told."""
         if self.run is None:
             return pack(Order.PROBE, self.ticket, self.loader.loader, self.first)
+        if self.suspect is not None:
+            return pack(
+                Order.TRY,
+                self.ticket,
+                self.run.run,
+                self.first,
+                join32(self.count, self.trial),
+                join32(self.row_start, self.row_stop),
+                0 if self.suspect.hint is None else self.suspect.hint + 1,
+            )
         return pack(
             Order.TICKET,
             self.ticket,
@@ -42,17 +65,34 @@ class Ticket:
 
     def completion(self, status: Status, worker: int) -> bytes:
         """What the trainer is told, where the supervisor answers for a worker."""
+        return self._notice(Notice.COMPLETION, join32(status, worker))
+
+    def unsure(self) -> bytes:
+        """What the trainer is told, where only it can know whether the ticket was answered."""
+        return self._notice(Notice.UNSURE, 0)
+
+    def _notice(self, kind: Notice, last: int) -> bytes:
         assert self.run is not None
         return pack(
-            Notice.COMPLETION,
+            kind,
             self.ticket,
             self.run.run,
             self.first,
             join32(self.count, self.attempt),
             join32(self.row_start, self.row_stop),
             self.slot,
-            join32(status, worker),
+            last,
         )
+
+
+class LastWords(NamedTuple):
+    """What a dead worker left: the words of its cell, read when it was reaped, and how it ended."""
+
+    finished: int = 0
+    sending: int = 0
+    status: int = 0
+    source_index: int | None = None  # of the sample that it was at
+    exit_code: int = 0  # minus a signal's number where one ended it
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,7 +104,9 @@ class LoaderRecord:
     probe_epoch: int | None
     timeout_ns: int = 0  # for one sample; 0: none
     may_exclude: bool = False  # on_error skips or replaces, so a sample that hangs is left out and the ticket redone
-    excluded: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # epoch, source index, ran_ns
+    is_per_sample: bool = True  # one call of the function makes one row
+    # Not to be run again: epoch, source index, ran_ns, exit code.
+    excluded: list[tuple[int, int, int, int]] = dataclasses.field(default_factory=list)
     is_loaded: bool = False
     layout: tuple[int, int] | None = None  # where the form's pickle lies in the arena
     max_chunk: int = 1
@@ -131,4 +173,4 @@ class WorkerRecord:
     layouts: set[int] = dataclasses.field(default_factory=set)
     slots: set[int] = dataclasses.field(default_factory=set)
     is_leaving: bool = False
-    is_ready: bool = False
+    is_dead: bool = False  # its last reports are still being read

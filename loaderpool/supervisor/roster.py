@@ -52,6 +52,14 @@ class Roster:
         for place in self._with:
             place.pop(worker.worker, None)
 
+    def bury(self, number: int) -> None:
+        """It died: give it no tickets any more, while its last reports are read."""
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.is_dead = True
+            for place in self._with:
+                place.pop(number, None)
+
     def remove(self, number: int) -> WorkerRecord | None:
         """It is gone; its cell stays taken until `free_cell`."""
         worker = self._workers.pop(number, None)
@@ -73,7 +81,7 @@ class Roster:
     def with_room(self, number: int) -> WorkerRecord | None:
         """This worker, if it may have another ticket."""
         worker = self._workers.get(number)
-        if worker is None or worker.is_leaving or len(worker.tickets) >= TICKETS_PER_WORKER:
+        if worker is None or worker.is_leaving or worker.is_dead or len(worker.tickets) >= TICKETS_PER_WORKER:
             return None
         return worker
 
@@ -87,7 +95,7 @@ class Roster:
     def take_first(self, worker: WorkerRecord) -> Ticket:
         """It is done with its oldest ticket."""
         ticket = worker.tickets.popleft()
-        if not worker.is_leaving:
+        if not worker.is_leaving and not worker.is_dead:
             has = len(worker.tickets)
             del self._with[has + 1][worker.worker]
             self._with[has][worker.worker] = None
@@ -98,4 +106,4 @@ class Roster:
         for worker in self._workers.values():  # TICKET-3
             assert len(worker.tickets) <= TICKETS_PER_WORKER
             places = [at for at, place in enumerate(self._with) if worker.worker in place]
-            assert places == ([] if worker.is_leaving else [len(worker.tickets)])
+            assert places == ([] if worker.is_leaving or worker.is_dead else [len(worker.tickets)])

@@ -15,8 +15,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from loaderpool.messages import Control, Notice, Order, Report, Status, Words, pack, split32
+from loaderpool.messages import Control, Notice, Order, Status, Words, pack, split32
 from loaderpool.supervisor.cutting import TicketCutter
+from loaderpool.supervisor.inquest import Inquest, Step
 from loaderpool.supervisor.instructions import (
     Close,
     FailTicket,
@@ -29,13 +30,23 @@ from loaderpool.supervisor.instructions import (
     Unload,
     Update,
 )
-from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
+from loaderpool.supervisor.records import LastWords, LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
+from loaderpool.worker.failures import Verdict
 
 __all__ = ["SupervisorState"]
 
 # Deaths in a row of workers that had no ticket: more means that nothing ever will work.
 _IDLE_DEATHS = 5
+# Where a message names a loader.
+_OF_LOADERS: dict[int, int] = {
+    Control.RUN_BEGIN: 2,
+    Control.SLOT_ADD: 1,
+    Control.LAYOUT: 1,
+    Control.UPDATE: 1,
+    Control.PROBE: 1,
+    Control.UNLOAD: 1,
+}
 
 
 class SupervisorState:
@@ -43,9 +54,10 @@ class SupervisorState:
 
     Args:
         workers: how many workers there should be.
+        max_restarts: how many of them may die within so many nanoseconds; None: any number.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, max_restarts: tuple[int, int] | None = None) -> None:
         self.target_workers = workers
         self.workers = Roster()
         self.loaders: dict[int, LoaderRecord] = {}
@@ -54,14 +66,17 @@ class SupervisorState:
         self.restarts = 0
         self._cutter = TicketCutter(self.slots)
         self._due: collections.deque[Ticket] = collections.deque()  # to be redone, before anything new
+        self._inquest = Inquest(max_restarts)
         self._idle_deaths = 0
         self._out: list[Instruction] = []
 
     # ---- events ----
 
     def on_control(self, words: Words) -> list[Instruction]:
-        """The trainer said something."""
+        """The trainer said something. What it says of a loader that is gone by now is no news."""
         kind = words[0]
+        if kind in _OF_LOADERS and words[_OF_LOADERS[kind]] not in self.loaders:
+            return []
         if kind == Control.RELEASE:
             self._release(words[1])
         elif kind == Control.RUN_BEGIN:
@@ -82,9 +97,12 @@ class SupervisorState:
         elif kind == Control.SLOT_RETIRE:
             self._retire_slot(words[1])
         elif kind == Control.LOAD:
-            _, loader_id, offset, nbytes, probe, max_deaths, timeout_ns, may_exclude = words
+            _, loader_id, offset, nbytes, probe, max_deaths, timeout_ns, kind = words
+            may_exclude, is_per_sample = map(bool, split32(kind))
             probe_epoch = probe - 1 if probe else None
-            self.loaders[loader_id] = LoaderRecord(loader_id, max_deaths, probe_epoch, timeout_ns, bool(may_exclude))
+            self.loaders[loader_id] = LoaderRecord(
+                loader_id, max_deaths, probe_epoch, timeout_ns, may_exclude, is_per_sample
+            )
             self._out.append(Load(loader_id, offset, nbytes))
         elif kind == Control.LAYOUT:
             self._set_layout(words)
@@ -107,12 +125,7 @@ class SupervisorState:
 
     def on_report(self, words: Words) -> list[Instruction]:
         """A worker said something."""
-        if words[0] == Report.READY:
-            worker = self.workers.get(words[1])
-            if worker is not None:
-                worker.is_ready = True
-        else:
-            self._answered(words)
+        self._answered(words)
         self._deal()
         return self._take_out()
 
@@ -132,13 +145,17 @@ class SupervisorState:
         self._deal()
         return self._take_out()
 
-    def on_worker_gone(self, number: int, finished: int, status: int) -> list[Instruction]:
+    def on_worker_dead(self, number: int) -> None:
+        """A worker's process has ended. Reports that it wrote before may follow, then `on_worker_gone`."""
+        self.workers.bury(number)
+
+    def on_worker_gone(self, number: int, last: LastWords, now_ns: int = 0) -> list[Instruction]:
         """A worker's process was reaped.
 
         Args:
             number: its number.
-            finished: the *finished* word of its cell.
-            status: the status word of its cell.
+            last: what it left.
+            now_ns: monotonic.
         """
         worker = self.workers.remove(number)
         if worker is None:
@@ -146,62 +163,75 @@ class SupervisorState:
         was_lost = bool(worker.tickets) or not worker.is_leaving
         unanswered: list[Ticket] = []
         for ticket in worker.tickets:
-            if finished == ticket.ticket << 16 | ticket.attempt and ticket.run is not None:
+            if last.finished == ticket.ticket << 16 | ticket.attempt and ticket.run is not None:
                 # PROTO-4: finished on the board; the completion may or may not have been sent: send it (again).
                 # One that carries bytes was sent over the socket before the note.
-                if status in (Status.FINISHED, Status.ABANDONED):
-                    self._out.append(ToTrainer(ticket.completion(Status(status), number)))
+                if last.status in (Status.FINISHED, Status.ABANDONED):
+                    self._out.append(ToTrainer(ticket.completion(Status(last.status), number)))
+                self._settle(ticket)
+            elif last.sending == ticket.ticket << 16 | ticket.attempt and ticket.run is not None:
+                # PROTO-6: the trainer has it or has it not; if it has, the slot is its own by now.
+                self._out.append(ToTrainer(ticket.unsure()))
                 self._settle(ticket)
             else:
                 unanswered.append(ticket)
-        for position, ticket in reversed(list(enumerate(unanswered))):
+        for ticket in reversed(unanswered[1:]):  # they only waited
             ticket.attempt += 1
-            if position == 0:  # the one it was working on; the others only waited
-                ticket.deaths += 1
-            if ticket.deaths >= ticket.loader.max_deaths:
-                self._give_up(ticket, worker)
-            else:
-                self._due.appendleft(ticket)
+            self._due.appendleft(ticket)
+        if was_lost:
+            self._inquest.note_death(now_ns)
+        if unanswered:
+            self._died_over(unanswered[0], worker, last)
+        self.workers.free_cell(worker.cell)
         if was_lost:
             self.restarts += 1
             self._idle_deaths = 0 if unanswered else self._idle_deaths + 1
-            if self._idle_deaths > _IDLE_DEATHS + self.target_workers:
-                self._out += [LoseTicket(b"", 0, worker.cell, self._idle_deaths, 0), Close()]
+            is_storm = self._inquest.is_storm
+            if is_storm or self._idle_deaths > _IDLE_DEATHS + self.target_workers:
+                verdict = Verdict.STORM if is_storm else Verdict.BEFORE
+                deaths = self._inquest.deaths if is_storm else self._idle_deaths
+                self._out += [LoseTicket(b"", 0, 0, last.source_index, deaths, verdict), Close()]
                 return self._take_out()
-        self.workers.free_cell(worker.cell)
         self._adjust_workers()
         self._deal()
         return self._take_out()
 
-    def on_worker_hung(self, number: int, finished: int, status: int, index: int, ran_ns: int) -> list[Instruction]:
+    def on_worker_hung(
+        self, number: int, last: LastWords, ticket_number: int, ran_ns: int, now_ns: int = 0
+    ) -> list[Instruction]:
         """A worker was killed and reaped because its sample ran past the timeout.
 
         Args:
             number: its number.
-            finished: the *finished* word of its cell.
-            status: the status word of its cell.
-            index: source index of the sample.
-            ran_ns: how long it ran.
+            last: what it left, with the index of that sample.
+            ticket_number: the ticket that it worked on.
+            ran_ns: how long the sample ran.
+            now_ns: monotonic.
         """
         worker = self.workers.get(number)
         ticket = worker.tickets[0] if worker is not None and worker.tickets else None
-        if ticket is None or (ticket.run is not None and finished == ticket.ticket << 16 | ticket.attempt):
-            return self.on_worker_gone(number, finished, status)  # it got over it in the last moment
+        attempt = 0 if ticket is None else ticket.ticket << 16 | ticket.attempt
+        if ticket is None or ticket.ticket != ticket_number or attempt in (last.finished, last.sending):
+            # It got over it in the last moment.
+            return self.on_worker_gone(number, last._replace(source_index=None), now_ns)
         assert worker is not None
+        assert last.source_index is not None
+        index = last.source_index
         loader, run = ticket.loader, ticket.run
         epoch = ticket.first if run is None else run.epoch_of(ticket.first)
-        if loader.may_exclude and run is not None:
+        if loader.may_exclude:
             ticket.deaths -= 1  # it is no mystery what to leave out
-            loader.excluded.append((epoch, index, ran_ns))
-            for other in self.workers:
-                if loader.loader in other.layouts:
-                    self._out.append(ToWorker(other.worker, pack(Order.EXCLUDE, loader.loader, *loader.excluded[-1])))
+            self._exclude(loader, epoch, index, ran_ns, 0)
         else:
             self.workers.take_first(worker)
+            if ticket.suspect is not None:
+                self._settle(ticket)
+                ticket = ticket.suspect
+                self._inquest.convict(ticket)
             completion = b"" if run is None else ticket.completion(Status.FAILED, number)
             self._out.append(FailTicket(completion, loader.loader, epoch, index, ran_ns, loader.timeout_ns, number))
             self._settle(ticket)
-        return self.on_worker_gone(number, finished, status)
+        return self.on_worker_gone(number, last, now_ns)
 
     def timeouts(self) -> list[tuple[int, int]]:
         """The workers that must be watched, each with the timeout of its current sample in nanoseconds."""
@@ -217,7 +247,7 @@ class SupervisorState:
 
     def _end_run(self, run_id: int) -> None:
         run = self.runs.get(run_id)
-        if run is None:
+        if run is None or run.is_ended:
             return
         run.is_ended = True
         rest = self._cutter.remove(run)
@@ -225,9 +255,16 @@ class SupervisorState:
             self._out.append(ToTrainer(rest.completion(Status.ABANDONED, 0)))
         for ticket in [ticket for ticket in self._due if ticket.run is run]:
             self._due.remove(ticket)
-            self._out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
-            self._settle(ticket)
+            self._abandon(ticket)
+        for ticket in [ticket for ticket in self._inquest.held.values() if ticket.run is run]:
+            del self._inquest.held[ticket.ticket]
+            self._abandon(ticket)
         self._finish_run(run)
+
+    def _abandon(self, ticket: Ticket) -> None:
+        if ticket.suspect is None:  # of trials the trainer knows nothing
+            self._out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
+        self._settle(ticket)
 
     def _finish_run(self, run: RunRecord) -> None:
         if not run.is_ended or run.outstanding or self.runs.get(run.run) is not run:
@@ -349,6 +386,7 @@ class SupervisorState:
         loader, run = ticket.loader, ticket.run
         if run is None:
             loader.first_worker = number
+            out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
         else:
             if loader.loader not in worker.layouts and loader.layout is not None:
                 worker.layouts.add(loader.loader)
@@ -372,6 +410,9 @@ class SupervisorState:
             return  # a report of a process already given up
         ticket = self.workers.take_first(worker)
         self._idle_deaths = 0
+        if ticket.suspect is not None:
+            self._tried(ticket, status, rows)
+            return
         loader = ticket.loader
         if status == Status.FINISHED and rows and ticket.run is not None and not ticket.uses_kept:
             # Units that are whole elements have one "row" a batch in the plan, whatever the batch itself has.
@@ -389,11 +430,64 @@ class SupervisorState:
             self._finish_run(ticket.run)
         self._finish_unload(ticket.loader)
 
-    def _give_up(self, ticket: Ticket, worker: WorkerRecord) -> None:
+    # ---- deaths over tickets ----
+
+    def _died_over(self, ticket: Ticket, worker: WorkerRecord, last: LastWords) -> None:
+        index, exit_code = last.source_index, last.exit_code
+        step = self._inquest.died_over(ticket, index)
+        loader, run = ticket.loader, ticket.run
+        if step is Step.REDO:
+            self._due.appendleft(ticket)
+        elif step is Step.TRY_ROWS:
+            self._try_row(ticket, 0)
+        elif step is Step.GIVE_UP:
+            self._give_up(ticket, worker, None, Verdict.TOGETHER)
+        else:
+            if ticket.suspect is not None:
+                self._settle(ticket)
+                ticket = ticket.suspect
+            if ticket.run is not None and ticket.run.is_ended:
+                return  # it was abandoned with its run, while its trial ran
+            self._inquest.convict(ticket)
+            if loader.may_exclude and index is not None:
+                self._exclude(loader, ticket.first if run is None else run.epoch_of(ticket.first), index, 0, exit_code)
+                self._due.appendleft(ticket)
+            else:
+                self._give_up(ticket, worker, index, Verdict.ALONE)
+
+    def _try_row(self, ticket: Ticket, row: int) -> None:
+        trial = dataclasses.replace(
+            ticket, ticket=self._cutter.take_number(), attempt=0, deaths=0, suspect=ticket, trial=row, lost=0
+        )
+        assert trial.run is not None
+        trial.run.outstanding += 1
+        trial.loader.outstanding += 1
+        self._due.appendleft(trial)
+
+    def _tried(self, trial: Ticket, status: int, rows: int) -> None:
+        """A row ran alone, and its worker lives."""
+        suspect = trial.suspect
+        assert suspect is not None
+        if suspect.ticket in self._inquest.held and status != Status.ABANDONED:
+            if trial.trial + 1 < rows:
+                self._try_row(suspect, trial.trial + 1)
+            else:
+                self._inquest.acquit(suspect)
+                self._due.appendleft(suspect)
+        self._settle(trial)
+
+    def _exclude(self, loader: LoaderRecord, epoch: int, index: int, ran_ns: int, exit_code: int) -> None:
+        """Have this sample never run again."""
+        loader.excluded.append((epoch, index, ran_ns, exit_code & 0xFFFF))
+        for worker in self.workers:
+            if loader.loader in worker.layouts:
+                self._out.append(ToWorker(worker.worker, pack(Order.EXCLUDE, loader.loader, *loader.excluded[-1])))
+
+    def _give_up(self, ticket: Ticket, worker: WorkerRecord, index: int | None, verdict: Verdict) -> None:
         run = ticket.run
         epoch = ticket.first if run is None else run.epoch_of(ticket.first)
         completion = b"" if run is None else ticket.completion(Status.LOST, worker.worker)
-        self._out.append(LoseTicket(completion, epoch, worker.cell, ticket.deaths, ticket.loader.loader))
+        self._out.append(LoseTicket(completion, ticket.loader.loader, epoch, index, ticket.lost, verdict))
         self._settle(ticket)
 
     def _take_out(self) -> list[Instruction]:
@@ -408,7 +502,8 @@ class SupervisorState:
         for run in self.runs.values():  # RING-2: no run holds more than its quota
             held = sum(1 for slot in self.slots.values() if slot.run is run)
             assert held == run.held <= max(run.quota, held if run.is_ended else 0)
-        dealt = [ticket for worker in self.workers for ticket in worker.tickets] + list(self._due)
+        dealt = [ticket for worker in self.workers for ticket in worker.tickets]
+        dealt += [*self._due, *self._inquest.held.values()]
         assert len({id(ticket) for ticket in dealt}) == len(dealt)  # TICKET-1: in one place
         for run in self.runs.values():
             assert run.outstanding == sum(1 for ticket in dealt if ticket.run is run)  # TICKET-2

@@ -33,7 +33,8 @@ class StackFile:
         self.descriptor = machine.create_memory_file("stacks")
 
     def arm(self) -> None:
-        """Runs in: the worker."""
+        """Runs in: the worker. Faults of C code (SIGSEGV, SIGABRT, ...) write the stack there, too."""
+        faulthandler.enable(self.descriptor, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
 
     def read(self) -> str:
@@ -48,11 +49,11 @@ class StackFile:
 class HungSample:
     """A worker whose sample is watched."""
 
-    __slots__ = ("asked_ns", "cell", "index", "pid", "ran_ns", "stacks", "stacks_text", "started")
+    __slots__ = ("asked_ns", "cell", "index", "pid", "ran_ns", "stacks", "stacks_text", "started", "ticket")
 
     def __init__(self, pid: int, cell: int, stacks: StackFile) -> None:
         self.pid, self.cell, self.stacks = pid, cell, stacks
-        self.started = self.ran_ns = self.asked_ns = 0
+        self.started = self.ran_ns = self.asked_ns = self.ticket = 0
         self.index: int | None = None  # of the sample, once the worker is killed for it
         self.stacks_text = ""
 
@@ -78,12 +79,14 @@ class SampleWatch:
         now = clock.monotonic_ns()
         elapsed, self._looked_ns = now - self._looked_ns, now
         for sample, timeout_ns in watched:
+            # The ticket first: where a new one begins meanwhile, the state sees that this one is over.
+            ticket = self._board.read(sample.cell, Field.TICKET)
             index = self._board.read(sample.cell, Field.INDEX)
             started = self._board.read(sample.cell, Field.STARTED_NS)
             if sample.index is not None:  # killed, not reaped yet
                 continue
-            if not index or started != sample.started:
-                sample.started, sample.ran_ns, sample.asked_ns = started, 0, 0
+            if not index or started != sample.started or ticket != sample.ticket:
+                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, 0, 0, ticket
                 continue
             sample.ran_ns += min(elapsed, 2 * _look_ns(timeout_ns))
             if sample.asked_ns:

@@ -16,7 +16,8 @@ from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import Block, Packing
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.collate import blocks_of_array, collate
-from loaderpool.worker.failures import Failure, RowFailure, describe_timeout
+from loaderpool.worker.exclusions import Exclusions
+from loaderpool.worker.failures import RowFailure
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter
@@ -32,11 +33,14 @@ class BatchMaker:
         config: the loader's settings; of these the error policy and the padding matter.
         unit: what one call of the function makes.
         progress: where each sample is noted, and what failures are.
+        exclusions: what is not run.
     """
 
-    def __init__(self, calls: Calls, config: LoaderConfig, unit: UnitKind, progress: Progress) -> None:
+    def __init__(
+        self, calls: Calls, config: LoaderConfig, unit: UnitKind, progress: Progress, exclusions: Exclusions
+    ) -> None:
         self._calls, self._config, self._unit, self._progress = calls, config, unit, progress
-        self._excluded: dict[tuple[int, int], Failure] = {}
+        self._exclusions = exclusions
         self._copies_rows = False
         self._form: BatchForm | None = None
         self._converter: Converter
@@ -44,17 +48,6 @@ class BatchMaker:
     def set_form(self, form: BatchForm, converter: Converter) -> None:
         """Take the batches' form, and what makes a result's leaves fit it."""
         self._form, self._converter = form, converter
-
-    def exclude(self, epoch: int, index: int, ran_s: float) -> None:
-        """Count a sample as failed without running it: it hung a worker."""
-        self._excluded[epoch, index] = describe_timeout(
-            index=index,
-            epoch=epoch,
-            worker=self._progress.worker,
-            ran_s=ran_s,
-            timeout_s=self._config.timeout_s or 0.0,
-            stacks="",
-        )
 
     def fill_fixed(
         self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
@@ -120,6 +113,9 @@ class BatchMaker:
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
         """A batch that one call makes whole."""
         assert self._form is not None
+        excluded = self._exclusions.find(job.epoch, indices)
+        if excluded is not None:
+            return (0, self._empty_blocks()), [RowFailure(excluded, 0)]
         self._progress.note(job, indices[0])
         components = self._form.spec.components
         try:
@@ -160,8 +156,9 @@ class BatchMaker:
         last_error: WorkFailed | None = None
         note = self._progress.note
         for row, (index, position) in enumerate(zip(indices, positions.tolist(), strict=True)):
-            if (job.epoch, index) in self._excluded:
-                failures.append(RowFailure(self._excluded[job.epoch, index], row))
+            excluded = self._exclusions.find(job.epoch, [index])
+            if excluded is not None:
+                failures.append(RowFailure(excluded, row))
                 rows.append(None)
                 continue
             note(job, index)

@@ -65,9 +65,7 @@ def blocks_of_array(value: npt.NDArray[Any], component: ArraySpec) -> list[Block
     return [Block(value.shape, component.dtype, copy)]
 
 
-def _ragged(
-    values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int]
-) -> list[Block]:
+def _ragged(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int]) -> list[Block]:
     inner = values[0].shape[1:] if values else tuple(n or 0 for n in component.shape[2:])
     for value, index in zip(values, indices, strict=True):
         if value.ndim == 0 or value.shape[1:] != inner:

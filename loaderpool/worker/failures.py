@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import os
+import signal
 import traceback
 from types import TracebackType
 from typing import Any
@@ -14,8 +16,11 @@ __all__ = [
     "LostReport",
     "Original",
     "RowFailure",
+    "Verdict",
     "describe_failure",
+    "describe_lost",
     "describe_timeout",
+    "how_it_ended",
     "original_of",
     "unpickled",
 ]
@@ -59,15 +64,28 @@ class RowFailure:
     row: int  # within the batch
 
 
+class Verdict(enum.Enum):
+    """Why work was given up."""
+
+    ALONE = "alone"  # one sample (or batch_fn's one batch) ends its worker also when it runs alone
+    TOGETHER = "together"  # none does so alone, and all of them together do again and again
+    BEFORE = "before"  # workers end before they have begun any sample
+    STORM = "storm"  # more workers died in a short time than max_restarts allows
+
+
 @dataclasses.dataclass(frozen=True)
 class LostReport:
     """Work that was given up because workers died over it."""
 
+    verdict: Verdict
     index: int | None  # source index of the sample that was running, where the board knew
     epoch: int
     exit_code: int | None  # of the last worker: negative is minus a signal's number
     pid: int | None
     deaths: int
+    stacks: str = ""  # of the last worker, where its signal let faulthandler write them
+    is_out_of_memory: bool = False  # the kernel's count of processes killed for memory went up
+    max_restarts: tuple[int, float] | None = None  # the limit that a storm has passed
 
 
 def describe_failure(
@@ -102,9 +120,23 @@ def describe_timeout(
     own = [number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line]
     end = next((number for number, line in enumerate(lines) if own and number >= own[0] and not line.strip()), None)
     shown = lines[: own[0]] + (lines[end:] if end is not None else []) if own else lines
-    return Failure(
-        "TimeoutError", text, "\n".join(shown), None, index, (), epoch, None, worker, is_timeout=True
-    )
+    return Failure("TimeoutError", text, "\n".join(shown), None, index, (), epoch, None, worker, is_timeout=True)
+
+
+def describe_lost(*, index: int, epoch: int, worker: int | None, exit_code: int) -> Failure:
+    """Describe a sample that ends the worker that runs it."""
+    text = f"the sample ended its worker, also when it ran alone: {how_it_ended(exit_code)}"
+    return Failure("loaderpool.WorkerLostError", text, "", None, index, (), epoch, None, worker)
+
+
+def how_it_ended(exit_code: int) -> str:
+    """An exit status in words."""
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
 
 
 def _text(error: BaseException) -> str:

@@ -87,7 +87,6 @@ class WorkerLoop:
     def run(self) -> None:
         """Serve until the end."""
         self._words[self._base + Field.PID] = os.getpid()
-        self._report(pack(Report.READY, self._worker))
         while True:
             waited = clock.monotonic_ns()
             data = os.read(self._channels.tickets, READ_BYTES)
@@ -114,7 +113,11 @@ class WorkerLoop:
             form, is_given = self._arena.get_object(words[2], words[3])
             self._work(words[1]).set_form(form, is_given)
         elif kind == Order.EXCLUDE:
-            self._work(words[1]).exclude(epoch=words[2], index=words[3], ran_s=words[4] / 1e9)
+            self._work(words[1]).exclude(
+                epoch=words[2], index=words[3], ran_s=words[4] / 1e9, exit_code=_signed16(words[5])
+            )
+        elif kind == Order.TRY:
+            self._try(words)
         elif kind == Order.PROBE:
             self._probe(ticket=words[1], loader=words[2], epoch=words[3])
         elif kind == Order.EXIT:
@@ -131,6 +134,7 @@ class WorkerLoop:
     def _probe(self, ticket: int, loader: int, epoch: int) -> None:
         import cloudpickle
 
+        self._words[self._base + Field.TICKET] = ticket
         try:
             work = self._work(loader)
             work.ensure_setup()
@@ -138,10 +142,32 @@ class WorkerLoop:
             status, notice = Status.FINISHED, Notice.SPEC
         except WorkFailed as error:
             found, status, notice = cloudpickle.dumps(error.failure), Status.FAILED, Notice.SPEC_FAILED
-        self._words[self._base + Field.INDEX] = 0
         self._check_pipes()
+        self._words[self._base + Field.INDEX] = 0
         send_with_bytes(self._channels.socket, pack(notice, loader, self._worker), found)
         self._report(pack(Report.DONE, ticket, self._worker, status))
+
+    def _try(self, words: Words) -> None:
+        """One row of a ticket that ended workers, alone; whatever comes of it, this process lives or does not."""
+        _, ticket, run_id, first_batch, count_which, rows, begin_with, _ = words
+        count, which = split32(count_which)
+        run = self._runs[run_id]
+        work = self._work(run.loader)
+        epoch, batch = divmod(first_batch, run.batches_per_epoch)
+        job = Job(run_id, run.first_epoch + epoch, batch, count, *split32(rows))
+        self._words[self._base + Field.TICKET] = ticket
+        status = Status.FINISHED
+        total = 0
+        try:
+            work.ensure_setup()
+            total = work.try_alone(job, which, begin_with - 1 if begin_with else None)
+        except Abandoned:
+            status = Status.ABANDONED
+        except WorkFailed:  # of the setup hook
+            pass
+        self._check_pipes()
+        self._words[self._base + Field.INDEX] = 0
+        self._report(pack(Report.DONE, ticket, self._worker, status, 0, total))
 
     def _ticket(self, words: Words) -> None:
         _, ticket, run_id, first_batch, count_attempt, rows, slot, _ = words
@@ -184,6 +210,8 @@ class WorkerLoop:
         )
         if status == Status.OVERSIZE or failure_bytes:
             # The bytes are the completion: one message carries both, so no death falls between them (PROTO-6).
+            # SYNC: stored before the first byte is sent; pairs with Supervisor's look at it after a death.
+            board[base + Field.SENDING] = ticket << 16 | attempt
             self._send_large(completion, filled, failure_bytes)
             board[base + Field.STATUS] = status
             board[base + Field.FINISHED] = ticket << 16 | attempt
@@ -222,6 +250,10 @@ class WorkerLoop:
 
     def _report(self, message: bytes) -> None:
         write_message(self._channels.reports, message)
+
+
+def _signed16(word: int) -> int:
+    return word - (1 << 16) if word >> 15 else word
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ from loaderpool.memory.form import UnitKind
 from loaderpool.plan.order import Plan
 from loaderpool.spec import ElementSpec, sample_spec
 from loaderpool.worker.calls import Calls
+from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.jobs import Probe, WorkFailed
 from loaderpool.worker.progress import Progress
 
@@ -37,6 +38,7 @@ class Prober:
         unit: what one call of the function makes.
         given_spec: the user's element_spec.
         progress: where the probe is noted.
+        exclusions: what is not run.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class Prober:
         unit: UnitKind,
         given_spec: ElementSpec | None,
         progress: Progress,
+        exclusions: Exclusions,
     ) -> None:
         self._calls, self._config, self._plan, self._unit = calls, config, plan, unit
-        self._given_spec, self._progress = given_spec, progress
+        self._given_spec, self._progress, self._exclusions = given_spec, progress, exclusions
 
     def probe(self, epoch: int) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
@@ -84,6 +87,9 @@ class Prober:
 
     def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe:
         indices = self._plan.indices(epoch, positions)
+        excluded = self._exclusions.find(epoch, indices)
+        if excluded is not None:
+            raise WorkFailed(excluded, RuntimeError(excluded.text))
         progress = self._progress
         words = progress.words
         started = clock.monotonic_ns()

@@ -204,9 +204,7 @@ class RowWriter:
         return set(map(_SHAPE, values)) == {shape}
 
     @staticmethod
-    def _join(
-        array: npt.NDArray[Any], row: int, values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]
-    ) -> None:
+    def _join(array: npt.NDArray[Any], row: int, values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> None:
         """One call in C for all rows; raises TypeError where a dtype differs."""
         count = len(values)
         joined = array[row : row + count].reshape(count * shape[0], *shape[1:])

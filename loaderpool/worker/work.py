@@ -20,12 +20,14 @@ from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.plan.order import Plan
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls
+from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
 from loaderpool.worker.strays import end_stray
+from loaderpool.worker.trial import Trial
 
 __all__ = ["Work"]
 
@@ -70,8 +72,12 @@ class Work:
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
         self._progress = Progress(words, cell, worker, catches)
-        self._prober = Prober(self._calls, self.config, self.plan, self.unit, payload["given_spec"], self._progress)
-        self._batches = BatchMaker(self._calls, self.config, self.unit, self._progress)
+        self._exclusions = Exclusions(worker, self.config.timeout_s)
+        self._prober = Prober(
+            self._calls, self.config, self.plan, self.unit, payload["given_spec"], self._progress, self._exclusions
+        )
+        self._batches = BatchMaker(self._calls, self.config, self.unit, self._progress, self._exclusions)
+        self._trial = Trial(self._calls, self.plan, self.unit, self._progress, self._exclusions)
         self._row_ns = self._latest_row_ns = 0
         self.form: BatchForm | None = None
         self._converter: Converter
@@ -110,9 +116,9 @@ class Work:
             in_blocks = is_small and not self._calls.takes_out and self.config.timeout_s is None
             self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
-    def exclude(self, epoch: int, index: int, ran_s: float) -> None:
-        """Count a sample as failed without running it: it hung a worker."""
-        self._batches.exclude(epoch, index, ran_s)
+    def exclude(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
+        """Count a sample as failed without running it: it hung a worker (for `ran_s`), or (0) ended one."""
+        self._exclusions.add(epoch, index, ran_s, exit_code)
 
     def probe(self, epoch: int) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
@@ -158,6 +164,10 @@ class Work:
         latest, self._latest_row_ns = self._latest_row_ns, (clock.monotonic_ns() - started) // max(1, len(indices))
         self._row_ns = min(latest, self._latest_row_ns)  # of two: one may have been interrupted
         return filled
+
+    def try_alone(self, job: Job, which: int, begin_with: int | None) -> int:
+        """Run one of a job's calls alone and drop its result; returns how many the job has. See `Trial.run`."""
+        return self._trial.run(job, which, begin_with, self.form)
 
     def _fill_rows(
         self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int

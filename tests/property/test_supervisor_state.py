@@ -14,10 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, split32, unpack_all
 from loaderpool.supervisor import instructions as s
+from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
 
 PER_EPOCH, BATCH_ROWS, LAST_ROWS = 7, 4, 2
 FULL = PER_EPOCH - 1
+
+WAYS_TO_DIE = ["dies", "dies sending", "dies sending sent", "dies noted", "dies sent"]
 
 
 class ModelWorker:
@@ -25,6 +28,7 @@ class ModelWorker:
         self.cell = cell
         self.orders: collections.deque[Words] = collections.deque()
         self.finished = 0
+        self.sending = 0
         self.status = 0
         self.runs: set[int] = set()
         self.layouts: set[int] = set()
@@ -46,7 +50,8 @@ class Supervision(RuleBasedStateMachine):
         self.ended: set[int] = set()
         self.over: set[int] = set()
         self.next_run = 1
-        self.obey(self.state.on_control((Control.LOAD, 1, 0, 0, 1, 1000, 0, 0)))
+        self.controls: collections.deque[Words] = collections.deque()  # on their way from the trainer
+        self.obey(self.state.on_control((Control.LOAD, 1, 0, 0, 1, 2, 0, join32(0, 1))))
         batch_ns = 400_000_000 if split else 1000
         layout = (join32(chunk, split), join32(BATCH_ROWS, LAST_ROWS), FULL, batch_ns)
         self.slots = set(range(1, slots + 1))
@@ -65,11 +70,24 @@ class Supervision(RuleBasedStateMachine):
             elif isinstance(instruction, s.ToTrainer):
                 for words in unpack_all(instruction.message):
                     self.trainer_gets(words)
+            elif isinstance(instruction, s.LoseTicket) and instruction.completion:
+                for words in unpack_all(instruction.completion):
+                    self.trainer_gets(words)
+            else:
+                assert not isinstance(instruction, s.Close)
 
     def trainer_gets(self, words: Words) -> None:
         if words[0] == Notice.RUN_ENDED:
             assert words[1] in self.ended, "RUN-1: a run ends only when the trainer says so"
             self.over.add(words[1])
+            return
+        if words[0] == Notice.UNSURE:
+            _, ticket, run, first, _, row_range, slot, _ = words
+            if (first, split32(row_range)[0]) not in self.seen[run]:
+                if run in self.ended:
+                    self.trainer_gets((Notice.COMPLETION, *words[1:7], join32(Status.ABANDONED, 0)))
+                else:
+                    self.controls.append((Control.REDO, ticket, slot, 0, 0, 0, 0, 0))
             return
         if words[0] != Notice.COMPLETION:
             return
@@ -102,13 +120,29 @@ class Supervision(RuleBasedStateMachine):
     @rule(data=st.data())
     def worker_acts(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(n for n, w in self.workers.items() if w.orders)))
-        self.act(number, data.draw(st.sampled_from(["done", "done", "done", "dies", "dies noted", "dies sent"])))
+        self.act(
+            number,
+            data.draw(
+                st.sampled_from(
+                    ["done", "done", "done", "dies", "dies sending", "dies sending sent", "dies noted", "dies sent"]
+                )
+            ),
+        )
 
     def act(self, number: int, how: str) -> None:
         worker = self.workers[number]
         words = worker.orders[0]
         if words[0] == Order.EXIT:
             return self.gone(number)
+        if words[0] == Order.TRY:
+            _, ticket, _, _, count_which, row_range, _, _ = words
+            start, stop = split32(row_range)
+            if how != "done":
+                return self.gone(number, index=1)
+            worker.orders.popleft()
+            status = Status.ABANDONED if words[2] in self.ended else Status.FINISHED
+            rows = split32(count_which)[0] * (stop - start)
+            return self.obey(self.state.on_report((Report.DONE, ticket, number, status, 0, rows, 0, 0)))
         if words[0] not in (Order.TICKET, Order.PROBE):
             worker.orders.popleft()
             if words[0] == Order.RUN:
@@ -128,6 +162,12 @@ class Supervision(RuleBasedStateMachine):
         start, stop = split32(row_range)
         assert {run} <= worker.runs and worker.layouts and slot in worker.slots, "TICKET-4: told before it is asked"
         if how == "dies":
+            return self.gone(number, index=1)
+        if how.startswith("dies sending"):
+            worker.sending = ticket << 16 | attempt
+            if how.endswith("sent"):
+                status = join32(Status.FAILED, number)
+                self.trainer_gets((Notice.COMPLETION, ticket, run, first, count_attempt, row_range, slot, status))
             return self.gone(number)
         worker.finished, worker.status = ticket << 16 | attempt, Status.FINISHED
         if how != "dies noted":
@@ -141,9 +181,16 @@ class Supervision(RuleBasedStateMachine):
             self.state.on_report((Report.DONE, ticket, number, Status.FINISHED, 1000 * rows, rows, count, attempt))
         )
 
-    def gone(self, number: int) -> None:
+    @precondition(lambda self: bool(self.controls))
+    @rule()
+    def trainer_says(self) -> None:
+        self.obey(self.state.on_control(self.controls.popleft()))
+
+    def gone(self, number: int, index: int | None = None) -> None:
         worker = self.workers.pop(number)
-        self.obey(self.state.on_worker_gone(number, worker.finished, worker.status))
+        self.state.on_worker_dead(number)
+        last = LastWords(worker.finished, worker.sending, worker.status, index)
+        self.obey(self.state.on_worker_gone(number, last))
 
     @precondition(lambda self: bool(self.filled))
     @rule(data=st.data())
@@ -157,6 +204,8 @@ class Supervision(RuleBasedStateMachine):
     def end_run(self, data: st.DataObject) -> None:
         run = data.draw(st.sampled_from(sorted(set(self.rows) - self.ended)))
         self.ended.add(run)
+        while self.controls:  # what was said before is heard before
+            self.trainer_says()
         self.obey(self.state.on_control((Control.RUN_END, run, 0, 0, 0, 0, 0, 0)))
 
     @rule(workers=st.integers(1, 4))
@@ -179,6 +228,8 @@ class Supervision(RuleBasedStateMachine):
             busy = [number for number, worker in self.workers.items() if worker.orders]
             if busy:
                 self.act(busy[0], "done")
+            elif self.controls:
+                self.trainer_says()
             elif self.filled:
                 self.obey(self.state.on_control((Control.RELEASE, self.filled.pop(), 0, 0, 0, 0, 0, 0)))
             else:
@@ -192,4 +243,4 @@ class Supervision(RuleBasedStateMachine):
 
 
 TestSupervision = Supervision.TestCase
-TestSupervision.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSupervision.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

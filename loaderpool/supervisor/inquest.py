@@ -1,0 +1,101 @@
+"""Finds out whether a sample ends its worker, or whether workers are ended by something else.
+
+    died over ──fewer than max_restarts_per_item──▶ redone
+        │
+        └─else─▶ held, its rows tried alone, one by one ──none dies──▶ acquitted: redone as if for the first time
+                    │                                        └─acquitted too often─▶ given up: together they kill
+                    └─one dies twice running─▶ convicted: an error, or left out
+
+Only a row that dies while it runs alone is convicted, and only when it does so twice running: workers that somebody
+kills at random (the OOM killer, an operator) convict no sample. More deaths in a short time than `max_restarts` are a
+storm: the fault is general, and going on would be to restart for ever, as OTP's supervisors have it (restart intensity;
+https://www.erlang.org/doc/system/sup_princ.html).
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+
+from loaderpool.supervisor.records import Ticket
+
+__all__ = ["Inquest", "Step"]
+
+# Deaths of one row alone: with one, a worker killed from outside in that moment would convict it.
+_LONE_DEATHS = 2
+# A row whose worker dies outside of its call, again and again, is given up nevertheless.
+_TRIAL_DEATHS = 8
+_ACQUITTALS = 3
+
+
+class Step(enum.Enum):
+    """What follows from a death over a ticket."""
+
+    REDO = enum.auto()
+    TRY_ROWS = enum.auto()  # its rows alone
+    CONVICT = enum.auto()  # the row that ran, or the one whose trial it was
+    GIVE_UP = enum.auto()  # no row kills alone
+
+
+class Inquest:
+    """The tickets whose rows are being tried, and how many workers died of late.
+
+    Args:
+        max_restarts: a number of deaths and the nanoseconds within which more of them are a storm; None: no limit.
+    """
+
+    def __init__(self, max_restarts: tuple[int, int] | None) -> None:
+        self.held: dict[int, Ticket] = {}  # by number: nobody works on them, only on their trials
+        self._max_restarts = max_restarts
+        self._deaths: collections.deque[int] = collections.deque()
+
+    @property
+    def deaths(self) -> int:
+        """How many workers died of late."""
+        return len(self._deaths)
+
+    def note_death(self, now_ns: int) -> None:
+        """A worker died."""
+        if self._max_restarts is not None:
+            self._deaths.append(now_ns)
+            while self._deaths[0] < now_ns - self._max_restarts[1]:
+                self._deaths.popleft()
+
+    @property
+    def is_storm(self) -> bool:
+        """Whether that were too many."""
+        return self._max_restarts is not None and len(self._deaths) > self._max_restarts[0]
+
+    def died_over(self, ticket: Ticket, index: int | None) -> Step:
+        """A worker died while it worked on this ticket, at the source index if the board knew."""
+        suspect = ticket.suspect
+        ticket.attempt += 1
+        if suspect is not None:
+            suspect.lost += 1
+            ticket.deaths += index is not None
+            is_convicted = ticket.deaths >= _LONE_DEATHS or ticket.attempt >= _TRIAL_DEATHS
+            return Step.CONVICT if is_convicted else Step.REDO
+        ticket.deaths += 1
+        ticket.lost += 1
+        ticket.hint = index
+        if ticket.deaths < ticket.loader.max_deaths:
+            return Step.REDO
+        if ticket.is_alone:
+            return Step.CONVICT
+        if ticket.acquittals >= _ACQUITTALS:
+            return Step.GIVE_UP
+        self.held[ticket.ticket] = ticket
+        return Step.TRY_ROWS
+
+    def acquit(self, ticket: Ticket) -> None:
+        """All its rows were tried and none killed."""
+        del self.held[ticket.ticket]
+        ticket.deaths = 0
+        ticket.acquittals += 1
+
+    def convict(self, ticket: Ticket) -> None:
+        """One of its rows kills: this is what the deaths over it came from, so they are no storm."""
+        self.held.pop(ticket.ticket, None)
+        for _ in range(min(ticket.lost, len(self._deaths))):
+            self._deaths.pop()
+        ticket.deaths = ticket.acquittals = 0

@@ -1,0 +1,80 @@
+"""Trials: one call of the function alone, to find out whether it is what ends workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.memory.form import BatchForm, UnitKind
+from loaderpool.plan.order import Plan
+from loaderpool.worker.calls import Calls
+from loaderpool.worker.exclusions import Exclusions
+from loaderpool.worker.jobs import Abandoned, Job
+from loaderpool.worker.progress import Progress
+
+__all__ = ["Trial"]
+
+
+class Trial:
+    """Runs the calls that a ticket has, one of them at a time, and drops what comes of it.
+
+    Args:
+        calls: the function.
+        plan: says which item is when.
+        unit: what one call of the function makes.
+        progress: where each sample is noted.
+        exclusions: what is not run.
+    """
+
+    def __init__(self, calls: Calls, plan: Plan, unit: UnitKind, progress: Progress, exclusions: Exclusions) -> None:
+        self._calls, self._plan, self._unit = calls, plan, unit
+        self._progress, self._exclusions = progress, exclusions
+
+    def run(self, job: Job, which: int, begin_with: int | None, form: BatchForm | None) -> int:
+        """Call the function once.
+
+        Args:
+            job: what the ticket is about.
+            which: which of its calls, counted from 0.
+            begin_with: a source index whose call counts as the first.
+            form: of the batches, for a function that writes into `out`.
+
+        Returns:
+            How many calls the job has.
+
+        Raises:
+            Abandoned: nobody wants the job's run any more.
+        """
+        calls = self._calls_of(job)
+        calls.sort(key=lambda positions: begin_with not in self._plan.indices(job.epoch, positions))
+        positions = calls[which]
+        indices = self._plan.indices(job.epoch, positions)
+        if self._exclusions.find(job.epoch, indices) is None:
+            self._progress.note(job, indices[0])
+            try:
+                self._calls.watched(lambda: self._call(job.epoch, positions.tolist(), indices, form))
+            except Abandoned:
+                raise
+            except self._progress.catches:
+                pass  # an exception kills nobody
+        return len(calls)
+
+    def _calls_of(self, job: Job) -> list[npt.NDArray[np.int64]]:
+        """The positions of each call."""
+        if job.count == 1:
+            batches = [self._plan.positions(job.batch, job.row_start, job.row_stop)]
+        else:
+            batches = np.split(self._plan.positions_of(job.batch, job.count), job.count)
+        if self._unit == "batch":
+            return batches
+        return [positions[row : row + 1] for positions in batches for row in range(len(positions))]
+
+    def _call(self, epoch: int, positions: list[int], indices: list[int], form: BatchForm | None) -> None:
+        if self._unit == "batch":
+            self._calls.unit(epoch, positions, indices)
+            return
+        arrays = None
+        if self._calls.takes_out and form is not None and form.fixed is not None:
+            fixed = form.fixed
+            arrays = [np.empty((1, *shape), dtype) for shape, dtype in zip(fixed.row_shapes, fixed.dtypes, strict=True)]
+        self._calls.samples(epoch, positions, indices, [], arrays)
