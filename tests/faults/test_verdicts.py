@@ -1,0 +1,218 @@
+"""Which sample is blamed for a worker's death, which is not, and when the whole is given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import ArgumentError, WorkerLostError
+from loaderpool.failures import lost_error
+from loaderpool.worker.failures import LostReport, Verdict
+
+ITEMS, BATCH = 96, 4
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def counted(path: Path) -> int:
+    """How often it was asked before, counted over all processes."""
+    with open(path, "ab") as file:
+        file.write(b"x")
+        return file.tell() - 1
+
+
+def killing(at: set[int], shape: tuple[int, ...] = (3,)) -> Callable[[int], Any]:
+    def fn(item: int) -> Any:
+        if item in at:
+            die()
+        return np.full(shape, item, np.float32)
+
+    return fn
+
+
+@pytest.mark.parametrize("shape", [(3,), (200, 200)], ids=["chunks", "single batches"])
+def test_random_kills_convict_no_sample(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    # One batch brings down as many workers as it takes to be suspected, each time at another of its samples.
+    def fn(item: int) -> Any:
+        if 40 <= item < 44:
+            count = counted(tmp_path / "seen")
+            if count in (0, 2, 5, 9):
+                die()
+        return np.full(shape, item, np.float32)
+
+    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2) as loader:
+        items = [int(row.flat[0]) for batch in loader for row in batch]
+        statistics = loader.statistics()
+    assert items == list(range(ITEMS))
+    assert statistics.restarts == 4
+    assert not statistics.skipped_indices
+
+
+@pytest.mark.parametrize("form", ["fixed", "packed"])
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_samples_that_always_kill_are_left_out_or_replaced(action: str, form: str) -> None:
+    at = {0, 41, 42, 95}
+
+    def fn(item: int) -> Any:
+        if item in at:
+            die()
+        return np.full((3 if form == "fixed" else 2 + item % 2,), item, np.float32)
+
+    settings = {"pad": True} if form == "packed" else {}
+    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2, on_error=action, **settings) as loader:
+        items = [int(row.flat[0]) for batch in loader for row in batch]
+        statistics = loader.statistics()
+    if action == "skip":
+        assert items == [item for item in range(ITEMS) if item not in at]
+        assert sorted(statistics.skipped_indices) == sorted(at)
+    else:
+        stand_in = {0: 1, 41: 43, 42: 43, 95: 94}
+        assert items == [stand_in.get(item, item) for item in range(ITEMS)]
+        assert sorted(statistics.replaced_indices) == sorted(at)
+
+
+def test_what_a_left_out_sample_did_is_in_the_budgets_error() -> None:
+    loader = lp.Loader(range(ITEMS), killing({41}), batch_size=BATCH, workers=2, on_error=("skip", 0))
+    with loader, pytest.raises(lp.SampleError, match=r"also when it ran alone: killed by SIGKILL[\s\S]*index 41"):
+        list(loader)
+
+
+def test_the_culprit_in_a_large_chunk_is_found() -> None:
+    with lp.Loader(range(50_000), killing({31_234}, ()), batch_size=8, workers=2) as loader:
+        with pytest.raises(WorkerLostError, match="at last while this sample ran alone") as raised:
+            for _ in loader:
+                pass
+    assert raised.value.index == 31_234
+
+
+def test_a_function_that_writes_into_out_is_tried_with_an_out() -> None:
+    def fn(item: int, out: Any) -> Any:
+        if out is None:
+            return np.full((4,), item, np.float32)
+        if item == 41:
+            die()
+        out[...] = item
+        return None
+
+    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1) as loader:
+        with pytest.raises(WorkerLostError) as raised:
+            list(loader)
+    assert raised.value.index == 41
+
+
+def test_samples_that_kill_only_together_are_given_up_without_a_culprit() -> None:
+    alone: list[int] = []
+
+    def fn(item: int) -> Any:
+        alone.append(item)
+        if {40, 41, 42, 43} <= set(alone[-4:]):
+            die()
+        return np.full((200, 200), item, np.float32)
+
+    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1, max_restarts=None) as loader:
+        with pytest.raises(WorkerLostError, match="each of them ran alone without harm") as raised:
+            list(loader)
+    assert raised.value.index is None
+
+
+def test_a_storm_of_deaths_ends_with_an_error_that_says_so() -> None:
+    def fn(item: int) -> Any:
+        if item >= 20:
+            die()
+        return np.full((200, 200), item, np.float32)
+
+    loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2, max_restarts=(3, 60.0))
+    with loader, pytest.raises(WorkerLostError, match=r"more than max_restarts=\(3, 60\) allows") as raised:
+        list(loader)
+    assert raised.value.signal_name == "SIGKILL"
+
+
+def test_deaths_that_a_convicted_sample_explains_are_no_storm() -> None:
+    at = set(range(3, ITEMS, 8))
+    settings: dict[str, Any] = {"batch_size": BATCH, "workers": 2, "on_error": "skip", "max_restarts": (12, 600.0)}
+    with lp.Loader(range(ITEMS), killing(at), **settings) as loader:
+        items = [int(row.flat[0]) for batch in loader for row in batch]
+        assert loader.statistics().restarts > 12
+    assert items == [item for item in range(ITEMS) if item not in at]
+
+
+def test_no_limit_of_restarts(tmp_path: Path) -> None:
+    def fn(item: int) -> Any:
+        if counted(tmp_path / "calls") % 29 == 3:
+            die()
+        return np.full((200, 200), item, np.float32)
+
+    with lp.Loader(range(2000), fn, batch_size=BATCH, workers=2, max_restarts=None) as loader:
+        items = [int(row.flat[0]) for batch in loader for row in batch]
+        assert loader.statistics().restarts > 50
+    assert items == list(range(2000))
+
+
+def test_a_pool_has_its_own_limit() -> None:
+    with lp.Pool(1) as pool, pytest.raises(ArgumentError, match="max_restarts"):
+        lp.Loader(range(4), pool=pool, max_restarts=3)
+    with lp.Pool(1, max_restarts=(2, 60)) as pool:
+        loader = lp.Loader(range(ITEMS), killing(set(range(20, ITEMS))), batch_size=BATCH, pool=pool)
+        with pytest.raises(WorkerLostError, match=r"max_restarts=\(2, 60\)"):
+            list(loader)
+
+
+def test_the_stack_of_a_fault_in_c_code_is_shown() -> None:
+    def fn(item: int) -> Any:
+        if item == 5:
+            os.abort()
+        return item
+
+    with lp.Loader(range(8), fn, batch_size=BATCH, workers=1) as loader:
+        with pytest.raises(WorkerLostError, match=r"The worker's last words:\nFatal Python error: Aborted[\s\S]*in fn"):
+            list(loader)
+
+
+def test_a_kill_for_memory_is_said() -> None:
+    report = LostReport(Verdict.ALONE, 3, 0, -signal.SIGKILL, 123, 5, is_out_of_memory=True)
+    assert "killed it for lack of memory" in str(lost_error(report))
+
+
+def test_a_worker_that_dies_between_sending_bytes_and_noting_it_changes_no_bit(tmp_path: Path) -> None:
+    # PROTO-6: the trainer has the completion, and with it the slot; a second worker must not write there.
+    flag = tmp_path / "died"
+
+    def setup() -> None:
+        from loaderpool.worker import loop
+
+        send_large = loop.WorkerLoop._send_large
+
+        def send(self: Any, *arguments: Any) -> None:
+            send_large(self, *arguments)
+            if not flag.exists():
+                flag.touch()
+                die()
+
+        loop.WorkerLoop._send_large = send  # type: ignore[method-assign]
+
+    def fn(item: int) -> Any:
+        if item == 1:
+            raise ValueError("x")
+        return np.full(1000, item, np.float32)
+
+    with lp.Loader(range(16 * 100), fn, batch_size=16, workers=3, on_error="replace", setup=setup) as loader:
+        held = []
+        for number, batch in enumerate(loader):
+            expected = np.arange(16 * number, 16 * number + 16)
+            expected[expected == 1] = 2
+            assert batch[:, 0].tolist() == expected.tolist()
+            if number < 8:
+                batch[:] = -1
+                held.append(batch)
+        assert all((batch == -1).all() for batch in held), "somebody wrote into a slot that was lent"
+        assert loader.statistics().restarts == 1
+    assert flag.exists()
