@@ -97,6 +97,8 @@ def lost_error(report: LostReport) -> WorkerLostError:
 
 
 def _likely_cause(report: LostReport, signal_name: str) -> str:
+    if report.was_stopped:
+        return "It had been stopped (SIGSTOP) for 5 s, by the function or by somebody else, and was ended for it."
     if report.is_out_of_memory:
         return (
             "The kernel killed it for lack of memory (its count of such kills went up): lower `workers`, `batch_size` "

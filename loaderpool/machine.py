@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterable
@@ -20,10 +21,12 @@ __all__ = [
     "cgroup_cpu_quota",
     "create_memory_file",
     "die_with_parent",
+    "flush_standard_streams",
     "map_pages",
     "oom_kill_count",
     "open_pidfd",
     "process_cpu_s",
+    "raise_descriptor_limit",
     "raise_oom_score",
     "reserve",
     "restore_malloc_thresholds",
@@ -163,6 +166,24 @@ def _count_in(path: str, name: str) -> int:
     except (OSError, ValueError):
         pass
     return 0
+
+
+def flush_standard_streams() -> None:
+    """Write out what was printed, as far as anybody takes it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # closed, or its reader is gone
+            pass
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as it may allow itself. Best effort."""
+    try:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        pass
 
 
 def raise_oom_score() -> None:

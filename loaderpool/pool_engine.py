@@ -236,7 +236,7 @@ class PoolEngine:
             self._is_probe_error = True
         elif kind == Notice.LOAD_FAILED:
             failure, advice = read_attachment(attachment)
-            what = "the supervisor could not load function and source"
+            what = "the supervisor could not load function and source" if words[1] else "no worker could be started"
             self._make_error = functools.partial(setup_error, failure, what, advice, place="the supervisor")
         elif kind == Notice.LOST:
             self._make_error = functools.partial(lost_error, read_attachment(attachment))

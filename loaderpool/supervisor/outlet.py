@@ -6,8 +6,11 @@ import collections
 import contextlib
 import os
 import select
+import socket
 
-__all__ = ["Outlet"]
+from loaderpool.worker.sending import try_send_with_bytes
+
+__all__ = ["Outlet", "SocketOutlet"]
 
 _MAX_WRITE_BYTES = 4096  # PIPE_BUF: whole messages or none
 
@@ -62,3 +65,39 @@ class Outlet:
         """Have the poll watch it no more; to be called before the descriptor is closed."""
         with contextlib.suppress(KeyError):
             self._poll.unregister(self.descriptor)
+
+
+class SocketOutlet:
+    """The socket to the trainer, with what is still to be sent over it.
+
+    Args:
+        to: the socket, non-blocking.
+        poll: is told to watch it while something waits.
+    """
+
+    def __init__(self, to: socket.socket, poll: select.poll) -> None:
+        self._socket = to
+        self._poll = poll
+        self._unsent: collections.deque[tuple[bytes, bytes]] = collections.deque()
+        self.is_gone = False
+
+    def send(self, message: bytes, extra: bytes) -> None:
+        """Send a message and bytes, now or later."""
+        self._unsent.append((message, extra))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent of what waits."""
+        while self._unsent:
+            try:
+                try_send_with_bytes(self._socket, *self._unsent[0])
+            except BlockingIOError:
+                self._poll.register(self._socket, select.POLLOUT)
+                return
+            except OSError:
+                self.is_gone = True
+                self._unsent.clear()
+                break
+            self._unsent.popleft()
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(self._socket)

@@ -145,6 +145,21 @@ class SupervisorState:
         self._deal()
         return self._take_out()
 
+    def on_fork_failed(self, number: int) -> list[Instruction]:
+        """A worker could not be started; it is tried again when another one ends, or by `on_retry`."""
+        worker = self.workers.remove(number)
+        if worker is not None:
+            self._due.extendleft(reversed(worker.tickets))
+            self.workers.free_cell(worker.cell)
+        self._deal()
+        return self._take_out()
+
+    def on_retry(self) -> list[Instruction]:
+        """Start what could not be started."""
+        self._adjust_workers()
+        self._deal()
+        return self._take_out()
+
     def on_worker_dead(self, number: int) -> None:
         """A worker's process has ended. Reports that it wrote before may follow, then `on_worker_gone`."""
         self.workers.bury(number)

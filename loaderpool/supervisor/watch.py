@@ -18,7 +18,12 @@ from collections.abc import Iterable
 from loaderpool import clock, machine
 from loaderpool.memory.board import Board, Field
 
-__all__ = ["HungSample", "SampleWatch", "StackFile"]
+__all__ = ["STOP_LOOK_MS", "HungSample", "SampleWatch", "StackFile", "StopWatch"]
+
+# A worker that is stopped (SIGSTOP) for so long is replaced. Shorter would end one that somebody looks at with a
+# debugger for a moment; longer is a longer wait for its batch.
+_STOPPED_NS = 5_000_000_000
+STOP_LOOK_MS = 500
 
 _LOOKS_PER_TIMEOUT = 8
 _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
@@ -44,6 +49,21 @@ class StackFile:
     def close(self) -> None:
         """Drop it."""
         os.close(self.descriptor)
+
+
+class StopWatch:
+    """How long a worker has been stopped, gaps in our own time left out."""
+
+    def __init__(self) -> None:
+        self._looked_ns = clock.monotonic_ns()
+        self._stopped_ns = 0
+
+    def is_too_long(self) -> bool:
+        """Look once more; whether the worker is to be replaced."""
+        now = clock.monotonic_ns()
+        elapsed, self._looked_ns = now - self._looked_ns, now
+        self._stopped_ns += min(elapsed, 2 * STOP_LOOK_MS * 1_000_000)
+        return self._stopped_ns >= _STOPPED_NS
 
 
 class HungSample:

@@ -29,6 +29,8 @@ def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_de
     machine.raise_oom_score()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
     keep = set(keep_descriptors)
     for descriptor in close_descriptors:
         if descriptor not in keep:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import select
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -36,14 +35,13 @@ from loaderpool.messages import (
 from loaderpool.worker.failures import Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.strays import end_stray
+from loaderpool.worker.sending import send_descriptor, send_with_bytes, write_message
 from loaderpool.worker.work import Work
 
-__all__ = ["LOST_PIPES_STATUS", "WorkerChannels", "WorkerLoop", "send_with_bytes"]
+__all__ = ["LOST_PIPES_STATUS", "WorkerChannels", "WorkerLoop"]
 
 # Faults for single pages of a slot cost more than its first batch from about here on.
 _LARGE_SLOT_BYTES = 1 << 20
-# More goes into a memory file beside the message: a packet must stay far below the socket's buffer.
-INLINE_BYTES = 32768
 # The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
 LOST_PIPES_STATUS = 86
 
@@ -262,48 +260,6 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def write_message(descriptor: int, message: bytes) -> None:
-    """Write one message, waiting while the pipe is full. Blocks: only ever a worker."""
-    while True:
-        try:
-            os.write(descriptor, message)
-            return
-        except BlockingIOError:
-            waiter = select.poll()
-            waiter.register(descriptor, select.POLLOUT)
-            waiter.poll()
-
-
-def send_with_bytes(to: socket.socket, message: bytes, extra: bytes) -> None:
-    """Send a message and bytes of any length; blocks while the socket is full."""
-    if len(extra) <= INLINE_BYTES:
-        _send_blocking(to, [message, extra], [])
-        return
-    descriptor = machine.create_memory_file("message")
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(extra)
-        send_descriptor(to, message, descriptor, len(extra))
-    finally:
-        os.close(descriptor)
-
-
-def send_descriptor(to: socket.socket, message: bytes, descriptor: int, nbytes: int) -> None:
-    """Send a message whose bytes are the first `nbytes` of a memory file."""
-    _send_blocking(to, [message, nbytes.to_bytes(8, "little")], [descriptor])
-
-
-def _send_blocking(to: socket.socket, parts: list[bytes], descriptors: list[int]) -> None:
-    while True:
-        try:
-            socket.send_fds(to, parts, descriptors)
-            return
-        except BlockingIOError:
-            waiter = select.poll()
-            waiter.register(to, select.POLLOUT)
-            waiter.poll()
 
 
 def _dumps(value: Failure | Any) -> bytes:

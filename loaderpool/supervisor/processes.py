@@ -1,0 +1,217 @@
+"""The worker processes: started by fork, watched for their end and for being stopped, reaped.
+
+A worker inherits what the supervisor has loaded, and drops every descriptor that is not its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from loaderpool import machine, role
+from loaderpool.memory.arena import Arena
+from loaderpool.memory.board import Field
+from loaderpool.supervisor.loading import Payloads
+from loaderpool.supervisor.outlet import Outlet
+from loaderpool.supervisor.records import LastWords
+from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
+from loaderpool.worker.hygiene import become_worker
+from loaderpool.worker.loop import WorkerChannels, WorkerLoop
+
+__all__ = ["Processes", "WorkerProcess"]
+
+
+class WorkerProcess:
+    """A worker as the supervisor holds it."""
+
+    def __init__(self, number: int, process: Any, cell: int, tickets: Outlet, stacks: StackFile) -> None:
+        self.number = number
+        self.process = process
+        self.pid: int = process.pid
+        self.cell = cell
+        self.tickets = tickets
+        self.pidfd: int | None = None
+        self.stacks = stacks
+        self.sample = HungSample(self.pid, cell, stacks)
+        self.stop: StopWatch | None = None  # while it is stopped (SIGSTOP)
+        self.was_stopped = False  # it was ended for it
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is dead, reaped or not."""
+        return self.process.exitcode is not None
+
+
+class Processes:
+    """All workers of a supervisor.
+
+    Args:
+        arena: with their cells and slots.
+        poll: is told of each worker's pidfd and of the descriptor that tells of stops.
+        completions: write end of the pipe to the trainer, which workers share.
+        to_trainer: the socket that they share.
+        payloads: what they inherit.
+        private: the supervisor's other descriptors, which are none of theirs.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        poll: select.poll,
+        completions: int,
+        to_trainer: socket.socket,
+        payloads: Payloads,
+        private: list[int],
+    ) -> None:
+        from multiprocess import get_context
+
+        self._context = get_context("fork")
+        self._arena, self._poll, self._payloads = arena, poll, payloads
+        self._completions, self._socket = completions, to_trainer
+        self.reports, self._reports_write = os.pipe()
+        os.set_blocking(self.reports, False)
+        self.by_number: dict[int, WorkerProcess] = {}
+        self.by_pidfd: dict[int, WorkerProcess] = {}
+        self._pid = os.getpid()
+        # A stopped child is told of by SIGCHLD only; its handler writes to this pipe, which the poll watches.
+        self.signals, signals_write = os.pipe()
+        for descriptor in (self.signals, signals_write):
+            os.set_blocking(descriptor, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(signals_write, warn_on_full_buffer=False)
+        poll.register(self.signals, select.POLLIN)
+        poll.register(self.reports, select.POLLIN)
+        self._private = [*private, self.reports, self.signals, signals_write, arena.descriptor]
+
+    def __iter__(self) -> Iterator[WorkerProcess]:
+        return iter(list(self.by_number.values()))
+
+    def start(self, number: int, cell: int) -> WorkerProcess:
+        """Start a worker.
+
+        Raises:
+            OSError: no memory, no more processes, or no descriptors.
+        """
+        with contextlib.ExitStack() as undo:
+            read_end, write_end = os.pipe()
+            undo.callback(os.close, write_end)
+            try:
+                os.set_blocking(write_end, False)
+                stacks = StackFile()
+                undo.callback(stacks.close)
+                self._arena.board.clear(cell)
+                arguments = (number, cell, read_end, write_end, stacks)
+                process = self._context.Process(target=self._main, args=arguments, name=f"worker-{number}")
+                process.start()
+            finally:
+                os.close(read_end)
+            worker = WorkerProcess(number, process, cell, Outlet(write_end, self._poll), stacks)
+            self.by_number[number] = worker
+            undo.pop_all()
+        try:
+            worker.pidfd = machine.open_pidfd(worker.pid)
+        except OSError:  # none left: it is looked for, as on machines that have no such thing
+            worker.pidfd = None
+        if worker.pidfd is not None:
+            self.by_pidfd[worker.pidfd] = worker
+            self._poll.register(worker.pidfd, select.POLLIN)
+        return worker
+
+    @property
+    def needs_looks(self) -> bool:
+        """Whether a worker's end would be told by nothing but a look."""
+        return len(self.by_pidfd) < len(self.by_number)
+
+    def bury(self, worker: WorkerProcess) -> None:
+        """Reap a worker that has ended, and close what the supervisor held of it but its stacks."""
+        del self.by_number[worker.number]
+        worker.process.join()
+        if worker.pidfd is not None:
+            del self.by_pidfd[worker.pidfd]
+            self._poll.unregister(worker.pidfd)
+            os.close(worker.pidfd)
+        worker.tickets.forget()
+        os.close(worker.tickets.descriptor)
+
+    def last_words(self, worker: WorkerProcess) -> LastWords:
+        """What a buried worker left on the board, which nobody changes any more."""
+        board, cell = self._arena.board, worker.cell
+        index = board.read(cell, Field.INDEX)
+        return LastWords(
+            finished=board.read(cell, Field.FINISHED),
+            sending=board.read(cell, Field.SENDING),
+            status=board.read(cell, Field.STATUS),
+            source_index=index - 1 if index else None,
+            exit_code=worker.process.exitcode,
+        )
+
+    def note_stops(self) -> None:
+        """Find out who was stopped or goes on, after a signal has said that somebody was."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.signals, 4096)
+        for worker in self:
+            while True:
+                try:
+                    found = os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+                except ChildProcessError:
+                    break
+                if found is None:
+                    break
+                worker.stop = StopWatch() if found.si_code == os.CLD_STOPPED else None
+
+    def end_stopped(self) -> None:
+        """End those that were stopped for too long (rule 12 of the design); their death is told as any other."""
+        for worker in self:
+            if worker.stop is not None and worker.stop.is_too_long():
+                worker.stop, worker.was_stopped = None, True
+                kill(worker.pid)
+
+    @property
+    def are_all_running(self) -> bool:
+        """Whether none is stopped."""
+        return all(worker.stop is None for worker in self.by_number.values())
+
+    def end_all(self) -> None:
+        """Kill and reap them."""
+        for worker in self:
+            kill(worker.pid)
+        for worker in self:
+            worker.process.join()
+
+    def _main(self, number: int, cell: int, tickets: int, tickets_write: int, stacks: StackFile) -> None:
+        """Runs in: the new worker."""
+        role.become("worker")
+        channels = WorkerChannels(tickets, self._reports_write, self._completions, self._socket)
+        # Its own pipe's write end, too, or it would never read the end of file that tells of the supervisor's.
+        others = [*self._private, tickets_write]
+        for other in self.by_number.values():
+            others += [other.tickets.descriptor, other.stacks.descriptor]
+            if other.pidfd is not None:
+                others.append(other.pidfd)
+        become_worker(self._pid, [tickets], others)
+        stacks.arm()
+        run: Callable[[], None] = WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run
+        status = 1
+        try:
+            run()
+            status = 0
+        except (BrokenPipeError, ConnectionResetError):  # nobody is there any more: all is over
+            pass
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Not by the interpreter's own end, which would wait for threads that the function has left running.
+            machine.flush_standard_streams()
+            os._exit(status)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, which also ends a stopped process; nothing where it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
