@@ -183,13 +183,12 @@ class BatchMaker:
             good = [(leaves, index) for leaves, index in zip(rows, indices, strict=True) if leaves is not None]
             return [leaves for leaves, _ in good], [index for _, index in good], failures
         stand_in = next((leaves for leaves in reversed(rows) if leaves is not None), None)
-        if stand_in is None and last_error is not None:  # no good row in the whole batch
-            raise last_error
+        if stand_in is None:  # no good row in the whole batch
+            raise last_error or WorkFailed(failures[-1].failure, RuntimeError(failures[-1].failure.text))
         replaced: list[list[npt.NDArray[Any]]] = []
         for leaves in reversed(rows):  # the *next* good row stands in; at the end, the last one
             if leaves is not None:
                 stand_in = leaves
-            assert stand_in is not None
             replaced.append(stand_in)
         return replaced[::-1], indices, failures
 

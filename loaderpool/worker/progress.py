@@ -34,8 +34,9 @@ class Progress:
         words = self.words
         if words[Board.mark(job.run)] == job.run:
             raise Abandoned
-        words[self.index_word] = index + 1
+        # In this order: between the two a look at the board sees no more than the last sample begun anew.
         words[self.started_word] = clock.monotonic_ns()
+        words[self.index_word] = index + 1
 
     def failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
         """The error as one about these items, the first of which has this position."""

@@ -184,8 +184,8 @@ class Work:
         for start in range(0, len(indices), block):
             if words[mark] == run:
                 raise Abandoned
-            words[index_word] = indices[start] + 1
             words[started_word] = clock.monotonic_ns()
+            words[index_word] = indices[start] + 1
             stop = start + block
             part, row = indices[start:stop], job.row_start + start
             results: list[Any] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,10 @@ def test_what_a_left_out_sample_did_is_in_the_budgets_error() -> None:
 
 
 def test_the_culprit_in_a_large_chunk_is_found() -> None:
-    with lp.Loader(range(50_000), killing({31_234}, ()), batch_size=8, workers=2) as loader:
-        with pytest.raises(WorkerLostError, match="at last while this sample ran alone") as raised:
-            for _ in loader:
-                pass
+    loader = lp.Loader(range(50_000), killing({31_234}, ()), batch_size=8, workers=2)
+    with loader, pytest.raises(WorkerLostError, match="at last while this sample ran alone") as raised:
+        for _ in loader:
+            pass
     assert raised.value.index == 31_234
 
 
@@ -103,9 +104,9 @@ def test_a_function_that_writes_into_out_is_tried_with_an_out() -> None:
         out[...] = item
         return None
 
-    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1) as loader:
-        with pytest.raises(WorkerLostError) as raised:
-            list(loader)
+    loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1)
+    with loader, pytest.raises(WorkerLostError) as raised:
+        list(loader)
     assert raised.value.index == 41
 
 
@@ -118,9 +119,9 @@ def test_samples_that_kill_only_together_are_given_up_without_a_culprit() -> Non
             die()
         return np.full((200, 200), item, np.float32)
 
-    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1, max_restarts=None) as loader:
-        with pytest.raises(WorkerLostError, match="each of them ran alone without harm") as raised:
-            list(loader)
+    loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1, max_restarts=None)
+    with loader, pytest.raises(WorkerLostError, match="each of them ran alone without harm") as raised:
+        list(loader)
     assert raised.value.index is None
 
 
@@ -172,9 +173,12 @@ def test_the_stack_of_a_fault_in_c_code_is_shown() -> None:
             os.abort()
         return item
 
-    with lp.Loader(range(8), fn, batch_size=BATCH, workers=1) as loader:
-        with pytest.raises(WorkerLostError, match=r"The worker's last words:\nFatal Python error: Aborted[\s\S]*in fn"):
-            list(loader)
+    loader = lp.Loader(range(8), fn, batch_size=BATCH, workers=1)
+    with (
+        loader,
+        pytest.raises(WorkerLostError, match=r"The worker's last words:\nFatal Python error: Aborted[\s\S]*in fn"),
+    ):
+        list(loader)
 
 
 def test_a_kill_for_memory_is_said() -> None:
@@ -216,3 +220,33 @@ def test_a_worker_that_dies_between_sending_bytes_and_noting_it_changes_no_bit(t
         assert all((batch == -1).all() for batch in held), "somebody wrote into a slot that was lent"
         assert loader.statistics().restarts == 1
     assert flag.exists()
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+@pytest.mark.parametrize("at", [0, 8])
+@pytest.mark.parametrize("unit", ["sample", "element", "batch"])
+def test_the_first_of_all_and_whole_batches_are_left_out_too(unit: str, at: int, how: str) -> None:
+    def end(item: int) -> None:
+        if item == at:
+            die() if how == "dies" else threading.Event().wait(600)
+
+    def fn(item: int) -> Any:
+        end(item)
+        return np.full(2, item, np.float32)
+
+    def batch_fn(items: list[int]) -> Any:
+        end(items[0])
+        return np.array(items, np.float32)
+
+    settings: dict[str, Any] = {"timeout_s": 0.2, "workers": 2, "on_error": "skip"}
+    if unit == "batch":
+        loader = lp.Loader(range(32), batch_fn=batch_fn, batch_size=BATCH, **settings)
+    else:
+        loader = lp.Loader(range(32), fn, batch_size=BATCH if unit == "sample" else None, **settings)
+    with loader:
+        items = [int(row.flat[0]) for batch in loader for row in np.atleast_1d(batch)]
+        skipped = sorted(loader.statistics().skipped_indices)
+    gone = list(range(at, at + BATCH)) if unit == "batch" else [at]
+    expected = [item for item in range(32) if item not in gone]
+    assert sorted(set(items)) == expected
+    assert skipped == gone
