@@ -77,3 +77,14 @@ def test_stuck_in_c_code_that_holds_the_gil() -> None:
         list(loader)
     assert caught.value.index == 2
     assert "in spins" in caught.value.remote_traceback
+
+
+def test_a_batch_with_no_row_to_stand_in_raises_the_timeout() -> None:
+    def fn(item: int) -> int:
+        if item == 2:
+            time.sleep(600)
+        return item
+
+    loader = lp.Loader(range(4), fn, batch_size=1, workers=1, on_error="replace", timeout_s=0.3)
+    with loader, pytest.raises(lp.SampleError, match=r"longer than timeout_s=0.3"):
+        list(loader)

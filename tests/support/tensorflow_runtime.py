@@ -65,5 +65,6 @@ def aliases_arrays() -> bool:
     dataset = tf.data.Dataset.from_generator(lambda: iter([array]), output_signature=tf.TensorSpec((1024,), tf.float32))
     aliases = address_of(next(iter(dataset))) == array.ctypes.data
     if not aliases and not (tf.__version__.startswith("2.18.") and np.lib.NumpyVersion(np.__version__) >= "2.0.0"):
-        raise AssertionError(f"TensorFlow {tf.__version__} under NumPy {np.__version__} copies arrays: say so in README")
+        version = f"TensorFlow {tf.__version__} under NumPy {np.__version__}"
+        raise AssertionError(f"{version} copies arrays: say so in the README")
     return aliases
