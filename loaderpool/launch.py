@@ -52,18 +52,32 @@ class SupervisorLink:
     completions: int  # read end of the completion pipe
     socket: socket.socket  # large things arrive here
 
-    def end(self) -> None:
-        """Kill the supervisor and close the ends, where the session that was to use them cannot be made."""
+    def end_group(self) -> None:
+        """Kill the supervisor's process group; safe while it is not reaped, for until then its number is not reused."""
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        os.close(self.control)
+
+    def close(self) -> None:
+        """Close what is read from; the control pipe's end belongs to the `ReturnPipe`."""
         os.close(self.completions)
         self.socket.close()
 
+    def undo(self) -> None:
+        """Kill the supervisor and close all ends, where the session that was to use them cannot be made."""
+        self.end_group()
+        self.process.wait()
+        os.close(self.control)
+        self.close()
 
-def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None) -> SupervisorLink:
+
+def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, first_ticket: int = 1) -> SupervisorLink:
     """Start a supervisor for `workers` workers on an arena; returns at once.
+
+    Args:
+        arena: what it shares with the trainer.
+        workers: how many workers it shall have.
+        max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
+        first_ticket: its tickets' numbers begin here.
 
     Raises:
         PoolBrokenError: no process could be started.
@@ -97,6 +111,7 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None) -
                 "arena_bytes": arena.nbytes,
                 "workers": workers,
                 "max_restarts": max_restarts,
+                "first_ticket": first_ticket,
             }
             settings = json.dumps(start).encode("ascii")
             file = machine.create_memory_file("start")

@@ -45,12 +45,12 @@ class Control(enum.IntEnum):
     # loader, shipment offset, nbytes, epoch to probe + 1 or 0, deaths per ticket, timeout_ns, may_exclude|is_per_sample
     LOAD = 1
     LAYOUT = 2  # loader, offset, nbytes, max_chunk|can_split, batch rows|last batch's rows, full_batches, batch_ns
-    SLOT_ADD = 3  # loader, slot, offset, nbytes
+    SLOT_ADD = 3  # loader, slot, offset, nbytes, the ticket under which it is lent or 0
     SLOT_RETIRE = 4  # slot
     RUN_BEGIN = 5  # run, loader, first_epoch, batches_per_epoch, start, limit, quota
     RUN_EXTEND = 6  # run, limit, quota
     RUN_END = 7  # run
-    RELEASE = 8  # slot
+    RELEASE = 8  # slot, ticket: of those whose work it holds; a release of another ticket's is an old one
     RESIZE = 9  # workers
     UNLOAD = 10  # loader
     CLOSE = 11

@@ -29,12 +29,13 @@ class TicketCutter:
 
     Args:
         slots: all slots by number; the state's own.
+        first_number: of its tickets.
     """
 
-    def __init__(self, slots: Mapping[int, SlotRecord]) -> None:
+    def __init__(self, slots: Mapping[int, SlotRecord], first_number: int) -> None:
         self._slots = slots
         self._turn: collections.deque[RunRecord] = collections.deque()  # the next to be served first
-        self._next_number = 1
+        self._next_number = first_number
 
     def add(self, run: RunRecord) -> None:
         """Serve this run, too."""

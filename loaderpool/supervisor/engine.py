@@ -73,7 +73,9 @@ class Supervisor:
         os.set_blocking(self._control, False)
         limit: tuple[int, float] | None = start["max_restarts"]
         self._max_restarts = limit
-        self._state = SupervisorState(start["workers"], (limit[0], int(limit[1] * 1e9)) if limit else None)
+        self._state = SupervisorState(
+            start["workers"], (limit[0], int(limit[1] * 1e9)) if limit else None, start["first_ticket"]
+        )
         self._oom_kills = machine.oom_kill_count()
         self._watch = SampleWatch(self._arena.board)
         self._is_over = False

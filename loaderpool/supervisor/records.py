@@ -131,6 +131,7 @@ class SlotRecord:
     offset: int
     nbytes: int
     run: RunRecord | None = None  # who holds it; None: free
+    lent_ticket: int = 0  # of a supervisor before this one; the consumer still looks at it
     is_retiring: bool = False
     tickets: list[Ticket] = dataclasses.field(default_factory=list)
 

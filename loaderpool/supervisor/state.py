@@ -55,16 +55,17 @@ class SupervisorState:
     Args:
         workers: how many workers there should be.
         max_restarts: how many of them may die within so many nanoseconds; None: any number.
+        first_ticket: tickets' numbers begin here, so that none of an earlier supervisor's is used again.
     """
 
-    def __init__(self, workers: int, max_restarts: tuple[int, int] | None = None) -> None:
+    def __init__(self, workers: int, max_restarts: tuple[int, int] | None = None, first_ticket: int = 1) -> None:
         self.target_workers = workers
         self.workers = Roster()
         self.loaders: dict[int, LoaderRecord] = {}
         self.runs: dict[int, RunRecord] = {}
         self.slots: dict[int, SlotRecord] = {}
         self.restarts = 0
-        self._cutter = TicketCutter(self.slots)
+        self._cutter = TicketCutter(self.slots, first_ticket)
         self._due: collections.deque[Ticket] = collections.deque()  # to be redone, before anything new
         self._inquest = Inquest(max_restarts)
         self._idle_deaths = 0
@@ -78,7 +79,7 @@ class SupervisorState:
         if kind in _OF_LOADERS and words[_OF_LOADERS[kind]] not in self.loaders:
             return []
         if kind == Control.RELEASE:
-            self._release(words[1])
+            self._release(words[1], words[2])
         elif kind == Control.RUN_BEGIN:
             _, run, of, epoch, per_epoch, start, limit, quota = words
             state = RunRecord(run, self.loaders[of], epoch, per_epoch, start, limit, quota)
@@ -92,8 +93,10 @@ class SupervisorState:
             self._end_run(words[1])
         elif kind == Control.SLOT_ADD:
             loader = self.loaders[words[1]]
-            self.slots[words[2]] = SlotRecord(words[2], loader, words[3], words[4])
-            loader.free.append(words[2])
+            slot = SlotRecord(words[2], loader, words[3], words[4], lent_ticket=words[5])
+            self.slots[slot.slot] = slot
+            if not slot.lent_ticket:
+                loader.free.append(slot.slot)
         elif kind == Control.SLOT_RETIRE:
             self._retire_slot(words[1])
         elif kind == Control.LOAD:
@@ -292,13 +295,21 @@ class SupervisorState:
                     self._out.append(ToWorker(worker.worker, pack(Order.RUN_OVER, run.run)))
         self._out.append(ToTrainer(pack(Notice.RUN_ENDED, run.run)))
 
-    def _release(self, number: int) -> None:
+    def _release(self, number: int, ticket_number: int) -> None:
+        """Nobody looks at the slot any more. RELEASE-1: what is said twice, or of earlier work in it, changes nothing."""
         slot = self.slots.get(number)
-        if slot is None or slot.run is None:
+        if slot is None:
             return
-        slot.run.held -= 1
-        slot.run = None
-        slot.tickets = []
+        if slot.lent_ticket:
+            if slot.lent_ticket != ticket_number:
+                return
+            slot.lent_ticket = 0
+        elif slot.run is None or all(ticket.ticket != ticket_number for ticket in slot.tickets):
+            return
+        else:
+            slot.run.held -= 1
+            slot.run = None
+            slot.tickets = []
         if slot.is_retiring:
             self._drop_slot(slot)
         else:
@@ -309,7 +320,7 @@ class SupervisorState:
         if slot is None:
             return
         slot.is_retiring = True
-        if slot.run is None:
+        if slot.run is None and not slot.lent_ticket:
             slot.loader.free.remove(number)
             self._drop_slot(slot)
 

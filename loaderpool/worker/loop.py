@@ -34,8 +34,8 @@ from loaderpool.messages import (
 )
 from loaderpool.worker.failures import Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
-from loaderpool.worker.strays import end_stray
 from loaderpool.worker.sending import send_descriptor, send_with_bytes, write_message
+from loaderpool.worker.strays import end_stray
 from loaderpool.worker.work import Work
 
 __all__ = ["LOST_PIPES_STATUS", "WorkerChannels", "WorkerLoop"]

@@ -11,6 +11,7 @@ from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
+from loaderpool.worker.strays import end_stray
 
 __all__ = ["Trial"]
 
@@ -55,8 +56,9 @@ class Trial:
                 self._calls.watched(lambda: self._call(job.epoch, positions.tolist(), indices, form))
             except Abandoned:
                 raise
-            except self._progress.catches:
-                pass  # an exception kills nobody
+            except self._progress.catches as error:  # an exception kills nobody
+                end_stray(error)
+            end_stray()
         return len(calls)
 
     def _calls_of(self, job: Job) -> list[npt.NDArray[np.int64]]:
