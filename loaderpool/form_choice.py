@@ -12,9 +12,7 @@ from loaderpool.worker.jobs import Probe
 __all__ = ["choose_form"]
 
 
-def choose_form(
-    probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind
-) -> BatchForm:
+def choose_form(probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind) -> BatchForm:
     """The form of a loader's batches.
 
     Args:

@@ -13,7 +13,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["InterruptsHeld"]
+__all__ = ["InterruptsHeld", "note_missed"]
+
+_was_missed = False
+
+
+def note_missed() -> None:
+    """A KeyboardInterrupt came up where it could not be raised: the next block that is left raises it."""
+    global _was_missed
+    _was_missed = True
 
 
 class InterruptsHeld:
@@ -41,11 +49,12 @@ class InterruptsHeld:
         return self
 
     def __exit__(self, *_: object) -> None:
+        global _was_missed
         handler, self._handler = self._handler, None
         if handler is not None:
             signal.signal(signal.SIGINT, handler)
-            if self.is_pending:
-                self.is_pending = False
+            if self.is_pending or _was_missed:
+                self.is_pending = _was_missed = False
                 handler(signal.SIGINT, sys._getframe(1))
 
     def _note(self, *_: object) -> None:

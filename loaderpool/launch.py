@@ -21,7 +21,7 @@ from loaderpool import machine
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 
-__all__ = ["SupervisorLink", "launch"]
+__all__ = ["Launched", "launch"]
 
 # sys.path is set before anything is imported, so the supervisor finds what the trainer finds. `-c` has put the working
 # directory in front: not even json may come from there. The settings come in a memory file: a script's arguments alone
@@ -44,7 +44,7 @@ _ONE_THREAD = (
 
 
 @dataclasses.dataclass(frozen=True)
-class SupervisorLink:
+class Launched:
     """The trainer's ends."""
 
     process: subprocess.Popen[bytes]
@@ -70,7 +70,7 @@ class SupervisorLink:
         self.close()
 
 
-def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, first_ticket: int = 1) -> SupervisorLink:
+def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, first_ticket: int = 1) -> Launched:
     """Start a supervisor for `workers` workers on an arena; returns at once.
 
     Args:
@@ -130,7 +130,7 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
         except OSError as error:
             raise PoolBrokenError(f"the supervisor process could not be started: {error}") from error
         mine.pop_all()
-        return SupervisorLink(process, control_write, completions_read, my_socket)
+        return Launched(process, control_write, completions_read, my_socket)
 
 
 def _search_path() -> list[str]:

@@ -22,6 +22,7 @@ __all__ = [
     "create_memory_file",
     "die_with_parent",
     "flush_standard_streams",
+    "is_stopped",
     "map_pages",
     "oom_kill_count",
     "open_pidfd",
@@ -31,6 +32,7 @@ __all__ = [
     "reserve",
     "restore_malloc_thresholds",
     "return_pages",
+    "start_time",
     "usable_cpu_count",
 ]
 
@@ -166,6 +168,30 @@ def _count_in(path: str, name: str) -> int:
     except (OSError, ValueError):
         pass
     return 0
+
+
+def start_time(pid: int) -> int:
+    """When a process began, in a unit of the machine's, which tells it from a later one of the same pid; 0: it is gone.
+
+    A zombie is gone; 0 also where the machine does not say.
+    """
+    state, began = _stat_of(pid)
+    return 0 if state in ("", "Z", "X") else began
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped a process (SIGSTOP), as far as the machine says."""
+    return _stat_of(pid)[0] == "T"
+
+
+def _stat_of(pid: int) -> tuple[str, int]:
+    """State and start time of a process (proc(5), fields 3 and 22); ("", 0) where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0], int(fields[19])
 
 
 def flush_standard_streams() -> None:

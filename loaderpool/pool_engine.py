@@ -11,7 +11,7 @@ from typing import Any
 
 from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError
+from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SupervisorLostError
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
@@ -26,6 +26,7 @@ from loaderpool.spec import ElementSpec
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.loading import put_shipment
 from loaderpool.supervisor.shipping import ship
+from loaderpool.updates import Updates
 from loaderpool.worker.jobs import Probe
 
 __all__ = ["PoolEngine"]
@@ -71,27 +72,30 @@ class PoolEngine:
         self._probe: Probe | None = None
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
+        self._layout_bytes = 0
         self._is_loaded = False
-        self._updates: collections.deque[list[Extent]] = collections.deque()  # sent and not read yet
-        self._is_closed = False
+        self._is_closed = self._was_loaded = False
         self.stretches: dict[int, Stretch] = {}  # until the supervisor says that they are over
         self.ring: Ring | None = None
         self._sharing: Sharing | None = None
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
         shipment = ship(dict(payload))
-        self._by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
+        by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
+        session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
             self.number = session.take_number()
+            self._updates = Updates(session, self.number, by_reference)
             self._extents, offset, nbytes = put_shipment(session.arena, shipment)
             try:
-                session.order(Control.LOAD, *self._load_words(offset, nbytes, first_epoch))
+                self._shipment = offset, nbytes
+                session.order(Control.LOAD, *self._load_words(probes=True))
             except BaseException:  # a number that no message can hold
                 for extent in self._extents:
                     session.arena.give_back(extent)
                 raise
             session.listeners[self.number] = self
 
-    def _load_words(self, offset: int, nbytes: int, first_epoch: int) -> tuple[int, ...]:
+    def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
         timeout_ns = int((config.timeout_s or 0) * 1e9)
         may_exclude = config.on_error.action == "skip" or (
@@ -99,7 +103,7 @@ class PoolEngine:
         )
         deaths = config.max_restarts_per_item
         kind = join32(int(may_exclude), int(self.unit == "sample"))
-        return (self.number, offset, nbytes, first_epoch + 1, deaths, timeout_ns, kind)
+        return (self.number, *self._shipment, self._first_epoch + 1 if probes else 0, deaths, timeout_ns, kind)
 
     # ---- Engine ----
 
@@ -136,11 +140,8 @@ class PoolEngine:
 
     def update(self, changes: dict[str, Any]) -> None:
         """Send changed attributes of the source's object; batches begun from now on see them."""
-        shipment = ship(changes, by_reference=self._by_reference)
         with self.session.lock:
-            extents, offset, nbytes = put_shipment(self.session.arena, shipment)
-            self._updates.append(extents)
-            self.session.order(Control.UPDATE, self.number, offset, nbytes)
+            self._updates.send(changes)
 
     def close(self) -> None:
         """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
@@ -170,19 +171,24 @@ class PoolEngine:
             session.arena.give_back(extent)
             raise
         self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring)
+        self._layout_bytes, self._form = nbytes, form
+        self._order_layout()
+
+    def _order_layout(self) -> None:
+        plan, form, probe, extent = self.plan, self._form, self._probe, self._layout_extent
+        assert form is not None and probe is not None and extent is not None
         last_rows = plan.rows(plan.batches_per_epoch - 1)
-        batch_ns = self._probe.elapsed_ns * form.batch_rows // max(1, self._probe.rows)
-        session.order(
+        batch_ns = probe.elapsed_ns * form.batch_rows // max(1, probe.rows)
+        self.session.order(
             Control.LAYOUT,
             self.number,
             extent.offset,
-            nbytes,
+            self._layout_bytes,
             join32(form.max_chunk, form.can_split),
             join32(plan.rows(0) if plan.full_batches else form.batch_rows, last_rows),
             plan.full_batches,
             min(batch_ns, 2**62),
         )
-        self._form = form
 
     @property
     def sharing(self) -> Sharing:
@@ -244,6 +250,36 @@ class PoolEngine:
         elif kind == Notice.UNLOADED:
             self._forget()
 
+    def on_new_supervisor(self) -> None:
+        """Tell another supervisor all that it must know, and have what was not taken made anew."""
+        if self._is_closed:
+            self._forget()
+            return
+        self.session.order(Control.LOAD, *self._load_words(probes=self._probe is None and self._make_error is None))
+        self._is_loaded = False
+        self._updates.repeat()
+        if self.ring is not None:
+            with self._shortage_ends_all():
+                self.ring.tell_new_supervisor()
+                self._order_layout()
+                self.stretches.clear()
+                self.sharing.restart_all()
+
+    @property
+    def was_loaded(self) -> bool:
+        """See `session.Listener`."""
+        return self._was_loaded
+
+    def on_load_died(self, how: str) -> None:
+        """The supervisor died while it loaded function and source."""
+        self._make_error = functools.partial(
+            SupervisorLostError,
+            f"the supervisor process died ({how}) while it imported the modules that function and source need; it is "
+            "not tried again, for the import would end the next one, too. Import what ends its process in setup= or in "
+            "the function instead; if the machine ran out of memory, capture less",
+        )
+        self._was_told = False
+
     def check_open(self) -> None:
         """Raise where this loader, or the pool under it, was closed."""
         if self._is_closed or self.session.is_closed:
@@ -278,16 +314,15 @@ class PoolEngine:
     def _loaded(self) -> None:
         """The supervisor has read the payload; and after it each update in turn, which is then its own."""
         if self._is_loaded:
-            for extent in self._updates.popleft():
-                self.session.arena.give_back(extent)
-        self._is_loaded = True
+            self._updates.was_read()
+        self._is_loaded = self._was_loaded = True
 
     def _forget(self) -> None:
         arena = self.session.arena
         self.session.listeners.pop(self.number, None)
-        for extent in [*self._extents, *itertools.chain(*self._updates), *filter(None, [self._layout_extent])]:
+        for extent in [*self._extents, *filter(None, [self._layout_extent])]:
             arena.give_back(extent)
         self._extents, self._layout_extent = [], None
-        self._updates.clear()
+        self._updates.give_back_all()
         if self.ring is not None:
             self.ring.give_back_all()

@@ -1,0 +1,202 @@
+"""One run through a pool: batches in order (or as they come) as they are taken, lent or copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool import clock
+from loaderpool.delivery import Delivery, aligned_empty
+from loaderpool.interrupts import InterruptsHeld
+from loaderpool.messages import Control
+from loaderpool.ring import Ring
+from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
+from loaderpool.stretch import Stretch
+
+if TYPE_CHECKING:
+    from loaderpool.pool_engine import PoolEngine
+
+__all__ = ["PoolRun"]
+
+
+class PoolRun:
+    """Batches of consecutive epochs as the workers finish them, handed out in order (or not, if not deterministic).
+
+    Made with the session's lock held, which begins it.
+
+    Args:
+        engine: whose batches.
+        first_epoch: from whose first batch batches are counted.
+        start: the first batch.
+        limit: batches before this one are wanted, or may be made ahead.
+        quota: slots that it may hold.
+    """
+
+    def __init__(self, engine: PoolEngine, first_epoch: int, start: int, limit: int, quota: int) -> None:
+        self._engine = engine
+        self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
+        self.is_over = False
+        self.wait_ns = 0
+        per_epoch = engine.plan.batches_per_epoch
+        self._stretch = self._begin(
+            OrderedShelf(start) if engine.config.deterministic else UnorderedShelf(start, per_epoch)
+        )
+
+    def take(self) -> Delivery:
+        """The next batches. Blocks until they are there.
+
+        Raises:
+            StopIteration: the run was ended.
+            LoaderpoolError: what the user's function raised, or what ended the pool.
+        """
+        engine, session = self._engine, self._engine.session
+        session.check_owner()
+        if session.todo:
+            session.run_todo()
+        while True:
+            if not self._is_ready():
+                started = clock.monotonic_ns()
+                try:
+                    session.wait_for(lambda: self._is_ready() or engine.has_error or self.is_over)
+                finally:
+                    self.wait_ns += clock.monotonic_ns() - started
+            with InterruptsHeld(), session.lock:
+                if engine.ring is not None and engine.ring.lender.returned:  # a Ctrl-C broke a finalizer off
+                    engine.ring.lender.settle()
+                engine.check_open()  # first: batches that are ready do not outlive the close by chance
+                if self._is_ready():
+                    make_error = self._stretch.shelf.front().make_error
+                    if make_error is not None:
+                        raise make_error()
+                    return self._deliver()
+                engine.raise_error()
+                session.check_usable()
+                if self.is_over:
+                    raise StopIteration
+            # What was ready was given back by `restart`, on another thread, before we had the lock: wait again.
+
+    def extend(self, limit: int) -> None:
+        """More batches are wanted, or may be made ahead."""
+        with self._engine.session.lock:  # or a restart on another thread might tell the new stretch of the old limit
+            self.limit = limit
+            self._engine.session.order(Control.RUN_EXTEND, self._stretch.number, limit, self.quota)
+
+    @property
+    def lent(self) -> Iterable[int]:
+        """Slots of this run that the consumer looks at, as they are now."""
+        return list(self._stretch.lent)  # in one step of the interpreter: finalizers change it at any moment
+
+    def set_quota(self, quota: int) -> None:
+        """Hold at most so many slots from now on, not fewer than before: only `restart` gives slots back."""
+        self.quota = quota
+        self.extend(self.limit)
+
+    def restart(self, quota: int) -> None:
+        """Give back every slot that is not taken, and have those batches made again in other slots.
+
+        What was taken is not made again; what the consumer still looks at is no longer this run's. A consumer that
+        waits goes on waiting: the batches will be the same (in any order, if not deterministic). The session's lock is
+        held.
+        """
+        if self.is_over:
+            return
+        old = self._stretch
+        old.end_now()
+        self.quota = quota
+        self._stretch = self._begin(old.shelf.rest())
+        if self.is_over:  # ended meanwhile, without the lock, by who may have seen the old stretch only
+            self._stretch.end()
+
+    def end(self) -> None:
+        """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
+        self.is_over = True
+        self._stretch.end()
+
+    def _begin(self, shelf: Shelf) -> Stretch:
+        engine, session = self._engine, self._engine.session
+        stretch = Stretch(engine, session.take_number(), self.first_epoch, shelf)
+        per_epoch = engine.plan.batches_per_epoch
+        session.order(
+            Control.RUN_BEGIN,
+            stretch.number,
+            engine.number,
+            self.first_epoch,
+            per_epoch,
+            shelf.begin_at,
+            self.limit,
+            self.quota,
+        )
+        engine.stretches[stretch.number] = stretch
+        session.runs[stretch.number] = engine
+        return stretch
+
+    def _is_ready(self) -> bool:
+        return self._stretch.shelf.is_ready()
+
+    # ---- delivering; the session's lock is held ----
+
+    def _deliver(self) -> Delivery:
+        """What is in front of the shelf. An interrupt on the way leaves no slot with nobody."""
+        engine, stretch = self._engine, self._stretch
+        ring = engine.ring
+        assert ring is not None
+        if not ring.fits_workers:
+            engine.sharing.fit_to_workers()
+        arrival = stretch.shelf.front()
+        form, slot = engine.form(), arrival.slot
+        assert slot is not None
+        is_ours = False  # still on the shelf: whoever ends the run gives it back
+        try:
+            stretch.shelf.drop_front()
+            is_ours = True
+            if arrival.oversize is not None:
+                anchor: npt.NDArray[Any] = np.ndarray((arrival.oversize[1],), np.uint8, buffer=arrival.oversize[0])
+                engine.batches_oversize += arrival.count
+            elif self._may_lend(ring):
+                is_ours = False
+                anchor = self._lend(ring, slot, arrival.ticket, stretch.lent)
+                engine.batches_lent += arrival.count
+            else:
+                anchor = self._copied(ring, arrival, slot)
+                engine.batches_copied += arrival.count
+        finally:
+            if is_ours:
+                is_ours = False
+                ring.lender.give_back(slot, arrival.ticket)
+        if arrival.oversize is not None:
+            engine.outgrown(arrival.oversize[1] // arrival.count * form.max_chunk)
+        return Delivery(form, anchor, arrival.first, arrival.count, arrival.rows, arrival.row_failures, arrival.keep)
+
+    @staticmethod
+    def _lend(ring: Ring, slot: int, ticket: int, lent: dict[int, None]) -> npt.NDArray[np.uint8]:
+        extent = ring.extents[slot]
+        lent[slot] = None  # first, so that below it is known whether a lease took the slot
+        try:
+            return ring.lender.lend(slot, ticket, extent.offset, extent.nbytes, lent)
+        except BaseException:
+            # A lease that began returns the slot when its anchor dies, and may have done so.
+            if slot not in ring.lender.lent and lent.pop(slot, 0) is None:
+                ring.lender.give_back(slot, ticket)
+            raise
+
+    def _copied(self, ring: Ring, arrival: Arrival, slot: int) -> npt.NDArray[np.uint8]:
+        extent = ring.extents[slot]
+        shown = self._engine.session.arena.anchor(extent.offset, extent.nbytes)
+        nbytes = self._engine.form().used_bytes(shown, arrival.rows * arrival.count)
+        copy = aligned_empty(nbytes)
+        copy[:] = shown[:nbytes]
+        return copy
+
+    def _may_lend(self, ring: Ring) -> bool:
+        """Lend-or-copy: enough slots must stay for the workers, for this run and for all of them."""
+        reserve = self._engine.reserve()
+        lent = self._stretch.lent
+        if len(lent) < self.quota - reserve and len(ring.lender.lent) < ring.count - reserve:
+            return True
+        if len(lent) < ring.count and self._engine.sharing.grow_by_one():
+            self.set_quota(self.quota + 1)
+            return len(ring.lender.lent) < ring.count - reserve
+        return False

@@ -16,7 +16,7 @@ from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.memory.lease import Lender
-from loaderpool.messages import Control
+from loaderpool.messages import Control, unpack_all
 from loaderpool.session import Listener, Session
 
 __all__ = ["Ring", "RingPlan", "plan_ring", "with_chunk"]
@@ -205,6 +205,25 @@ class Ring:
         self._ceiling = None
         self._wanted = max(self._wanted, first)
         self._grow_as_wanted()
+
+    def tell_new_supervisor(self) -> None:
+        """Another supervisor takes the slots over: all are free but those that the consumer looks at."""
+        told: dict[int, bytes] = {}
+        for slot, extent in list(self.extents.items()):
+            message = self.lender.lent_message(slot)
+            if message is None and slot in self._retiring:
+                self._session.slots.pop(slot, None)
+                self.retired(slot)
+                continue
+            ticket = 0 if message is None else next(unpack_all(message))[2]
+            self._session.order(Control.SLOT_ADD, self._loader, slot, extent.offset, extent.nbytes, ticket)
+            if slot in self._retiring:
+                self._session.order(Control.SLOT_RETIRE, slot)
+            if message is not None:
+                told[slot] = message
+        for slot, message in told.items():
+            if self.lender.lent_message(slot) != message:  # it came back meanwhile, before it was known there
+                self._session.pipe.release(message)
 
     def give_back_all(self) -> None:
         """The loader is unloaded: all slots are free memory again, each as soon as nobody looks at it."""

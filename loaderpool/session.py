@@ -10,22 +10,20 @@ import atexit
 import collections
 import contextlib
 import os
-import select
-import signal
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from loaderpool import machine
+from loaderpool import clock, machine
 from loaderpool.attachments import Attachment, Lost, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
-from loaderpool.errors import ClosedError, ForeignProcessError, PoolBrokenError, SupervisorLostError
-from loaderpool.launch import launch
+from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError, SupervisorLostError
+from loaderpool.interrupts import InterruptsHeld
+from loaderpool.link import Link
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.lease import ReturnPipe
-from loaderpool.messages import READ_BYTES, Control, Notice, Words, pack, unpack_all
+from loaderpool.messages import Control, Notice, Words, pack
 
 __all__ = ["Listener", "Session", "WorkerRecord"]
 
@@ -39,14 +37,24 @@ class Listener(Protocol):
     def on_notice(self, words: Words, attachment: Attachment) -> None:
         """A notice about this loader arrived. The session's lock is held."""
 
+    def on_new_supervisor(self) -> None:
+        """The supervisor died and another one begins: tell it all that it must know. The session's lock is held."""
+
+    def on_load_died(self, how: str) -> None:
+        """The supervisor died before it had ever loaded this loader's function and source. The lock is held."""
+
+    @property
+    def was_loaded(self) -> bool:
+        """Whether a supervisor has ever loaded the loader's function and source."""
+
 
 class WorkerRecord:
     """A worker as the trainer knows it."""
 
-    __slots__ = ("cell", "number", "pid")
+    __slots__ = ("cell", "number", "pid", "start_time")
 
-    def __init__(self, number: int, pid: int, cell: int) -> None:
-        self.number, self.pid, self.cell = number, pid, cell
+    def __init__(self, number: int, pid: int, cell: int, start_time: int) -> None:
+        self.number, self.pid, self.cell, self.start_time = number, pid, cell, start_time
 
 
 class Session:
@@ -65,41 +73,39 @@ class Session:
 
     def __init__(self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_MAX_RESTARTS) -> None:
         self.workers_wanted = workers
+        self._max_restarts = max_restarts
         with contextlib.ExitStack() as undo:
             try:
                 self.arena = Arena.create()
                 undo.callback(self.arena.close_descriptor)
-                link = launch(self.arena, workers, max_restarts)
-                undo.callback(link.end)
                 self._wake_read, self._wake_write = os.pipe()
+                undo.callback(os.close, self._wake_read)
+                undo.callback(os.close, self._wake_write)
+                self._link = Link(self.arena, workers, max_restarts, self._wake_read)
             except OSError as error:  # no descriptor is left, say
                 raise PoolBrokenError(f"the pool could not be started: {error}") from error
             undo.pop_all()
-        self._process = link.process
-        self.pipe = ReturnPipe(link.control)
-        self._completions = link.completions
-        self._socket = link.socket
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
+        self.pipe = ReturnPipe(self._link.control)
+        self.pipe.on_leftover = self._wake_leader
         self._owner_pid = os.getpid()
         self.lock = threading.RLock()
         self._turn = threading.Condition(self.lock)
         self._has_leader = False
-        self._how_broken = ""  # how the supervisor died
+        self._how_broken = ""  # why there is no supervisor any more
+        self._gave_up = False  # the supervisor has told why it ends
+        self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
         self.is_closed = False
         self.listeners: dict[int, Listener] = {}  # by loader
         self.runs: dict[int, Listener] = {}  # whose run it is, by run
         self.slots: dict[int, Listener] = {}  # whose slot it is, by slot
         self.workers: dict[int, WorkerRecord] = {}
         self.restarts = 0
+        self.supervisor_restarts = 0
+        self._supervisor_deaths: collections.deque[float] = collections.deque()
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
         self._numbers = 0
-        self._pidfd = machine.open_pidfd(self._process.pid)
-        self._poll = select.poll()
-        for descriptor in (self._completions, self._socket.fileno(), self._wake_read):
-            self._poll.register(descriptor, select.POLLIN)
-        if self._pidfd is not None:
-            self._poll.register(self._pidfd, select.POLLIN)
         _live.add(self)
 
     # ---- talking ----
@@ -125,8 +131,14 @@ class Session:
             SupervisorLostError: the supervisor died.
         """
         self.check_owner()
-        with self._turn:
+        while not self._wait_once(is_ready):
+            pass  # a Ctrl-C came, and its handler returned
+
+    def _wait_once(self, is_ready: Callable[[], bool]) -> bool:
+        with InterruptsHeld(self._wake_leader) as interrupts, self._turn:
             while not is_ready():
+                if interrupts.is_pending:
+                    return False
                 self.check_usable()
                 if self._has_leader:
                     self._turn.wait()
@@ -139,6 +151,7 @@ class Session:
                     if self.is_closed:  # closed under us: who closed left the descriptors to the leader
                         self._close_descriptors()
                     self._turn.notify_all()
+            return True
 
     def resize(self, workers: int) -> None:
         """Ask the supervisor for another number of workers."""
@@ -150,15 +163,18 @@ class Session:
     def wake(self) -> None:
         """Have all who wait look again whether they need to. The lock is held."""
         if not self.is_closed:
-            with contextlib.suppress(OSError):
-                os.write(self._wake_write, b"\0")
+            self._wake_leader()
             self._turn.notify_all()
+
+    def _wake_leader(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
 
     def catch_up(self) -> None:
         """Handle what has arrived, without waiting."""
         if self.is_foreign:  # it would take the owner's messages
             return
-        with self._turn:
+        with InterruptsHeld(), self._turn:
             if not self._has_leader and not self.is_closed and not self._how_broken:
                 self._drain()
                 self._turn.notify_all()
@@ -170,7 +186,7 @@ class Session:
         self.check_owner()
         if self._how_broken:
             raise SupervisorLostError(
-                f"the supervisor process (pid {self._process.pid}) died ({self._how_broken}); its workers ended too. "
+                f"the supervisor process (pid {self._link.pid}) died ({self._how_broken}); its workers ended too. "
                 "If the machine ran out of memory, lower memory_limit or the number of workers"
             )
 
@@ -202,17 +218,11 @@ class Session:
     def _lead(self) -> None:
         """One turn: wait for news with the lock free, then take them in."""
         self.run_todo()
-        timeout_ms = None if self._pidfd is not None else 200
-        poll = self._poll
-        if self.pipe.has_unsent and not self.pipe.flush():
-            poll = select.poll()
-            for descriptor in (self._completions, self._socket.fileno(), self._wake_read):
-                poll.register(descriptor, select.POLLIN)
-            poll.register(self.pipe.fileno(), select.POLLOUT)
-            timeout_ms = 200
+        link = self._link
+        waits_for_room = self.pipe.has_unsent and not self.pipe.flush()
         self.lock.release()
         try:
-            poll.poll(timeout_ms)
+            link.wait(self.pipe.fileno() if waits_for_room else None)
         finally:
             self.lock.acquire()
         if not self.is_closed:
@@ -220,41 +230,73 @@ class Session:
 
     def _drain(self) -> None:
         """Take in everything that has arrived."""
-        is_gone = self._process.poll() is not None if self._pidfd is None else self._is_readable(self._pidfd)
+        link = self._link
+        has_ended = link.has_ended()  # asked first: what was written before is read below
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
-        while True:
-            try:
-                data = os.read(self._completions, READ_BYTES)
-            except BlockingIOError:
-                break
-            for words in unpack_all(data):
-                self._dispatch(words, None)
-            if len(data) < READ_BYTES:
-                break
-        self._drain_socket()
+        self._take_in(link)
         if self.pipe.has_unsent:
             self.pipe.flush()
         self.run_todo()
-        if is_gone and not self.is_closed:
-            self._end_group()
-            self._process.wait()
-            code = self._process.returncode
-            self._how_broken = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if has_ended and not self.is_closed and not self._how_broken:
+            self._replace_supervisor(link)
 
-    @staticmethod
-    def _is_readable(descriptor: int) -> bool:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(0))
+    def _take_in(self, link: Link) -> None:
+        """Read the pipe and the socket, and hand each message to whom it concerns."""
+        inbox = self._inbox
+        while link.read(inbox) or inbox:
+            while inbox:
+                self._dispatch(inbox.popleft(), None)
+        self._drain_socket()
 
     def _drain_socket(self) -> None:
-        while (received := receive_notice(self._socket)) is not None:
+        while (received := receive_notice(self._link.socket)) is not None:
             words, attachment = received
             if not isinstance(attachment, Lost):
                 self._dispatch(words, attachment)
             elif words[0] == Notice.COMPLETION:
                 self.order(Control.REDO, words[1], words[6])
+
+    # ---- another supervisor (rule 11 of the design) ----
+
+    def _replace_supervisor(self, old: Link) -> None:
+        """The supervisor died: see the rest of what it and its workers said, then have another one go on."""
+        how = old.reap()
+        old.end_workers(self.workers.values())
+        self._take_in(old)
+        self.workers.clear()
+        if self._gave_up or not self._may_go_on(how):
+            self._how_broken = how
+            return
+        try:
+            new = Link(self.arena, self.workers_wanted, self._max_restarts, self._wake_read, old.next_tickets)
+        except LoaderpoolError as error:
+            self._how_broken = f"{how}, and no other could be started: {error}"
+            return
+        self.supervisor_restarts += 1
+        self.pipe.renew(new.control)
+        self._link = new
+        old.close()
+        self.runs.clear()
+        for listener in list(self.listeners.values()):
+            listener.on_new_supervisor()
+
+    def _may_go_on(self, how: str) -> bool:
+        """Whether another supervisor is likely to fare better."""
+        for number, listener in list(self.listeners.items()):
+            if not listener.was_loaded:  # it died while it imported the user's modules: so would the next
+                del self.listeners[number]
+                listener.on_load_died(how)
+        if not self.listeners:
+            return False
+        now = clock.monotonic_ns() / 1e9
+        self._supervisor_deaths.append(now)
+        if self._max_restarts is not None:
+            most, seconds = self._max_restarts
+            while self._supervisor_deaths[0] < now - seconds:
+                self._supervisor_deaths.popleft()
+            return len(self._supervisor_deaths) <= most
+        return True
 
     def _dispatch(self, words: Words, attachment: Attachment) -> None:
         kind = words[0]
@@ -270,7 +312,7 @@ class Session:
         elif kind == Notice.SLOT_RETIRED:
             listener = self.slots.pop(words[1], None)
         elif kind == Notice.WORKER_STARTED:
-            self.workers[words[1]] = WorkerRecord(words[1], words[2], words[3])
+            self.workers[words[1]] = WorkerRecord(words[1], words[2], words[3], machine.start_time(words[2]))
             return
         elif kind == Notice.WORKER_ENDED:
             self.workers.pop(words[1], None)
@@ -279,6 +321,7 @@ class Session:
         else:
             listener = self.listeners.get(words[1])
             if words[1] == 0:
+                self._gave_up = True
                 for every in list(self.listeners.values()):
                     every.on_notice(words, attachment)
                 return
@@ -291,12 +334,15 @@ class Session:
         """End supervisor and workers; wakes all who wait. May be called twice, from any thread, in any finalizer."""
         if self.is_closed or self.is_foreign:
             return
+        with InterruptsHeld():
+            self._close()
+
+    def _close(self) -> None:
         self.is_closed = True
         _live.discard(self)
         self.pipe.release(pack(Control.CLOSE))
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"\0")
-        self._end_process()
+        self._wake_leader()
+        self._link.end()
         self.pipe.is_dead = True
         if self.lock.acquire(timeout=1.0):
             try:
@@ -306,25 +352,12 @@ class Session:
             finally:
                 self.lock.release()
 
-    def _end_process(self) -> None:
-        try:
-            self._process.wait(_CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._end_group()
-            self._process.wait()
-
-    def _end_group(self) -> None:
-        """Kill the supervisor's process group; safe while it is not reaped, for until then its number is not reused."""
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
     def _close_descriptors(self) -> None:
         if self.arena.descriptor < 0:
             return
-        for descriptor in (self._completions, self._wake_read, self._wake_write, self._pidfd):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._socket.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._link.close()
         self.arena.close_descriptor()
 
 

@@ -27,6 +27,7 @@ class Arrival:
     error_row: int = 0
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
     row_failures: tuple[RowFailure, ...] = ()
+    ticket: int = 0  # one of those whose work the slot holds
     keep: tuple[int, ...] | None = None  # which of the batches are wanted, counted from `first`; None: all
 
 

@@ -77,7 +77,7 @@ class Stretch:
     def _give_back(self, arrival: Arrival) -> None:
         ring = self._engine.ring
         if ring is not None and arrival.slot is not None:
-            ring.lender.give_back(arrival.slot)
+            ring.lender.give_back(arrival.slot, arrival.ticket)
 
     # ---- arriving ----
 
@@ -97,6 +97,7 @@ class Stretch:
         arrival = self._parts.pop(first, None)
         if arrival is None:
             arrival = Arrival(first, split32(count_attempt)[0], rows, slot)
+        arrival.ticket = max(arrival.ticket, words[1])  # the supervisor may answer for a part that had no ticket yet: 0
         if status in (Status.FAILED, Status.LOST):
             report = read_attachment(attachment)
             if arrival.make_error is None or row_start < arrival.error_row:

@@ -7,6 +7,7 @@ write that does not fit the pipe is left in a deque for the next turn of the tra
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import weakref
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import messages
+from loaderpool import interrupts, messages
 from loaderpool.memory.arena import Arena
 
 __all__ = ["Lender", "ReturnPipe"]
@@ -34,6 +35,18 @@ class ReturnPipe:
         self._releases: collections.deque[bytes] = collections.deque()  # their order does not matter
         self._orders: collections.deque[bytes] = collections.deque()  # theirs does
         self.is_dead = False
+        self.on_leftover: Callable[[], None] | None = None  # has whoever waits come and see
+
+    def renew(self, descriptor: int) -> None:
+        """Write to another pipe from now on; orders that the old one did not take are forgotten.
+
+        The descriptor's number stays, so that a finalizer in the middle of a write meets the one pipe or the other.
+        The caller holds the session's lock. Ownership: takes the descriptor.
+        """
+        os.set_blocking(descriptor, False)
+        self._orders.clear()
+        os.dup2(descriptor, self._descriptor, inheritable=False)
+        os.close(descriptor)
 
     def release(self, message: bytes) -> None:
         """Write a message whose place among others does not matter; never blocks, never raises, takes no lock."""
@@ -41,6 +54,8 @@ class ReturnPipe:
             return
         if os.getpid() == self._owner_pid and not self._write(message):
             self._releases.append(message)
+            if self.on_leftover is not None:
+                self.on_leftover()
 
     def order(self, message: bytes) -> None:
         """Write a message behind all earlier ones given to `order`. The caller holds the session's lock."""
@@ -78,8 +93,7 @@ class ReturnPipe:
             return True
         except BlockingIOError:  # the pipe is full
             return False
-        except OSError:
-            self.is_dead = True
+        except OSError:  # nobody reads it any more: who leads learns of that by itself
             return True
 
     def __del__(self) -> None:
@@ -87,39 +101,83 @@ class ReturnPipe:
         os.close(self._descriptor)
 
 
+class _Lease(weakref.ref[Any]):
+    """A reference to a lent slot's anchor, which knows what to return when that dies."""
+
+    __slots__ = ("by_run", "message", "slot")
+
+    slot: int
+    message: bytes
+    by_run: dict[int, None]
+
+
 class Lender:
-    """Lends a ring's slots as arrays and returns each when its last array has died."""
+    """Lends a ring's slots as arrays and returns each when its last array has died.
+
+    The news of an anchor's death goes into a deque by a call in C, which no Ctrl-C can come between; what follows from
+    it is done at once in Python, and again where a Ctrl-C broke it off: a release that is said twice is said once.
+    """
 
     def __init__(self, arena: Arena, pipe: ReturnPipe) -> None:
         self._arena = arena
         self._pipe = pipe
-        self.lent: dict[int, weakref.ref[Any]] = {}  # by slot; each reference's callback returns its slot
+        # By slot; the references' callbacks return it.
+        self.lent: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}
         self.on_return: list[Callable[[int], None]] = []  # also called with each slot that returns, as finalizers are
+        self.returned: collections.deque[_Lease] = collections.deque()
 
-    def lend(self, slot: int, offset: int, nbytes: int, by_run: dict[int, None]) -> npt.NDArray[np.uint8]:
+    def lend(self, slot: int, ticket: int, offset: int, nbytes: int, by_run: dict[int, None]) -> npt.NDArray[np.uint8]:
         """The slot's bytes as an anchor array; when it and all views of it are dead the slot is returned.
 
         Args:
             slot: its number.
+            ticket: of those whose work it holds.
             offset: of the slot in the arena.
             nbytes: of the slot that are shown.
             by_run: notes the slot for as long as it is lent.
         """
         anchor = self._arena.anchor(offset, nbytes)
-        on_return = self.on_return
-        lent, release, message = self.lent, self._pipe.release, messages.pack(messages.Control.RELEASE, slot)
-
-        def give_back(_: Any) -> None:
-            lent.pop(slot, None)
-            by_run.pop(slot, None)
-            release(message)
-            for call in on_return:
-                call(slot)
-
+        # The younger reference is called first.
+        follower = weakref.ref(anchor, self._on_death)
+        lease = _Lease(anchor, self.returned.append)
+        lease.slot, lease.message, lease.by_run = slot, _release(slot, ticket), by_run
         by_run[slot] = None
-        lent[slot] = weakref.ref(anchor, give_back)
+        self.lent[slot] = lease, follower
         return anchor
 
-    def give_back(self, slot: int) -> None:
+    def give_back(self, slot: int, ticket: int) -> None:
         """Return a slot that nobody looks at."""
-        self._pipe.release(messages.pack(messages.Control.RELEASE, slot))
+        self._pipe.release(_release(slot, ticket))
+
+    def lent_message(self, slot: int) -> bytes | None:
+        """What will be said when the slot returns; None where it is not lent."""
+        found = self.lent.get(slot)
+        return None if found is None else found[0].message
+
+    def settle(self) -> None:
+        """Return the slots whose last arrays have died. Takes no lock, and may run on several threads at once."""
+        while self.returned:
+            try:
+                lease = self.returned[0]
+            except IndexError:  # another thread has settled it
+                return
+            slot = lease.slot
+            found = self.lent.get(slot)
+            if found is not None and found[0] is lease:
+                lease.by_run.pop(slot, None)
+                self.lent.pop(slot, None)
+            self._pipe.release(lease.message)
+            for call in self.on_return:
+                call(slot)
+            with contextlib.suppress(ValueError):
+                self.returned.remove(lease)
+
+    def _on_death(self, _: Any) -> None:
+        try:
+            self.settle()
+        except KeyboardInterrupt:  # nobody would hear of it: Python drops what a finalizer raises
+            interrupts.note_missed()
+
+
+def _release(slot: int, ticket: int) -> bytes:
+    return messages.pack(messages.Control.RELEASE, slot, ticket)

@@ -1,0 +1,170 @@
+"""The trainer's ends of one supervisor: what arrives is read here, its end is noticed here, and it is ended here."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from loaderpool import clock, machine
+from loaderpool.launch import launch
+from loaderpool.memory.arena import Arena
+from loaderpool.messages import READ_BYTES, Words, unpack_all
+
+__all__ = ["Link"]
+
+# How long a close waits for the supervisor to end by itself before it is killed.
+_CLOSE_TIMEOUT_S = 2.0
+# Without pidfds its process is looked at this often; and so it is, to see whether it is stopped.
+_LOOK_MS = 200
+_STOP_LOOK_MS = 1000
+# A stopped supervisor is replaced after so long; of one that merely is busy no such thing is said.
+_STOPPED_NS = 5_000_000_000
+# Workers end with their supervisor by themselves, in milliseconds; larger for one in an uninterruptible system call.
+_WORKERS_END_S = 5.0
+# More tickets than one supervisor can ever deal.
+_TICKETS_PER_SUPERVISOR = 1 << 44
+
+
+class KnownProcess(Protocol):
+    """A process as it was when it began."""
+
+    pid: int
+    start_time: int
+
+
+class Link:
+    """A supervisor that runs, until it does not.
+
+    Args:
+        arena: what it shares with the trainer.
+        workers: how many workers it shall have.
+        max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
+        wake: read end of the pipe that wakes whoever waits here.
+        first_ticket: its tickets' numbers begin here.
+
+    Raises:
+        PoolBrokenError: no process could be started.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        workers: int,
+        max_restarts: tuple[int, float] | None,
+        wake: int,
+        first_ticket: int = 1,
+    ) -> None:
+        started = launch(arena, workers, max_restarts, first_ticket)
+        self._process = started.process
+        self._completions = started.completions
+        self.control, self.socket = started.control, started.socket
+        self.next_tickets = first_ticket + _TICKETS_PER_SUPERVISOR
+        self._wake = wake
+        self._stopped_ns = self._looked_ns = 0
+        try:
+            self._pidfd = machine.open_pidfd(self.pid)
+            self._poll = self._make_poll()
+        except BaseException:
+            started.undo()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor; also the number of its process group."""
+        return self._process.pid
+
+    def wait(self, room_in: int | None) -> None:
+        """Blocks until something has arrived, the supervisor has ended, or somebody wakes us; at most a second.
+
+        Args:
+            room_in: a descriptor that is waited for to be writable, too.
+        """
+        poll = self._poll
+        if room_in is not None:
+            poll = self._make_poll()
+            poll.register(room_in, select.POLLOUT)
+        if poll.poll(_LOOK_MS if self._pidfd is None else _STOP_LOOK_MS):
+            self._stopped_ns = 0
+        else:
+            self._end_if_stopped()
+
+    def read(self, inbox: collections.deque[Words]) -> bool:
+        """Put what has arrived on the completion pipe into a deque; whether there may be more."""
+        try:
+            data = os.read(self._completions, READ_BYTES)
+        except BlockingIOError:
+            return False
+        inbox.extend(unpack_all(data))
+        return len(data) == READ_BYTES
+
+    def has_ended(self) -> bool:
+        """Whether the supervisor is dead."""
+        if self._pidfd is None:
+            return self._process.poll() is not None
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def reap(self) -> str:
+        """The supervisor has ended: end what is left of its process group; returns how it ended."""
+        self._end_group()
+        self._process.wait()
+        code = self._process.returncode
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    @staticmethod
+    def end_workers(workers: Iterable[KnownProcess]) -> None:
+        """Workers of a dead supervisor are gone: none writes any more, into a slot or a pipe."""
+        deadline_ns = clock.monotonic_ns() + int(_WORKERS_END_S * 1e9)
+        for worker in workers:
+            while machine.start_time(worker.pid) == worker.start_time != 0 and clock.monotonic_ns() < deadline_ns:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+                time.sleep(0.001)
+
+    def end(self) -> None:
+        """End the supervisor, which was told to close, and its process group. Blocks: at most some seconds."""
+        try:
+            self._process.wait(_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._end_group()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Close our ends; that of the control pipe belongs to the `ReturnPipe`."""
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        os.close(self._completions)
+        self.socket.close()
+
+    def _make_poll(self) -> select.poll:
+        poll = select.poll()
+        for descriptor in (self._completions, self.socket.fileno(), self._wake):
+            poll.register(descriptor, select.POLLIN)
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
+        return poll
+
+    def _end_if_stopped(self) -> None:
+        """End a supervisor that somebody has stopped (SIGSTOP) for too long; its death is met as any other."""
+        now, looked = clock.monotonic_ns(), self._looked_ns
+        self._looked_ns = now
+        if machine.is_stopped(self.pid):
+            # A gap in our own time (Ctrl-Z stops us, too) counts as one look.
+            self._stopped_ns += min(now - looked, 2 * _STOP_LOOK_MS * 1_000_000) if self._stopped_ns else 1
+            if self._stopped_ns > _STOPPED_NS:
+                self._end_group()
+        else:
+            self._stopped_ns = 0
+
+    def _end_group(self) -> None:
+        """Kill the supervisor's process group; safe while it is not reaped, for until then its number is not reused."""
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
