@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

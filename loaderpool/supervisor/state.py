@@ -296,7 +296,7 @@ class SupervisorState:
         self._out.append(ToTrainer(pack(Notice.RUN_ENDED, run.run)))
 
     def _release(self, number: int, ticket_number: int) -> None:
-        """Nobody looks at the slot any more. RELEASE-1: what is said twice, or of earlier work in it, changes nothing."""
+        """Nobody looks at the slot any more. RELEASE-1: said twice, or of earlier work in it, it changes nothing."""
         slot = self.slots.get(number)
         if slot is None:
             return
