@@ -46,7 +46,9 @@ class Supervision(RuleBasedStateMachine):
         self.limits: dict[int, int] = {}
         self.slot_rows: collections.Counter[int] = collections.Counter()  # slot -> rows answered, to give it back
         self.seen: dict[int, set[tuple[int, int]]] = {}
-        self.filled: list[int] = []
+        self.tickets: dict[int, int] = {}  # slot -> a ticket whose work it holds
+        self.filled: list[tuple[int, int]] = []
+        self.released: list[tuple[int, int]] = []
         self.ended: set[int] = set()
         self.over: set[int] = set()
         self.next_run = 1
@@ -91,7 +93,7 @@ class Supervision(RuleBasedStateMachine):
             return
         if words[0] != Notice.COMPLETION:
             return
-        _, _, run, first, count_attempt, row_range, slot, _ = words
+        _, ticket, run, first, count_attempt, row_range, slot, _ = words
         assert run not in self.over, "RUN-2: nothing comes after RUN_ENDED"
         (count, _), (start, stop) = split32(count_attempt), split32(row_range)
         if (first, start) in self.seen[run]:
@@ -101,9 +103,10 @@ class Supervision(RuleBasedStateMachine):
             for row in range(start, stop):
                 self.rows[run][batch, row] += 1
         self.slot_rows[slot] += stop - start
+        self.tickets[slot] = max(self.tickets.get(slot, 0), ticket)
         if self.slot_rows[slot] == (BATCH_ROWS if first % PER_EPOCH < FULL else LAST_ROWS):
             del self.slot_rows[slot]
-            self.filled.append(slot)
+            self.filled.append((slot, self.tickets.pop(slot)))
 
     @rule(epochs=st.integers(1, 2))
     def begin_run(self, epochs: int) -> None:
@@ -197,7 +200,15 @@ class Supervision(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(self.filled))
         self.filled.remove(slot)
-        self.obey(self.state.on_control((Control.RELEASE, slot, 0, 0, 0, 0, 0, 0)))
+        self.released.append(slot)
+        self.obey(self.state.on_control((Control.RELEASE, *slot, 0, 0, 0, 0, 0)))
+
+    @precondition(lambda self: bool(self.released))
+    @rule(data=st.data())
+    def release_again(self, data: st.DataObject) -> None:
+        """RELEASE-1: a finalizer that a Ctrl-C broke off says it twice, perhaps when the slot is somebody else's."""
+        slot = data.draw(st.sampled_from(self.released))
+        self.obey(self.state.on_control((Control.RELEASE, *slot, 0, 0, 0, 0, 0)))
 
     @precondition(lambda self: bool(set(self.rows) - self.ended))
     @rule(data=st.data())
@@ -231,7 +242,7 @@ class Supervision(RuleBasedStateMachine):
             elif self.controls:
                 self.trainer_says()
             elif self.filled:
-                self.obey(self.state.on_control((Control.RELEASE, self.filled.pop(), 0, 0, 0, 0, 0, 0)))
+                self.obey(self.state.on_control((Control.RELEASE, *self.filled.pop(), 0, 0, 0, 0, 0)))
             else:
                 break
             self.holds()

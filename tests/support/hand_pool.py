@@ -86,6 +86,8 @@ class HandSession:
 
     def check_owner(self) -> None: ...
 
+    def catch_up(self) -> None: ...
+
     def check_usable(self) -> None:
         if self.is_closed:
             raise ClosedError("closed")

@@ -320,7 +320,7 @@ def test_a_loader_that_cannot_be_told_of_leaves_nothing_in_its_pool(monkeypatch:
     with pool_of() as pool:
         session: Any = pool.session
         before = session.arena.extents.taken_bytes, dict(session.listeners)
-        monkeypatch.setattr(PoolEngine, "_load_words", lambda *_: (2**64,))
+        monkeypatch.setattr(PoolEngine, "_load_words", lambda *_, **__: (2**64,))
         engine = pool.engine
         with pytest.raises(struct.error):
             PoolEngine(session, {}, engine.config, engine.plan, engine.unit, None, 0)

@@ -19,6 +19,7 @@ import loaderpool as lp
 from loaderpool import machine
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SampleError
+from loaderpool.interrupts import InterruptsHeld
 from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
@@ -101,7 +102,7 @@ def test_a_pipe_that_nobody_reads_any_more_takes_everything_in_silence(ends: Pip
     for _ in range(3):
         ends.pipe.release(pack(Control.RELEASE, 1))
         ends.pipe.order(pack(Control.RELEASE, 2))
-    assert ends.pipe.is_dead and not ends.pipe.has_unsent
+    assert not ends.pipe.has_unsent
 
 
 def test_a_dropped_pipe_closes_its_descriptor_and_nobody_elses() -> None:
@@ -131,7 +132,7 @@ class Shelf:
 
     def lend(self, slot: int, nbytes: int = 1000) -> Any:
         extent = self.arena.take(nbytes, "a test")
-        return self.lender.lend(slot, extent.offset, extent.nbytes, self.by_run)
+        return self.lender.lend(slot, 1, extent.offset, extent.nbytes, self.by_run)
 
 
 @pytest.fixture
@@ -160,6 +161,34 @@ def test_a_cast_view_and_a_memoryview_keep_the_slot(shelf: Shelf) -> None:
     assert shelf.ends.read() == []
     del kept
     assert shelf.ends.numbers() == [3]
+
+
+def test_a_return_that_ctrl_c_breaks_off_is_made_good(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    anchor = shelf.lend(7)
+
+    def interrupt(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(shelf.ends.pipe, "release", interrupt)
+        del anchor
+    assert shelf.ends.read() == []
+    with pytest.raises(KeyboardInterrupt), InterruptsHeld():  # it was not lost either
+        pass
+    shelf.lender.settle()
+    assert shelf.ends.numbers() == [7]
+    assert not shelf.lender.lent and not shelf.lender.returned
+
+
+def test_a_pipe_that_is_renewed_keeps_its_number(ends: Pipe) -> None:
+    number = ends.pipe.fileno()
+    read_end, write_end = os.pipe()
+    ends.pipe.renew(write_end)
+    assert ends.pipe.fileno() == number
+    ends.pipe.release(pack(Control.RELEASE, 5))
+    assert ends.read() == []
+    assert len(os.read(read_end, 100)) == MESSAGE_BYTES
+    os.close(read_end)
 
 
 def test_leases_in_a_cycle_return_when_it_is_collected(shelf: Shelf) -> None:
@@ -258,9 +287,7 @@ def form_of(row_bytes: int, batch_size: int) -> BatchForm:
     )
 
 
-@given(
-    st.integers(0, 1 << 22), st.integers(1, 64), st.integers(1, 40), st.one_of(st.none(), st.integers(1, 1 << 30))
-)
+@given(st.integers(0, 1 << 22), st.integers(1, 64), st.integers(1, 40), st.one_of(st.none(), st.integers(1, 1 << 30)))
 def test_a_planned_ring_fits_its_limit_or_names_the_least(
     row_bytes: int, batch_size: int, workers: int, limit: int | None
 ) -> None:
@@ -316,7 +343,7 @@ class RingBench:
 
     def lend(self, slot: int) -> Any:
         extent = self.ring.extents[slot]
-        return self.ring.lender.lend(slot, extent.offset, extent.nbytes, {})
+        return self.ring.lender.lend(slot, 1, extent.offset, extent.nbytes, {})
 
     def close(self) -> None:
         self.session.arena.close_descriptor()
