@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
-    from loaderpool.worker.failures import RowFailure
+    from loaderpool.worker.failures import Failure, RowFailure
 
 __all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty"]
 
@@ -32,7 +32,7 @@ class Delivery:
         first: number of its first batch, counted from its run's first epoch on.
         count: how many batches are handed out.
         rows: rows of each (packed batches tell their own).
-        row_failures: rows left out or replaced in it.
+        row_failures: rows left out or replaced in the batches that are handed out.
 
     Args:
         form: how to look at the batches.
@@ -63,6 +63,23 @@ class Delivery:
         self.first, self.rows = first, rows
         self.count = count if keep is None else len(keep)
         self.row_failures = row_failures
+        if keep is not None and row_failures:
+            self.row_failures = tuple(each for each in row_failures if each.batch in keep)
+
+    def head(self, count: int) -> Delivery:
+        """The first `count` of its batches, in the same memory."""
+        keep = tuple(self._numbers()[:count])
+        return Delivery(self._form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
+
+    def failures(self) -> list[list[Failure]]:
+        """For each batch, in order, what failed in it."""
+        by_batch: dict[int, list[Failure]] = {number: [] for number in self._numbers()}
+        for each in self.row_failures:
+            by_batch[each.batch].append(each.failure)
+        return list(by_batch.values())
+
+    def _numbers(self) -> Sequence[int]:
+        return range(self._stored) if self._keep is None else self._keep
 
     @property
     def nbytes(self) -> int:

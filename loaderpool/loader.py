@@ -54,7 +54,8 @@ class Loader:
         element_spec: the spec of a batch, as a nested structure of `loaderpool.ArraySpec` or `tf.TensorSpec`; None:
             found from the first sample.
         pad: True or a pad value: samples of varied shape are padded to the batch's largest.
-        ragged: samples of varied length become a `RaggedArray` (a `tf.RaggedTensor` in `as_dataset`).
+        ragged: samples of varied length become a `RaggedArray` (a `tf.RaggedTensor` in `as_dataset`); beside an
+            `element_spec`, where that has None for the axis behind the batch axis.
         on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
             of either and a budget: a number of errors, or their share of the rows, that a pass may have.
         timeout_s: seconds that one sample may take; past them its worker is replaced and the sample is an error.

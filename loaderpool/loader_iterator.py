@@ -25,6 +25,7 @@ class LoaderIterator(Iterator[Any]):
         self._pack: Callable[[list[Any]], Any] = _unpacked
         self._skips = loader.config.on_error.action == "skip"
         self._has_hooks = self._book.has_hooks
+        self._must_tell = self._has_hooks  # the pass of each batch
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -35,17 +36,18 @@ class LoaderIterator(Iterator[Any]):
                 self._left -= 1
                 if not self._left:  # else the last batch's slot would be lent until the next one is asked for
                     self._batches = iter(())
+                if self._must_tell:
+                    self._pass.hand_over()
                 if rows or not self._skips:
                     tally = self._book.tally
                     tally.batches += 1
                     tally.samples += rows
-                    if self._has_hooks:
-                        self._pass.hand_over()
                     return self._pack(parts)
             self._batches = iter(())
             delivery = self._pass.next_delivery()
             self._book.tally.tick(delivery)
             self._batches, self._left = delivery.batches(), delivery.count
+            self._must_tell = self._has_hooks or bool(delivery.row_failures)
             if self._pack is _unpacked:
                 self._pack = self._loader.form.spec.structure.pack
 

@@ -6,22 +6,21 @@ pass, if it is the next epoch, goes on with it: its first batches are made alrea
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, Engine, EngineRun
+from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.last_error import LastError
 from loaderpool.plan.order import Plan
+from loaderpool.tally import Tally
 
-__all__ = ["EpochHooks", "Pass", "PassBook", "Tally"]
+__all__ = ["EpochHooks", "Pass", "PassBook"]
 
-_LATEST_INDICES = 1000
 _READ_AHEAD_TICKETS_PER_WORKER = 2
 
 
@@ -40,27 +39,6 @@ class EpochHooks(Protocol):
 
     def told(self) -> None:
         """What the latest call returned was sent; else the next one returns it, too."""
-
-
-class Tally:
-    """What was handed to consumers, over all passes."""
-
-    def __init__(self) -> None:
-        self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
-        self.first_ns = self.last_ns = 0
-        self.first_samples = self.first_bytes = 0  # of the first delivery: they came before the clock ran
-        self.wait_ns = 0
-        self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
-        self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
-
-    def tick(self, delivery: Delivery) -> None:
-        """Note a delivery's time and bytes; who unpacks it counts batches and rows."""
-        now = clock.monotonic_ns()
-        if not self.first_ns:
-            self.first_ns = now
-            self.first_samples, self.first_bytes = delivery.count * delivery.rows, delivery.nbytes
-        self.last_ns = now
-        self.nbytes += delivery.nbytes
 
 
 class PassBook:
@@ -202,10 +180,9 @@ class Pass:
         self._run: EngineRun | None = None
         self._epoch = -1
         self._delivered = 0  # batches
-        self._handed_over = 0  # of these, to the consumer; counted where there are hooks
+        self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
         self._end_is_owed = False
-        self._rows_seen = 0
-        self._errors = 0
+        self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
         self._is_over = False
 
     @property
@@ -226,7 +203,10 @@ class Pass:
         try:
             if self._run is None:
                 self._run, self._epoch = book.open_run()
+            self._budget.check()
             delivery = self._take(self._run)
+            if delivery is not None and delivery.row_failures:
+                delivery = self._budget.admit(delivery)
         except BaseException as error:
             if isinstance(error, Exception):
                 book.note_error(error)
@@ -239,9 +219,6 @@ class Pass:
         if not self._delivered:
             book.tally.passes += 1
         self._delivered += delivery.count
-        self._rows_seen += delivery.count * delivery.rows
-        if delivery.row_failures:
-            self._count_failures(delivery)
         return delivery
 
     def _take(self, run: EngineRun) -> Delivery | None:
@@ -263,30 +240,6 @@ class Pass:
         book.tally.wait_ns += run.wait_ns - waited
         return delivery
 
-    def _count_failures(self, delivery: Delivery) -> None:
-        from loaderpool.failures import sample_error
-
-        tally, policy = self._book.tally, self._book.config.on_error
-        indices = tally.skipped if policy.action == "skip" else tally.replaced
-        for row_failure in delivery.row_failures:
-            failure = row_failure.failure
-            failed = failure.indices if failure.index is None else (failure.index,)
-            indices.extend(failed)
-            tally.errors += len(failed)
-            self._errors += len(failed)
-        if not policy.allows(self._errors, _rows_per_epoch(self._book.plan)):
-            error = sample_error(
-                delivery.row_failures[-1].failure,
-                preface=f"{self._errors} samples of this pass failed, more than on_error=({policy.action!r}, "
-                f"{policy.budget}) allows; the last one:\n",
-            )
-            self._book.note_error(error)
-            self.close()
-            try:
-                raise error
-            finally:
-                del error  # else it would keep this frame, and this frame it, until a garbage collection
-
     def _finish(self) -> None:
         self._is_over = True
         run, self._run = self._run, None
@@ -296,9 +249,13 @@ class Pass:
             self._owe_end()
             self._book.settle_ends()
 
-    def hand_over(self) -> None:
-        """The consumer is given one more batch; to be called where the book has hooks."""
-        self._handed_over += 1
+    def hand_over(self, count: int = 1) -> None:
+        """The consumer is given so many more batches, or they are passed over because no row of them is left.
+
+        To be called where the book has hooks, and for the batches of a delivery that has `row_failures`.
+        """
+        self._budget.hand_over(count)
+        self._handed_over += count
         if self._handed_over == self._book.plan.batches_per_epoch:
             self._owe_end()
 
@@ -313,8 +270,3 @@ class Pass:
         run, self._run = self._run, None
         if run is not None:
             run.end()
-
-
-def _rows_per_epoch(plan: Plan) -> int:
-    last = plan.batches_per_epoch - 1
-    return last * plan.rows(0) + plan.rows(last)

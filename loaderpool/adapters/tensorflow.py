@@ -157,20 +157,26 @@ def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
                     break
                 tally.tick(delivery)
                 # Nothing of an element may stay in a local variable while we are suspended: its slot would stay, too.
-                if wire.in_chunks:  # never with hooks: batches of a sequence have no fixed form
+                must_tell = has_hooks or bool(delivery.row_failures)
+                if wire.in_chunks:
+                    if must_tell:
+                        one_pass.hand_over(delivery.count)
                     tally.batches += delivery.count
                     tally.samples += delivery.count * delivery.rows
                     elements = [wire.element(delivery.joined())]
                     del delivery
                     yield elements.pop()
                     continue
-                batches = [batch for batch in delivery.batches() if batch[0] or not skips]
+                batches = list(delivery.batches())
                 del delivery
                 while batches:
+                    if must_tell:
+                        one_pass.hand_over()
+                    if skips and not batches[0][0]:
+                        del batches[0]
+                        continue
                     tally.batches += 1
                     tally.samples += batches[0][0]
-                    if has_hooks:
-                        one_pass.hand_over()
                     yield wire.element(batches.pop(0)[1])
         finally:
             one_pass.close()

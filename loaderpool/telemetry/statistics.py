@@ -43,6 +43,6 @@ class Statistics:
     repeated_rows: int  # rows repeated in each epoch, so that all shards have the same number of batches
     skipped_indices: tuple[int, ...]  # source indices left out by on_error="skip" (the latest 1000)
     replaced_indices: tuple[int, ...]  # source indices replaced by on_error="replace" (the latest 1000)
-    errors: int  # samples skipped or replaced, all
+    errors: int  # samples skipped or replaced in the batches handed to consumers
     restarts: int  # workers that died and were replaced
     workers: tuple[WorkerStatistics, ...]

@@ -5,6 +5,7 @@ The error policy is applied here: a row that fails is left out or replaced.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,9 +58,9 @@ class BatchMaker:
         layout = self._form.fixed
         arrays = layout.arrays(buffer, base, len(indices))
         failures: list[RowFailure] = []
-        for start, stop in _bounds(job, len(indices)):
+        for number, (start, stop) in enumerate(_bounds(job, len(indices))):
             rows, _, failed = self._collect(job, positions[start:stop], indices[start:stop])
-            failures += failed
+            failures += _of_batch(number, failed)
             for row, leaves in enumerate(rows):
                 for array, leaf in zip(arrays, leaves, strict=True):
                     array[start + row] = leaf
@@ -72,13 +73,13 @@ class BatchMaker:
         batches: list[tuple[int, list[Block]]] = []
         failures: list[RowFailure] = []
         waiting: list[list[npt.NDArray[Any]]] = []  # samples of all batches, until the chunk is written
-        for start, stop in _bounds(job, len(indices)):
+        for number, (start, stop) in enumerate(_bounds(job, len(indices))):
             if self._unit == "sample":
                 batch, failed = self._packed_samples(job, positions[start:stop], indices[start:stop], waiting)
             else:
                 batch, failed = self._packed_unit(job, positions[start:stop], indices[start:stop])
             batches.append(batch)
-            failures += failed
+            failures += _of_batch(number, failed)
         if job.count > 1 and not self._copies_rows and _share_arrays(waiting):
             self._copies_rows = True  # an array came back in another batch of the chunk
             return self.fill_packed(job, positions, indices, buffer, base, capacity)
@@ -198,6 +199,10 @@ def _bounds(job: Job, rows: int) -> list[tuple[int, int]]:
         return [(0, rows)]
     size = rows // job.count  # a chunk is of full batches only
     return [(start, start + size) for start in range(0, rows, size)]
+
+
+def _of_batch(number: int, failures: list[RowFailure]) -> list[RowFailure]:
+    return [dataclasses.replace(each, batch=number) for each in failures]
 
 
 def _share_arrays(rows: Sequence[Sequence[npt.NDArray[Any]] | None]) -> bool:

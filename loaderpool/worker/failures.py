@@ -62,6 +62,7 @@ class RowFailure:
 
     failure: Failure
     row: int  # within the batch
+    batch: int = 0  # within the ticket
 
 
 class Verdict(enum.Enum):

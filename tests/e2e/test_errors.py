@@ -577,6 +577,80 @@ def test_a_budget_bounds_the_errors_of_a_pass(
             assert loader.last_error is error
 
 
+def within_budget(fails: Callable[[int], bool], budget: int, items: int) -> tuple[list[int], list[int], int]:
+    """The good items and the failed ones of the batches before the one that exceeds the budget, and all errors then."""
+    good: list[int] = []
+    failed: list[int] = []
+    for start in range(0, items, BATCH):
+        batch = range(start, min(start + BATCH, items))
+        errors = len(failed) + sum(map(fails, batch))
+        if errors > budget:
+            return good, failed, errors
+        good += [item for item in batch if not fails(item)]
+        failed += [item for item in batch if fails(item)]
+    raise AssertionError("the budget is enough")
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(
+    action: str, made_in: dict[str, Any]
+) -> None:
+    """Chunks of tiny batches grow as the function's time becomes known: neither pass nor workers may show."""
+
+    def fails(item: int) -> bool:
+        return item % 7 == 3 or (action == "skip" and 40 <= item < 44)  # and a batch without any row
+
+    def fn(item: int) -> int:
+        if fails(item):
+            raise ValueError(item)
+        return item
+
+    good, failed, errors = within_budget(fails, 20, 500)
+    with lp.Loader(range(500), fn, batch_size=BATCH, on_error=(action, 20), **made_in) as loader:
+        for epoch in range(4):
+            batches, error = failing_pass(loader)
+            assert isinstance(error, SampleError) and isinstance(error, ValueError)
+            if action == "skip":
+                assert [item for batch in batches for item in batch] == good
+            else:
+                assert [sorted({*batch} - {*failed}) for batch in batches] == [
+                    [item for item in range(start, start + BATCH) if item in good]
+                    for start in range(0, len(good) + len(failed), BATCH)
+                ]
+            assert str(error).startswith(f"{errors} samples of this pass failed")
+            assert error.epoch == epoch
+            assert fails(error.index) and error.index > max(failed)
+            statistics = loader.statistics()
+            counted = statistics.skipped_indices if action == "skip" else statistics.replaced_indices
+            assert counted == tuple(failed) * (epoch + 1)
+            assert statistics.errors == len(failed) * (epoch + 1)
+            assert statistics.batches == len(batches) * (epoch + 1)
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_a_pass_whose_first_batch_exceeds_the_budget_does_not_count(action: str, made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(40), odd_fails, batch_size=BATCH, on_error=(action, 0), **made_in) as loader:
+        for _ in range(2):
+            batches, error = failing_pass(loader)
+            assert (batches, getattr(error, "index", None), getattr(error, "epoch", None)) == ([], 3, 0)
+        statistics = loader.statistics()
+    assert (loader.epoch, statistics.passes, statistics.errors) == (0, 0, 0)
+    assert statistics.skipped_indices == statistics.replaced_indices == ()
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_failures_count_once_their_batch_is_handed_over(action: str, made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(400), odd_fails, batch_size=BATCH, on_error=action, **made_in) as loader:
+        for _ in loader:  # the function's time is known then, and batches travel together
+            pass
+        counted = loader.statistics().errors
+        for number, _ in enumerate(loader):
+            counted += sum(item % 5 == 3 for item in range(number * BATCH, (number + 1) * BATCH))
+            assert loader.statistics().errors == counted
+            if number == 20:
+                break
+
+
 def test_a_failed_batch_fn_counts_all_its_rows(made_in: dict[str, Any]) -> None:
     def batch_fn(items: list[int]) -> Any:
         if BAD in items:

@@ -503,6 +503,37 @@ def test_an_error_of_the_function_arrives_with_its_remote_traceback_and_the_next
         assert [int(y[0]) for _, y in dataset] == list(range(0, 40, 4))
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_what_arrives_before_the_budget_is_exceeded_is_what_arrives_on_the_numpy_side(
+    tf: Any, action: str, workers: int
+) -> None:
+    def fn(index: int) -> Any:
+        if index % 7 == 3:
+            raise ValueError(index)
+        return sample(index)
+
+    with lp.Loader(range(500), fn, batch_size=4, on_error=(action, 20), workers=workers) as loader:
+        wanted = []
+        with pytest.raises(ValueError, match="21 samples of this pass failed"):
+            for batch in loader:
+                wanted.append(batch["y"].tolist())
+        before = loader.statistics()
+        for epoch in (1, 2):
+            seen = []
+            with pytest.raises(tf.errors.OpError, match="21 samples of this pass failed"):
+                for batch in loader.as_dataset():
+                    seen.append(batch["y"].numpy().tolist())
+            assert seen == wanted
+            assert len(seen) == 35  # the 21st failure is of index 143
+            assert isinstance(loader.last_error, lp.SampleError) and loader.last_error.index == 143
+            assert loader.last_error.epoch == epoch
+        after = loader.statistics()
+        assert (before.errors, after.errors) == (20, 60)
+        assert after.skipped_indices == 3 * before.skipped_indices
+        assert after.replaced_indices == 3 * before.replaced_indices
+
+
 def test_an_error_of_the_first_sample_is_raised_by_as_dataset_itself(tf: Any, pool: lp.Pool) -> None:
     with (
         lp.Loader(range(4), lambda i: 1 / i, batch_size=2, pool=pool) as loader,

@@ -1,0 +1,48 @@
+"""What a loader's consumers were given, counted over all passes."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+
+from loaderpool import clock
+from loaderpool.delivery import Delivery
+from loaderpool.worker.failures import Failure
+
+__all__ = ["Tally", "failed_indices"]
+
+_LATEST_INDICES = 1000
+
+
+class Tally:
+    """What was handed to consumers, over all passes."""
+
+    def __init__(self) -> None:
+        self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
+        self.first_ns = self.last_ns = 0
+        self.first_samples = self.first_bytes = 0  # of the first delivery: they came before the clock ran
+        self.wait_ns = 0
+        self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
+        self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
+
+    def tick(self, delivery: Delivery) -> None:
+        """Note a delivery's time and bytes; who unpacks it counts batches and rows."""
+        now = clock.monotonic_ns()
+        if not self.first_ns:
+            self.first_ns = now
+            self.first_samples, self.first_bytes = delivery.count * delivery.rows, delivery.nbytes
+        self.last_ns = now
+        self.nbytes += delivery.nbytes
+
+    def note_failures(self, failures: Iterable[Failure], action: str) -> None:
+        """Note the samples that failed in a batch, and that `on_error` skips or replaces."""
+        indices = self.skipped if action == "skip" else self.replaced
+        for failure in failures:
+            failed = failed_indices(failure)
+            indices.extend(failed)
+            self.errors += len(failed)
+
+
+def failed_indices(failure: Failure) -> tuple[int, ...]:
+    """Source indices of the samples that failed: one, or those of a batch that one call makes."""
+    return failure.indices if failure.index is None else (failure.index,)

@@ -1,0 +1,92 @@
+"""Failures counted batch by batch, however the batches come together; no process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderpool.config import ErrorPolicy
+from loaderpool.delivery import Delivery
+from loaderpool.error_budget import ErrorBudget
+from loaderpool.errors import LoaderpoolError
+from loaderpool.plan.order import Plan
+from loaderpool.tally import Tally
+from loaderpool.worker.failures import RowFailure, describe_failure
+
+ROWS = 4
+NO_FORM: Any = None
+
+
+def failures_of(counts: list[int], first: int = 0) -> tuple[RowFailure, ...]:
+    """So many failures in each batch; a sample's index says its batch and row."""
+    return tuple(
+        RowFailure(describe_failure(ValueError(), epoch=0, worker=None, index=(first + batch) * ROWS + row), row, batch)
+        for batch, count in enumerate(counts)
+        for row in range(count)
+    )
+
+
+def delivery(counts: list[int], first: int = 0, keep: tuple[int, ...] | None = None) -> Delivery:
+    return Delivery(NO_FORM, np.empty(0, np.uint8), first, len(counts), ROWS, failures_of(counts, first), keep)
+
+
+def indices(failures: list[list[Any]]) -> list[list[int]]:
+    return [[failure.index for failure in batch] for batch in failures]
+
+
+def test_a_delivery_tells_the_failures_of_each_batch_it_hands_out() -> None:
+    assert indices(delivery([0, 2, 1]).failures()) == [[], [4, 5], [8]]
+    kept = delivery([1, 2, 1], keep=(0, 2))  # the other one was handed out before
+    assert indices(kept.failures()) == [[0], [8]]
+    assert (kept.count, len(kept.row_failures)) == (2, 2)
+    assert indices(kept.head(1).failures()) == [[0]]
+    head = delivery([1, 2, 1]).head(2)
+    assert (head.count, indices(head.failures())) == (2, [[0], [4, 5]])
+
+
+def what_arrives(counts: list[int], sizes: list[int], budget: int) -> tuple[int, list[int], str]:
+    """Batches handed over, indices counted, and the error's text, where deliveries have these sizes."""
+    tally, batches, start = Tally(), 0, 0
+    errors = ErrorBudget(ErrorPolicy("skip", budget), Plan(len(counts) * ROWS, ROWS), tally)
+    try:
+        for size in [*sizes, *[1] * len(counts)]:
+            part = counts[start : start + size]
+            if not part:
+                break
+            errors.check()
+            taken = delivery(part, start)
+            if taken.row_failures:
+                taken = errors.admit(taken)
+            for _ in range(taken.count):
+                batches += 1
+                errors.hand_over(1)
+            start += size
+        errors.check()
+    except LoaderpoolError as error:
+        return batches, list(tally.skipped), str(error).splitlines()[0] + str(getattr(error, "index", ""))
+    return batches, list(tally.skipped), ""
+
+
+@given(
+    counts=st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    sizes=st.lists(st.integers(1, 8), max_size=8),
+    budget=st.integers(0, 30),
+)
+def test_how_batches_come_together_does_not_show(counts: list[int], sizes: list[int], budget: int) -> None:
+    alone = what_arrives(counts, [], budget)
+    assert what_arrives(counts, sizes, budget) == alone
+    batches, counted, text = alone
+    assert len(counted) == sum(counts[:batches]) <= budget
+    assert bool(text) == (sum(counts) > budget)
+    if text:
+        assert sum(counts[: batches + 1]) > budget
+
+
+def test_the_error_is_raised_at_once_where_no_batch_comes_before_it() -> None:
+    budget = ErrorBudget(ErrorPolicy("replace", 0), Plan(40, ROWS), Tally())
+    with pytest.raises(LoaderpoolError, match="1 samples of this pass failed"):
+        budget.admit(delivery([1, 0]))
