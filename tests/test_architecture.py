@@ -26,15 +26,9 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-<<<<<<< ours
-        "arguments", "attachments", "delivery", "engine_choice", "failures", "form_choice", "functions", "last_error",
-        "launch", "link", "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run",
-        "ring", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "updates",
-=======
         "arguments", "attachments", "delivery", "engine_choice", "error_budget", "failures", "form_choice", "functions",
-        "last_error", "launch", "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine",
-        "pool_run", "ring", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally",
->>>>>>> theirs
+        "last_error", "launch", "link", "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine",
+        "pool_run", "ring", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
     },
     {"adapters", "cli", "tuning"},
 )  # fmt: skip
