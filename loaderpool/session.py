@@ -283,10 +283,11 @@ class Session:
 
     def _may_go_on(self, how: str) -> bool:
         """Whether another supervisor is likely to fare better."""
-        for number, listener in list(self.listeners.items()):
-            if not listener.was_loaded:  # it died while it imported the user's modules: so would the next
-                del self.listeners[number]
-                listener.on_load_died(how)
+        board = self.arena.board
+        importing, board.loading = self.listeners.get(board.loading), 0
+        if importing is not None and not importing.was_loaded:  # the next one would die of that import, too
+            self.listeners = {n: listener for n, listener in self.listeners.items() if listener is not importing}
+            importing.on_load_died(how)
         if not self.listeners:
             return False
         now = clock.monotonic_ns() / 1e9

@@ -17,10 +17,11 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
     tally = book.tally
     elapsed_s = (tally.last_ns - tally.first_ns) / 1e9
     workers: tuple[WorkerStatistics, ...] = ()
-    slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = 0
+    slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = supervisor_restarts = 0
     if isinstance(engine, PoolEngine):
         workers = _workers(engine)
         restarts = engine.session.restarts
+        supervisor_restarts = engine.session.supervisor_restarts
         lent, copied, oversize = engine.batches_lent, engine.batches_copied, engine.batches_oversize
         if engine.ring is not None:
             slots, slot_bytes = engine.ring.count, engine.ring.slot_bytes
@@ -47,6 +48,7 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         replaced_indices=tuple(tally.replaced),
         errors=tally.errors,
         restarts=restarts,
+        supervisor_restarts=supervisor_restarts,
         workers=workers,
     )
 

@@ -18,7 +18,9 @@ _WORDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetch
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _WORDS_PER_CELL
-BOARD_BYTES = -(-(_MARKS_START + RUN_MARKS) * 8 // 4096) * 4096
+# The loader whose function and source the supervisor is loading, so that its death then is known as the import's.
+_LOADING = _MARKS_START + RUN_MARKS
+BOARD_BYTES = -(-(_LOADING + 1) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
@@ -67,6 +69,15 @@ class Board:
         """Zero a cell before a new worker takes it."""
         for word in range(cell * _WORDS_PER_CELL, (cell + 1) * _WORDS_PER_CELL):
             self.words[word] = 0
+
+    @property
+    def loading(self) -> int:
+        """The loader that is being loaded, 0 for none. Written by: the supervisor."""
+        return int(self.words[_LOADING])
+
+    @loading.setter
+    def loading(self, loader: int) -> None:
+        self.words[_LOADING] = loader
 
     def abandon(self, run: int) -> None:
         """Tell workers that nobody wants this run any more. SYNC: pairs with `is_abandoned` before each row."""

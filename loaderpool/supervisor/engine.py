@@ -203,10 +203,14 @@ class Supervisor:
     def _load(self, load: s.Load | s.Update) -> list[s.Instruction]:
         take_in = self._payloads.load if isinstance(load, s.Load) else self._payloads.update
         try:
+            self._arena.board.loading = load.loader
             with _ends_with(self._trainer_pid):
                 take_in(load.loader, load.offset, load.nbytes)
+            self._arena.board.loading = 0
         except BaseException as error:
             from loaderpool.supervisor.shipping import describe_load_error
+
+            self._arena.board.loading = 0
 
             failure = describe_failure(error, epoch=0, worker=None)
             self._tell(pack(Notice.LOAD_FAILED, load.loader), (failure, describe_load_error(error)))

@@ -45,4 +45,5 @@ class Statistics:
     replaced_indices: tuple[int, ...]  # source indices replaced by on_error="replace" (the latest 1000)
     errors: int  # samples skipped or replaced in the batches handed to consumers
     restarts: int  # workers that died and were replaced
+    supervisor_restarts: int  # supervisors that died and were replaced
     workers: tuple[WorkerStatistics, ...]

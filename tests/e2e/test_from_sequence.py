@@ -223,7 +223,9 @@ def test_what_hooks_change_does_not_pile_up_in_shared_memory() -> None:
             assert next(batches).tolist() == [epoch] * 2
             taken.append(loader._engine.session.arena.extents.taken_bytes)  # type: ignore[union-attr]
             assert len(list(batches)) == BATCHES - 1
-    assert taken == [taken[0]] * 5
+    # The latest change is kept for another supervisor, and no more than that.
+    assert taken[1:] == [taken[1]] * 4
+    assert taken[1] - taken[0] < 2 * 100_000 * 8
 
 
 def test_an_error_in_a_hook_reaches_the_consumer_and_the_next_pass_is_whole(tmp_path: Path) -> None:

@@ -198,22 +198,6 @@ def supervisor_of(loader: lp.Loader) -> int:
     return parents()[loader.statistics().workers[0].pid]
 
 
-def test_a_killed_supervisor_is_an_error_at_once_and_its_workers_are_gone() -> None:
-    with lp.Loader(range(400), slow, batch_size=BATCH, workers=3) as loader:
-        batches = iter(loader)
-        first = next(batches)
-        workers = [worker.pid for worker in loader.statistics().workers]
-        os.kill(supervisor_of(loader), signal.SIGKILL)
-        with pytest.raises(SupervisorLostError, match="SIGKILL") as raised:
-            list(batches)
-        assert isinstance(raised.value, PoolBrokenError)
-        assert wait_gone(workers, 5.0) == []
-        assert loader.last_error is raised.value
-        with pytest.raises(SupervisorLostError):
-            next(iter(loader))
-        assert first.tolist() == [0, 1, 2, 3]  # what was handed out stays valid
-
-
 def test_a_killed_supervisor_takes_along_what_the_function_started(tmp_path: Path) -> None:
     def fn(item: int) -> int:
         if os.fork() == 0:
@@ -226,11 +210,10 @@ def test_a_killed_supervisor_takes_along_what_the_function_started(tmp_path: Pat
     with lp.Loader(range(64), fn, batch_size=2, workers=1) as loader:
         batches = iter(loader)
         next(batches)
-        os.kill(supervisor_of(loader), signal.SIGKILL)
-        with pytest.raises(SupervisorLostError):
-            list(batches)
         grandchildren = [int(path.name) for path in tmp_path.iterdir()]
         assert grandchildren
+        os.kill(supervisor_of(loader), signal.SIGKILL)
+        assert len(list(batches)) == 31
         assert wait_gone(grandchildren, 5.0) == []
 
 

@@ -1,0 +1,221 @@
+"""The supervisor dies, at any moment and in any way: another one goes on, and the stream is the same to the bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import SupervisorLostError
+from tests.support.processes import descendants, wait_gone
+
+ITEMS, BATCH = 240, 4
+
+
+def sample(item: int, rng: np.random.Generator) -> Any:
+    time.sleep(0.0005)
+    return {"item": np.full((60, 60), item, np.float32), "noise": rng.random(3)}
+
+
+def tiny(item: int, rng: np.random.Generator) -> Any:
+    return {"item": np.float32(item), "noise": rng.random()}
+
+
+def of_varied_length(item: int, rng: np.random.Generator) -> Any:
+    return {"item": np.full((1 + item % 5,), item, np.float32), "noise": rng.random()}
+
+
+def slow_batch(item: int, rng: np.random.Generator) -> Any:
+    time.sleep(0.07)
+    return {"item": np.float32(item), "noise": rng.random()}
+
+
+def supervisor_of(loader: lp.Loader) -> int:
+    """The supervisor that the trainer deals with now; dead or alive, but not reaped, so nobody else has its pid."""
+    pid: int = loader._engine.session._link.pid  # type: ignore[union-attr]
+    return pid
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        time.sleep(0.005)
+    raise AssertionError("not in five seconds")
+
+
+def bits(batch: Any) -> tuple[bytes, bytes]:
+    return batch["item"].tobytes(), batch["noise"].tobytes()
+
+
+SHAPES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "single batches": (sample, {}),
+    "chunks": (tiny, {}),
+    "packed": (of_varied_length, {"pad": True}),
+    "row ranges": (slow_batch, {}),
+}
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_killed_supervisor_changes_no_bit(shape: str, deterministic: bool) -> None:
+    fn, settings = SHAPES[shape]
+    items = 20 if shape == "row ranges" else ITEMS
+    settings = {"batch_size": BATCH, "shuffle": True, "seed": 3, **settings}
+    with lp.Loader(range(items), fn, workers=0, **settings) as loader:
+        expected = [[bits(batch) for batch in loader] for _ in range(2)]
+    killed = set()
+    with lp.Loader(range(items), fn, workers=2, deterministic=deterministic, **settings) as loader:
+        for epoch in range(2):
+            got, held = [], []
+            for number, batch in enumerate(loader):
+                got.append(bits(batch))
+                held.append((batch, batch["item"].copy()))
+                if number in ((1, 3) if shape == "row ranges" else (3, 7)):
+                    pid = supervisor_of(loader)
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+            assert (got == expected[epoch]) if deterministic else (sorted(got) == sorted(expected[epoch]))
+            assert all((batch["item"] == copy).all() for batch, copy in held), "somebody wrote into a lent slot"
+        wait_until(lambda: loader.statistics().supervisor_restarts == len(killed) >= 1)
+
+
+def test_several_passes_and_loaders_go_on() -> None:
+    with lp.Pool(2) as pool:
+        one = lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool)
+        other = lp.Loader(range(ITEMS), tiny, batch_size=BATCH, pool=pool, shuffle=True)
+        expected = [bits(batch) for batch in other]
+        other.epoch = 0
+        seen: list[Any] = []
+        for number, (a, b, c) in enumerate(zip(one, one, other, strict=True)):
+            assert a["item"][:, 0, 0].tolist() == b["item"][:, 0, 0].tolist()
+            assert a["item"][0, 0, 0] == number * BATCH
+            seen.append(bits(c))
+            if number == 20:
+                os.kill(supervisor_of(one), signal.SIGKILL)
+        assert seen == expected
+        assert number == ITEMS // BATCH - 1
+
+
+def test_while_nobody_waits_and_between_passes() -> None:
+    with lp.Loader(range(ITEMS), tiny, batch_size=BATCH, workers=2) as loader:
+        expected = [bits(batch) for batch in loader]
+        for _ in range(3):
+            os.kill(supervisor_of(loader), signal.SIGKILL)
+            time.sleep(0.05)
+            loader.epoch = 0
+            assert [bits(batch) for batch in loader] == expected
+
+
+def test_a_loader_made_on_a_pool_whose_supervisor_died() -> None:
+    with lp.Pool(1) as pool:
+        first = lp.Loader(range(8), batch_size=BATCH, pool=pool)
+        assert len(list(first)) == 2
+        os.kill(supervisor_of(first), signal.SIGKILL)
+        second = lp.Loader(range(8, 16), batch_size=BATCH, pool=pool)
+        assert [row for batch in second for row in batch.tolist()] == list(range(8, 16))
+        first.epoch = 0
+        assert [row for batch in first for row in batch.tolist()] == list(range(8))
+
+
+def test_what_hooks_changed_is_known_to_the_next_one() -> None:
+    class Growing:
+        def __init__(self) -> None:
+            self.base = np.zeros(70_000)  # large enough to travel beside the pickle
+            self.small = 0
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return np.array([self.base[index], self.small, index])
+
+        def on_epoch_end(self) -> None:
+            self.base = self.base + 1
+            self.small += 10
+
+    with lp.Loader.from_sequence(Growing(), workers=1) as loader:
+        for epoch in range(4):
+            rows = []
+            for number, batch in enumerate(loader):
+                rows.append(batch.tolist())
+                if number == 2 and epoch in (1, 2):
+                    os.kill(supervisor_of(loader), signal.SIGKILL)
+            assert rows == [[epoch, 10 * epoch, index] for index in range(6)]
+        assert loader.statistics().supervisor_restarts == 2
+
+
+def test_it_is_replaced_where_it_is_stopped() -> None:
+    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        os.kill(supervisor_of(loader), signal.SIGSTOP)
+        assert len(list(batches)) == ITEMS // BATCH - 1
+        assert loader.statistics().supervisor_restarts == 1
+
+
+def test_a_stopped_worker_is_replaced(tmp_path: Path) -> None:
+    def fn(item: int) -> int:
+        if item == 41:
+            try:
+                os.close(os.open(tmp_path / "stopped", os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            except FileExistsError:
+                pass
+        return item
+
+    with lp.Loader(range(96), fn, batch_size=BATCH, workers=2) as loader:
+        assert [row for batch in loader for row in batch.tolist()] == list(range(96))
+        assert loader.statistics().restarts == 1
+
+
+def test_a_worker_that_is_stopped_for_a_moment_is_left_alone() -> None:
+    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        pid = loader.statistics().workers[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
+        assert len(list(batches)) == ITEMS // BATCH - 1
+        assert loader.statistics().restarts == 0
+
+
+def test_a_storm_of_its_deaths_ends(tmp_path: Path) -> None:
+    def fn(item: int) -> Any:
+        if item == 20:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(5)
+        return np.full((100, 100), item, np.float32)
+
+    loader = lp.Loader(range(96), fn, batch_size=BATCH, workers=1, max_restarts=2)
+    with loader, pytest.raises(SupervisorLostError, match="SIGKILL") as raised:
+        list(loader)
+    assert loader.last_error is raised.value
+
+
+def test_its_workers_are_gone_before_another_one_begins() -> None:
+    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=3) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        before = [worker.pid for worker in loader.statistics().workers]
+        os.kill(supervisor_of(loader), signal.SIGKILL)
+        next(batches)
+        assert wait_gone(before, 0.0) == []
+        assert first["item"][:, 0, 0].tolist() == [0, 1, 2, 3]
+    assert wait_gone(descendants(os.getpid()), 5.0) == []
+
+
+def test_closing_while_it_is_dead() -> None:
+    loader = lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=2)
+    next(iter(loader))
+    os.kill(supervisor_of(loader), signal.SIGKILL)
+    loader.close()
+    loader.close()
