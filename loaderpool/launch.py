@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import mmap
 import os
 import signal
 import socket
@@ -17,21 +15,12 @@ import subprocess
 import sys
 from typing import Any
 
-from loaderpool import machine
+from loaderpool import boot, machine
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 
 __all__ = ["Launched", "launch"]
 
-# sys.path is set before anything is imported, so the supervisor finds what the trainer finds. `-c` has put the working
-# directory in front: not even json may come from there. The settings come in a memory file: a script's arguments alone
-# (6,000 file names) can be more than one argument of a command may be.
-_BOOT = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "import json, mmap, os; file = int(sys.argv[1]); "
-    "start = json.loads(mmap.mmap(file, int(sys.argv[2]))[:]); os.close(file); sys.path[:] = start['path']; "
-    "from loaderpool.supervisor.engine import main; main(start)"
-)
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
@@ -113,13 +102,10 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
                 "max_restarts": max_restarts,
                 "first_ticket": first_ticket,
             }
-            settings = json.dumps(start).encode("ascii")
-            file = machine.create_memory_file("start")
+            file, nbytes = boot.write_settings(start)
             theirs.callback(os.close, file)
-            _fill(file, settings)
-            boot = ["-c", _BOOT, str(file), str(len(settings)), "loaderpool-supervisor"]
             process = subprocess.Popen(
-                [sys.executable, *_interpreter_flags(), *boot],
+                boot.command("loaderpool.supervisor.engine", file, nbytes, "loaderpool-supervisor"),
                 pass_fds=[control_read, completions_write, their_socket.fileno(), arena.descriptor, file],
                 stdin=subprocess.DEVNULL,
                 stdout=_inherited(sys.__stdout__, 1),
@@ -154,12 +140,6 @@ def _inherited(stream: Any, descriptor: int) -> int | None:
     return subprocess.DEVNULL if stream is None else None  # another file may have got its number
 
 
-def _fill(file: int, content: bytes) -> None:
-    os.ftruncate(file, len(content))
-    with mmap.mmap(file, len(content)) as view:  # the fallback of a memory file takes no write()
-        view[:] = content
-
-
 def _environment() -> dict[str, str]:
     environment = dict(os.environ)
     environment.update(dict.fromkeys(_ONE_THREAD, "1"))
@@ -169,8 +149,3 @@ def _environment() -> dict[str, str]:
         environment["PYTHONHASHSEED"] = "0"
     environment.pop("PYTHONSTARTUP", None)
     return environment
-
-
-def _interpreter_flags() -> list[Any]:
-    """The trainer's own -X, -W, -O and the like."""
-    return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
