@@ -24,6 +24,7 @@ from loaderpool.errors import (
     SupervisorLostError,
     UnpicklableError,
     WorkerLostError,
+    WorkersNotForkedWarning,
 )
 from loaderpool.loader import Loader
 from loaderpool.loader_iterator import LoaderIterator
@@ -60,6 +61,7 @@ __all__ = [
     "UnpicklableError",
     "WorkerLostError",
     "WorkerStatistics",
+    "WorkersNotForkedWarning",
     "__version__",
 ]
 

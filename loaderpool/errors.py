@@ -21,6 +21,7 @@ __all__ = [
     "SupervisorLostError",
     "UnpicklableError",
     "WorkerLostError",
+    "WorkersNotForkedWarning",
 ]
 
 
@@ -108,3 +109,7 @@ class WorkerLostError(PoolBrokenError):
 
 class SupervisorLostError(PoolBrokenError):
     """The supervisor process died."""
+
+
+class WorkersNotForkedWarning(RuntimeWarning):
+    """A module started threads while it was imported, so each worker is an interpreter of its own: slower, but safe."""

@@ -32,6 +32,8 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
     original = original_of(cause) if cause is not None else unpickled(failure)
     if failure.is_setup:
         return setup_error(failure, "the setup hook raised")
+    if failure.load_advice:
+        return setup_error(failure, "a worker could not load function and source", failure.load_advice)
     if original is not None and issubclass(original.cls, SpecMismatchError):
         return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
     message = preface + _message(failure)

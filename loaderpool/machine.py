@@ -33,6 +33,7 @@ __all__ = [
     "restore_malloc_thresholds",
     "return_pages",
     "start_time",
+    "thread_ids",
     "usable_cpu_count",
 ]
 
@@ -245,6 +246,20 @@ def restore_malloc_thresholds() -> bool:
         libc.mallopt(ctypes.c_int(_M_MMAP_THRESHOLD), ctypes.c_int(largest_dynamic))
         and libc.mallopt(ctypes.c_int(_M_TRIM_THRESHOLD), ctypes.c_int(2 * largest_dynamic))
     )
+
+
+def thread_ids() -> frozenset[int]:
+    """Ids of this process's threads beside the main one, those of C libraries too where the kernel lists them."""
+    try:
+        found = {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:
+        found = set()
+    if os.getpid() in found:
+        return frozenset(found - {os.getpid()})
+    import threading  # no /proc, or another PID namespace's: Python's own threads at least
+
+    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    return frozenset(thread.native_id or 0 for thread in others)
 
 
 def cgroup_cpu_quota() -> float | None:

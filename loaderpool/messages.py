@@ -101,6 +101,7 @@ class Notice(enum.IntEnum):
     # ticket, run, first_batch, count|attempt, row_start|row_stop, slot: its worker died while it sent the completion
     # over the socket; who has it keeps the slot, who has not says REDO
     UNSURE = 13
+    WORKERS_BY_EXEC = 20  # bytes: the pickled obstacles to a fork; sent once, before the first such worker is started
     LOST = 12  # loader (0: all); bytes: the pickled LostReport of a probe, or of workers that die before any ticket
 
 

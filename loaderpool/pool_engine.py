@@ -116,6 +116,7 @@ class PoolEngine:
                 self.raise_error()
                 if self._form is None:
                     self._decide_form()
+        self.session.warn()
         assert self._form is not None
         return self._form
 

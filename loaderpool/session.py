@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from loaderpool import clock, machine
-from loaderpool.attachments import Attachment, Lost, receive_notice
+from loaderpool.attachments import Attachment, Lost, read_attachment, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError, SupervisorLostError
+from loaderpool.fork_warning import warn_of
 from loaderpool.interrupts import InterruptsHeld
 from loaderpool.link import Link
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.lease import ReturnPipe
 from loaderpool.messages import Control, Notice, Words, pack
+from loaderpool.supervisor.fork_check import ForkObstacle
 
 __all__ = ["Listener", "Session", "WorkerRecord"]
 
@@ -104,6 +106,8 @@ class Session:
         self.restarts = 0
         self.supervisor_restarts = 0
         self._supervisor_deaths: collections.deque[float] = collections.deque()
+        self.obstacles: tuple[ForkObstacle, ...] = ()  # why workers are not forked
+        self._has_warned = False
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
         self._numbers = 0
         _live.add(self)
@@ -189,6 +193,12 @@ class Session:
                 f"the supervisor process (pid {self._link.pid}) died ({self._how_broken}); its workers ended too. "
                 "If the machine ran out of memory, lower memory_limit or the number of workers"
             )
+
+    def warn(self) -> None:
+        """Say once, in the caller's line, that workers are not forked. Not while the lock is held: it may raise."""
+        if self.obstacles and not self._has_warned:
+            self._has_warned = True
+            warn_of(self.obstacles)
 
     @property
     def is_foreign(self) -> bool:
@@ -312,6 +322,9 @@ class Session:
             listener = self.runs.pop(words[1], None)
         elif kind == Notice.SLOT_RETIRED:
             listener = self.slots.pop(words[1], None)
+        elif kind == Notice.WORKERS_BY_EXEC:
+            self.obstacles = read_attachment(attachment)
+            return
         elif kind == Notice.WORKER_STARTED:
             self.workers[words[1]] = WorkerRecord(words[1], words[2], words[3], machine.start_time(words[2]))
             return

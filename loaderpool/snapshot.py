@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from loaderpool import machine
 from loaderpool.delivery import Engine
 from loaderpool.memory.board import Field
@@ -18,7 +20,9 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
     elapsed_s = (tally.last_ns - tally.first_ns) / 1e9
     workers: tuple[WorkerStatistics, ...] = ()
     slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = supervisor_restarts = 0
+    workers_start: Literal["fork", "exec"] | None = None
     if isinstance(engine, PoolEngine):
+        workers_start = "exec" if engine.session.obstacles else "fork"
         workers = _workers(engine)
         restarts = engine.session.restarts
         supervisor_restarts = engine.session.supervisor_restarts
@@ -49,6 +53,7 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         errors=tally.errors,
         restarts=restarts,
         supervisor_restarts=supervisor_restarts,
+        workers_start=workers_start,
         workers=workers,
     )
 

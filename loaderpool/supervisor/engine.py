@@ -31,6 +31,8 @@ from loaderpool import clock, machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.supervisor import instructions as s
+from loaderpool.supervisor.clean_worker import CleanStart
+from loaderpool.supervisor.fork_check import ForkCheck
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.outlet import Outlet, SocketOutlet
 from loaderpool.supervisor.processes import Processes, WorkerProcess
@@ -70,6 +72,8 @@ class Supervisor:
         to_trainer = socket.socket(fileno=start["socket"])
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._payloads = Payloads(self._arena)
+        self._fork_check = ForkCheck()
+        self._has_told_of_exec = False
         os.set_blocking(self._control, False)
         limit: tuple[int, float] | None = start["max_restarts"]
         self._max_restarts = limit
@@ -89,7 +93,16 @@ class Supervisor:
         if self._trainer_pidfd is not None:
             self._poll.register(self._trainer_pidfd, select.POLLIN)
             private.append(self._trainer_pidfd)
-        self._workers = Processes(self._arena, self._poll, start["completions"], to_trainer, self._payloads, private)
+        self._workers = Processes(
+            self._arena,
+            self._poll,
+            start["completions"],
+            to_trainer,
+            self._payloads,
+            self._fork_check,
+            CleanStart(start),
+            private,
+        )
 
     def run(self) -> None:
         """Serve until the trainer says close, or dies."""
@@ -204,7 +217,7 @@ class Supervisor:
         take_in = self._payloads.load if isinstance(load, s.Load) else self._payloads.update
         try:
             self._arena.board.loading = load.loader
-            with _ends_with(self._trainer_pid):
+            with _ends_with(self._trainer_pid), self._fork_check.watch():
                 take_in(load.loader, load.offset, load.nbytes)
             self._arena.board.loading = 0
         except BaseException as error:
@@ -261,6 +274,10 @@ class Supervisor:
     # ---- workers ----
 
     def _fork(self, number: int, cell: int) -> None:
+        obstacles = self._fork_check.obstacles()
+        if obstacles and not self._has_told_of_exec:  # before anything that such a worker may say
+            self._has_told_of_exec = True
+            self._tell(pack(Notice.WORKERS_BY_EXEC), obstacles)
         try:
             worker = self._workers.start(number, cell)
         except OSError as error:
@@ -335,6 +352,8 @@ def _fork_advice(error: OSError) -> str:
             "the supervisor has no file descriptors left (each worker takes five): use fewer workers, or raise "
             "the limit (ulimit -n)"
         )
+    if error.errno in (errno.ENOENT, errno.EACCES):
+        return f"the Python interpreter, {sys.executable}, cannot be run any more; was its environment removed?"
     return (
         f"the machine is out of memory or of processes ({error.strerror}; ulimit -u, or the container's pids limit): "
         "use fewer workers, or raise the limit"

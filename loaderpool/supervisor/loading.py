@@ -1,4 +1,7 @@
-"""Payloads in the supervisor: read out of the arena once, shared with all workers by fork."""
+"""Payloads: read out of the arena once by the supervisor, shared with all workers by fork.
+
+Or, where it must not fork (`fork_check`), read by each worker.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 from loaderpool.memory.arena import Arena, map_private
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
+from loaderpool.supervisor.changes import Change, Changes
 from loaderpool.supervisor.shipping import Shipment, unship
 
 __all__ = ["Payloads", "put_shipment"]
@@ -19,6 +23,8 @@ class Payloads:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self.loaded: dict[int, dict[str, Any]] = {}
+        self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
+        self.changes = Changes()
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
         """Unpickle a payload; whatever the user's modules raise on import is raised.
@@ -30,6 +36,7 @@ class Payloads:
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
         arrays = memoryview(map_private(self._arena.descriptor, start, length)).cast("B") if places else memoryview(b"")
         self.loaded[loader] = unship(pickled, [arrays[at : at + size] for at, size in places])
+        self.places[loader] = offset, nbytes
 
     def update(self, loader: int, offset: int, nbytes: int) -> None:
         """Set changed attributes on the loader's source object (what a hook changed in the trainer).
@@ -39,12 +46,20 @@ class Payloads:
         """
         pickled, (start, _), places = self._read(offset, nbytes)
         view = memoryview(self._arena.map)
-        buffers = [memoryview(bytearray(view[start + at : start + at + size])) for at, size in places]
-        self.loaded[loader]["source"].update(unship(pickled, buffers))
+        change = Change(loader, pickled, [bytearray(view[start + at : start + at + size]) for at, size in places])
+        self.changes.keep(change, self.apply(change))
+
+    def apply(self, change: Change) -> frozenset[str]:
+        """Make a change; returns the names of the attributes that it is about."""
+        changes = unship(change.pickled, [memoryview(buffer) for buffer in change.buffers])
+        self.loaded[change.loader]["source"].update(changes)
+        return frozenset(changes["set"]) | frozenset(changes["deleted"])
 
     def unload(self, loader: int) -> None:
         """Forget a payload."""
         self.loaded.pop(loader, None)
+        self.places.pop(loader, None)
+        self.changes.forget(loader)
 
     def _read(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], Sequence[tuple[int, int]]]:
         """Of the shipment with this table: its pickle, where its arrays are, and each one's place among them."""

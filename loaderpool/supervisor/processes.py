@@ -1,6 +1,7 @@
-"""The worker processes: started by fork, watched for their end and for being stopped, reaped.
+"""The worker processes: started, watched for their end and for being stopped, reaped.
 
-A worker inherits what the supervisor has loaded, and drops every descriptor that is not its own.
+They are forked: a worker inherits what the supervisor has loaded, and drops every descriptor that is not its own. Where
+a fork would not be clean (`fork_check`), each is an interpreter of its own (`clean_worker`).
 """
 
 from __future__ import annotations
@@ -10,30 +11,42 @@ import os
 import select
 import signal
 import socket
-import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Protocol
 
 from loaderpool import machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
+from loaderpool.supervisor.clean_worker import CleanStart
+from loaderpool.supervisor.fork_check import ForkCheck
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.outlet import Outlet
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
-from loaderpool.worker.hygiene import become_worker
+from loaderpool.worker.hygiene import become_worker, serve
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 
 __all__ = ["Processes", "WorkerProcess"]
 
 
+class _Process(Protocol):
+    """What is asked of a process, however it was started."""
+
+    pid: int
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def join(self) -> None: ...
+
+
 class WorkerProcess:
     """A worker as the supervisor holds it."""
 
-    def __init__(self, number: int, process: Any, cell: int, tickets: Outlet, stacks: StackFile) -> None:
+    def __init__(self, number: int, process: _Process, cell: int, tickets: Outlet, stacks: StackFile) -> None:
         self.number = number
         self.process = process
-        self.pid: int = process.pid
+        self.pid = process.pid
         self.cell = cell
         self.tickets = tickets
         self.pidfd: int | None = None
@@ -57,6 +70,8 @@ class Processes:
         completions: write end of the pipe to the trainer, which workers share.
         to_trainer: the socket that they share.
         payloads: what they inherit.
+        fork_check: says whether they may be forked.
+        clean_start: starts those that may not.
         private: the supervisor's other descriptors, which are none of theirs.
     """
 
@@ -67,6 +82,8 @@ class Processes:
         completions: int,
         to_trainer: socket.socket,
         payloads: Payloads,
+        fork_check: ForkCheck,
+        clean_start: CleanStart,
         private: list[int],
     ) -> None:
         from multiprocess import get_context
@@ -74,6 +91,7 @@ class Processes:
         self._context = get_context("fork")
         self._arena, self._poll, self._payloads = arena, poll, payloads
         self._completions, self._socket = completions, to_trainer
+        self._fork_check, self._clean_start = fork_check, clean_start
         self.reports, self._reports_write = os.pipe()
         os.set_blocking(self.reports, False)
         self.by_number: dict[int, WorkerProcess] = {}
@@ -106,9 +124,10 @@ class Processes:
                 stacks = StackFile()
                 undo.callback(stacks.close)
                 self._arena.board.clear(cell)
-                arguments = (number, cell, read_end, write_end, stacks)
-                process = self._context.Process(target=self._main, args=arguments, name=f"worker-{number}")
-                process.start()
+                if self._fork_check.obstacles():
+                    process = self._exec(number, cell, read_end, stacks)
+                else:
+                    process = self._fork(number, cell, read_end, write_end, stacks)
             finally:
                 os.close(read_end)
             worker = WorkerProcess(number, process, cell, Outlet(write_end, self._poll), stacks)
@@ -148,7 +167,7 @@ class Processes:
             sending=board.read(cell, Field.SENDING),
             status=board.read(cell, Field.STATUS),
             source_index=index - 1 if index else None,
-            exit_code=worker.process.exitcode,
+            exit_code=worker.process.exitcode or 0,
         )
 
     def note_stops(self) -> None:
@@ -184,8 +203,25 @@ class Processes:
         for worker in self:
             worker.process.join()
 
+    def _fork(self, number: int, cell: int, tickets: int, tickets_write: int, stacks: StackFile) -> _Process:
+        arguments = (number, cell, tickets, tickets_write, stacks)
+        process = self._context.Process(target=self._main, args=arguments, name=f"worker-{number}")
+        process.start()
+        forked: _Process = process
+        return forked
+
+    def _exec(self, number: int, cell: int, tickets: int, stacks: StackFile) -> _Process:
+        descriptors = {
+            "tickets": tickets,
+            "reports": self._reports_write,
+            "completions": self._completions,
+            "socket": self._socket.fileno(),
+            "stacks": stacks.descriptor,
+        }
+        return self._clean_start.start(number, cell, descriptors, self._payloads)
+
     def _main(self, number: int, cell: int, tickets: int, tickets_write: int, stacks: StackFile) -> None:
-        """Runs in: the new worker."""
+        """Runs in: the new worker, a fork."""
         role.become("worker")
         channels = WorkerChannels(tickets, self._reports_write, self._completions, self._socket)
         # Its own pipe's write end, too, or it would never read the end of file that tells of the supervisor's.
@@ -196,19 +232,7 @@ class Processes:
                 others.append(other.pidfd)
         become_worker(self._pid, [tickets], others)
         stacks.arm()
-        run: Callable[[], None] = WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run
-        status = 1
-        try:
-            run()
-            status = 0
-        except (BrokenPipeError, ConnectionResetError):  # nobody is there any more: all is over
-            pass
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            # Not by the interpreter's own end, which would wait for threads that the function has left running.
-            machine.flush_standard_streams()
-            os._exit(status)
+        serve(WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run)
 
 
 def kill(pid: int) -> None:

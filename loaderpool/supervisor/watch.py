@@ -32,10 +32,14 @@ _STACKS_NS = 100_000_000
 
 
 class StackFile:
-    """A memory file into which a worker's faulthandler writes when it is asked; made before the fork."""
+    """A memory file into which a worker's faulthandler writes when it is asked; made before the fork.
 
-    def __init__(self) -> None:
-        self.descriptor = machine.create_memory_file("stacks")
+    Args:
+        descriptor: of one that another process has made.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = machine.create_memory_file("stacks") if descriptor is None else descriptor
 
     def arm(self) -> None:
         """Runs in: the worker. Faults of C code (SIGSEGV, SIGABRT, ...) write the stack there, too."""

@@ -54,6 +54,7 @@ class Failure:
     worker: int | None  # None: in the caller's process
     is_setup: bool = False  # the `setup` hook raised, not the function
     is_timeout: bool = False  # the sample ran past `timeout_s`; the traceback is the worker's stacks
+    load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,7 @@ def describe_failure(
     index: int | None = None,
     indices: tuple[int, ...] = (),
     position: int | None = None,
+    load_advice: str = "",
 ) -> Failure:
     """Describe an exception; never raises, whatever the exception's own methods do."""
     return Failure(
@@ -110,6 +112,7 @@ def describe_failure(
         epoch=epoch,
         position=position,
         worker=worker,
+        load_advice=load_advice,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a worker does right after its fork, before any user code: alone with its own pipes, quiet, and mortal."""
+"""What a worker does right after its start, before any user code: alone with its own pipes, quiet, and mortal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from loaderpool import machine
 from loaderpool.worker.strays import look_for_strays
 
-__all__ = ["become_worker"]
+__all__ = ["become_worker", "serve", "settle_libraries"]
 
 
 def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_descriptors: Iterable[int]) -> None:
@@ -43,6 +45,27 @@ def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_de
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     look_for_strays()
+    settle_libraries()
+    gc.enable()
+
+
+def settle_libraries() -> None:
+    """Have libraries that are imported by now start no threads of their own."""
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
-    gc.enable()
+
+
+def serve(run: Callable[[], None]) -> NoReturn:
+    """Be a worker to the end, and end the process."""
+    status = 1
+    try:
+        run()
+        status = 0
+    except (BrokenPipeError, ConnectionResetError):  # nobody is there any more: all is over
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Not by the interpreter's own end, which would wait for threads that the function has left running.
+        machine.flush_standard_streams()
+        os._exit(status)

@@ -11,6 +11,7 @@ that the supervisor may send the completion again, and anything else that none e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -109,11 +110,13 @@ class WorkerLoop:
                 machine.map_pages(self._arena.map, words[2], words[3])
         elif kind == Order.LAYOUT:
             form, is_given = self._arena.get_object(words[2], words[3])
-            self._work(words[1]).set_form(form, is_given)
+            with contextlib.suppress(WorkFailed):  # there is no payload: the answer to the ticket will say so
+                self._work(words[1]).set_form(form, is_given)
         elif kind == Order.EXCLUDE:
-            self._work(words[1]).exclude(
-                epoch=words[2], index=words[3], ran_s=words[4] / 1e9, exit_code=_signed16(words[5])
-            )
+            with contextlib.suppress(WorkFailed):
+                self._work(words[1]).exclude(
+                    epoch=words[2], index=words[3], ran_s=words[4] / 1e9, exit_code=_signed16(words[5])
+                )
         elif kind == Order.TRY:
             self._try(words)
         elif kind == Order.PROBE:
@@ -123,6 +126,7 @@ class WorkerLoop:
         return True
 
     def _work(self, loader: int) -> Work:
+        """The loader's work; raises WorkFailed where its payload has to be loaded here and cannot be."""
         work = self._works.get(loader)
         if work is None:
             payload = self._payloads[loader]
@@ -150,18 +154,18 @@ class WorkerLoop:
         _, ticket, run_id, first_batch, count_which, rows, begin_with, _ = words
         count, which = split32(count_which)
         run = self._runs[run_id]
-        work = self._work(run.loader)
         epoch, batch = divmod(first_batch, run.batches_per_epoch)
         job = Job(run_id, run.first_epoch + epoch, batch, count, *split32(rows))
         self._words[self._base + Field.TICKET] = ticket
         status = Status.FINISHED
         total = 0
         try:
+            work = self._work(run.loader)
             work.ensure_setup()
             total = work.try_alone(job, which, begin_with - 1 if begin_with else None)
         except Abandoned:
             status = Status.ABANDONED
-        except WorkFailed:  # of the setup hook
+        except WorkFailed:  # of the setup hook, or of loading
             pass
         self._check_pipes()
         self._words[self._base + Field.INDEX] = 0

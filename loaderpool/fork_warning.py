@@ -1,0 +1,41 @@
+"""Tells the user that workers are not forked, and which import is to blame."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from loaderpool.errors import WorkersNotForkedWarning
+from loaderpool.supervisor.fork_check import ForkObstacle
+
+__all__ = ["warn_of"]
+
+_OWN_PREFIX = "loaderpool"
+
+
+def warn_of(obstacles: tuple[ForkObstacle, ...]) -> None:
+    """Warn in the line of the user's that has led here.
+
+    Raises:
+        WorkersNotForkedWarning: where a filter makes an error of it.
+    """
+    causes = "; ".join(obstacle.describe() for obstacle in obstacles[:3])
+    more = f"; and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
+    advice = "start threads in setup=, which runs once in each worker, instead of on import"
+    if any(obstacle.runtimes for obstacle in obstacles):
+        advice = "run no operation of a framework on import, and " + advice
+    warnings.warn(
+        f"the workers are not forked: {causes}{more}, and a fork would copy the locks of such threads without the "
+        "threads. So each worker is an interpreter of its own, which imports everything anew: safe, but slower to "
+        f"start, and without shared memory for what modules hold. To have them forked, {advice}.",
+        WorkersNotForkedWarning,
+        stacklevel=_level_outside(),
+    )
+
+
+def _level_outside() -> int:
+    """The `stacklevel`, for our caller, of the innermost frame that is not this package's."""
+    level, frame = 0, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _OWN_PREFIX:
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    return level + 1

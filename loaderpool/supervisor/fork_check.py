@@ -1,0 +1,128 @@
+"""Whether the supervisor may fork: it has one thread and no framework's runtime, else whose import started them.
+
+A fork copies one thread, and every lock as it is: one that another thread holds stays locked for ever in the worker. So
+where the user's modules start threads while they are imported, workers are not forked (`clean_start`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from typing import Any
+
+from loaderpool import clock, machine
+from loaderpool.supervisor.import_watch import Chain, ImportWatch
+
+__all__ = ["ForkCheck", "ForkObstacle"]
+
+# A thread that was joined is in the kernel's list for a moment more. Shorter would take it for one that stays, longer
+# delays the first worker where there is one.
+_GRACE_S = 0.25
+_LOOK_S = 0.005
+
+
+@dataclasses.dataclass(frozen=True)
+class ForkObstacle:
+    """What one cause, mostly the import of a module, has left running."""
+
+    cause: str  # such as: importing 'tools.pool' (on the way to 'train')
+    threads: int
+    runtimes: tuple[str, ...]  # such as "TensorFlow"
+
+    def describe(self) -> str:
+        """A clause, such as: importing 'tools.pool' (on the way to 'train') started 2 threads."""
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        if not self.runtimes:
+            return f"{self.cause} started {threads}"
+        return f"{self.cause} started the runtime of {' and '.join(self.runtimes)}" + (
+            f" ({threads})" if self.threads else ""
+        )
+
+
+class ForkCheck:
+    """Watches what a supervisor's process has beside its one thread.
+
+    Runs in: the supervisor.
+    """
+
+    def __init__(self) -> None:
+        # What was running when each thread (by its id) and each runtime was seen first; None: we ourselves.
+        self._origins: dict[int | str, Chain | None] = dict.fromkeys(_signs())
+        self._obstacles: tuple[ForkObstacle, ...] = ()
+
+    def watch(self) -> contextlib.AbstractContextManager[None]:
+        """A context for loading a payload: what the modules that are imported in it start is noted with their names."""
+        return ImportWatch(self._note)
+
+    def obstacles(self) -> tuple[ForkObstacle, ...]:
+        """Why this process must not be forked, the first cause first; none: it may.
+
+        Once there was a cause it stays, for who started threads once may do so again at any time.
+        """
+        if not self._obstacles:
+            left = self._left()
+            if left:
+                self._note(())
+                self._obstacles = self._describe(left)
+        return self._obstacles
+
+    def _note(self, running: Chain) -> None:
+        for sign in _signs():
+            self._origins.setdefault(sign, running)
+
+    @staticmethod
+    def _left() -> set[int | str]:
+        """Threads and runtimes that are there and will not be gone in a moment."""
+        left = _signs()
+        until = clock.monotonic_s() + _GRACE_S
+        while left and not any(isinstance(sign, str) for sign in left) and clock.monotonic_s() < until:
+            time.sleep(_LOOK_S)
+            left = _signs()
+        return left
+
+    def _describe(self, left: set[int | str]) -> tuple[ForkObstacle, ...]:
+        found: dict[Chain | None, list[int | str]] = {}
+        for sign, chain in self._origins.items():
+            if sign in left:
+                found.setdefault(chain, []).append(sign)
+        return tuple(
+            ForkObstacle(
+                cause=_cause(chain),
+                threads=sum(isinstance(sign, int) for sign in signs),
+                runtimes=tuple(sign for sign in signs if isinstance(sign, str)),
+            )
+            for chain, signs in found.items()
+        )
+
+
+def _cause(chain: Chain | None) -> str:
+    if chain is None:
+        return "the interpreter's own start (sitecustomize, or a .pth file)"
+    if not chain:
+        return "loading function and source"
+    return f"importing {chain[-1]!r}" + (f" (on the way to {chain[0]!r})" if len(chain) > 1 else "")
+
+
+def _signs() -> set[int | str]:
+    """Ids of threads beside the main one, and names of runtimes that no fork survives."""
+    signs: set[int | str] = set(machine.thread_ids())
+    if _has_tensorflow_context():
+        signs.add("TensorFlow")
+    if _has_cuda():
+        signs.add("CUDA")
+    return signs
+
+
+def _has_tensorflow_context() -> bool:
+    module: Any = sys.modules.get("tensorflow.python.eager.context")
+    return getattr(getattr(module, "_context", None), "_initialized", False) is True
+
+
+def _has_cuda() -> bool:
+    module: Any = sys.modules.get("torch.cuda")
+    try:
+        return module is not None and module.is_initialized() is True
+    except Exception:  # half imported
+        return False

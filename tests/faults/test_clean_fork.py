@@ -1,0 +1,441 @@
+"""Workers are forked from a process of one thread, or else are interpreters of their own; the user is told which."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import assert_same, indices_in, read
+from tests.support.child import run_child
+from tests.support.processes import parents
+
+Make = Callable[..., ModuleType]
+
+# In the trainer nothing is started: this process is the tests' own.
+THREAD = """
+    import os, threading, time
+    if "LOADERPOOL_ROLE" in os.environ:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+"""
+IDENTITY = """
+    def fn(item):
+        return item
+"""
+NOISE = """
+    import random
+    def fn(item, rng):
+        return {"item": item, "rng": rng.random(3), "global": random.random()}
+"""
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Writes modules, and imports the last of them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(**sources: str) -> ModuleType:
+        for name, source in sources.items():
+            path = tmp_path / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(exist_ok=True)
+            parts = source.split("\n\n---\n\n")
+            path.write_text("\n".join(textwrap.dedent(part) for part in parts))
+        importlib.invalidate_caches()
+        for name in sources:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        module = importlib.import_module(list(sources)[-1])
+        for name in sources:
+            monkeypatch.delitem(sys.modules, name.replace("__", "."), raising=False)
+        sys.modules[module.__name__] = module  # taken out again with the patches
+        return module
+
+    return write
+
+
+def both(*sources: str) -> str:
+    return "\n\n---\n\n".join(sources)
+
+
+def start_of(module: ModuleType, **settings: Any) -> str | None:
+    """How the workers are started for the module's `fn`, after a pass; no warning is let through."""
+    with lp.Loader(range(8), module.fn, batch_size=4, workers=1, **settings) as loader:
+        assert indices_in(loader) == list(range(8))
+        return loader.statistics().workers_start
+
+
+# ---- forked
+
+
+def test_modules_without_threads_are_forked(make: Make) -> None:
+    assert start_of(make(cf_plain=IDENTITY)) == "fork"
+
+
+@pytest.mark.parametrize("library", ["numpy", "pandas", "PIL.Image", "h5py", "scipy.linalg", "sklearn.cluster", "cv2"])
+def test_libraries_that_have_thread_pools_are_forked(make: Make, library: str) -> None:
+    if importlib.util.find_spec(library.partition(".")[0]) is None:
+        pytest.skip(f"{library} is not installed")
+    use = "import numpy\nnumpy.linalg.inv(numpy.eye(300) + 1) @ numpy.ones((300, 300))"
+    assert start_of(make(cf_library=both(f"import {library}\n{use}", IDENTITY))) == "fork"
+
+
+def test_threads_that_have_ended_when_the_import_has_are_no_hindrance(make: Make) -> None:
+    source = """
+        import concurrent.futures, os
+        if "LOADERPOOL_ROLE" in os.environ:
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                found = list(pool.map(abs, range(-50, 0)))
+    """
+    assert start_of(make(cf_ended=both(source, IDENTITY))) == "fork"
+
+
+def test_without_workers_nothing_is_started() -> None:
+    with lp.Loader(range(4), batch_size=2, workers=0) as loader:
+        list(loader)
+        assert loader.statistics().workers_start is None
+
+
+# ---- not forked
+
+
+def test_a_module_that_starts_a_thread_on_import_is_named_and_not_forked(make: Make) -> None:
+    module = make(cf_thread=both(THREAD, NOISE))
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3}
+    with lp.Loader(range(40), module.fn, workers=0, **settings) as loader:
+        expected = read(loader, passes=2)
+    with lp.Loader(range(40), module.fn, workers=2, **settings) as loader:
+        with pytest.warns(lp.WorkersNotForkedWarning, match="importing 'cf_thread' started 1 thread,") as warned:
+            batches = read(loader)
+        assert_same(batches + read(loader), expected)  # it warns once: a second one would be an error here
+        statistics = loader.statistics()
+        assert statistics.workers_start == "exec"
+        assert statistics.restarts == 0
+        assert len(statistics.workers) == 2
+    assert "setup=" in str(warned[0].message)
+    assert warned[0].filename in (__file__, read.__code__.co_filename)
+
+
+def test_threads_that_the_module_needs_are_there(make: Make) -> None:
+    source = """
+        import concurrent.futures
+        pool = concurrent.futures.ThreadPoolExecutor(2)
+        pool.submit(int).result()
+        def fn(item):
+            return pool.submit(int, item).result()  # forked, it would wait for ever
+    """
+    module = make(cf_pool=source)
+    try:
+        with pytest.warns(lp.WorkersNotForkedWarning):
+            assert start_of(module) == "exec"
+    finally:
+        module.pool.shutdown()
+
+
+def test_the_innermost_import_is_named(make: Make) -> None:
+    middle = "import cf_inner, json\nimport cf_after"
+    outer = both("import cf_middle", IDENTITY)
+    module = make(cf_after="", cf_inner=THREAD, cf_middle=middle, cf_outer=outer)
+    with pytest.warns(lp.WorkersNotForkedWarning, match=r"importing 'cf_inner' \(on the way to 'cf_outer'\)"):
+        assert start_of(module) == "exec"
+
+
+def test_a_thread_started_between_imports_is_the_importers(make: Make) -> None:
+    outer = both("import cf_before", THREAD, "import cf_after", IDENTITY)
+    module = make(cf_before="", cf_after="", cf_outer=outer)
+    with pytest.warns(lp.WorkersNotForkedWarning, match="importing 'cf_outer' started 1 thread,"):
+        assert start_of(module) == "exec"
+
+
+def test_all_who_started_some_are_named(make: Make) -> None:
+    sources = {f"cf_{number}": THREAD for number in range(5)}
+    outer = both("\n".join(f"import {name}" for name in sources), IDENTITY)
+    with pytest.warns(lp.WorkersNotForkedWarning, match=r"'cf_0' .*; importing 'cf_1' .*'cf_2' .*; and 2 more"):
+        assert start_of(make(**sources, cf_outer=outer)) == "exec"
+
+
+class StartsAThread:
+    """Is no module: its unpickling starts the thread."""
+
+    def __setstate__(self, state: Any) -> None:
+        import threading
+
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"anything": 1}
+
+
+def test_a_thread_that_unpickling_started_is_noticed() -> None:
+    captured = StartsAThread()
+    loader = lp.Loader(range(4), lambda item: item if captured else 0, batch_size=4, workers=1)
+    warned = pytest.warns(lp.WorkersNotForkedWarning, match="loading function and source started 1 thread,")
+    with loader, warned:
+        assert indices_in(loader) == list(range(4))
+
+
+def test_a_thread_of_the_interpreters_own_start_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(THREAD.replace('"LOADERPOOL_ROLE"', '"PYTHONHASHSEED"')))
+    child = run_child(
+        """
+        import loaderpool as lp
+        with lp.Loader(range(4), batch_size=4, workers=1) as loader:
+            print([batch.tolist() for batch in loader], loader.statistics().workers_start)
+        """,
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "PYTHONHASHSEED": None},
+    ).check()
+    assert child.stdout == "[[0, 1, 2, 3]] exec\n"
+    assert "the interpreter's own start" in child.stderr
+
+
+def test_a_warning_that_is_made_an_error_breaks_nothing(make: Make) -> None:
+    module = make(cf_thread=both(THREAD, IDENTITY))
+    with lp.Loader(range(8), module.fn, batch_size=4, workers=1) as loader:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(lp.WorkersNotForkedWarning):
+                list(loader)
+        assert indices_in(loader) == list(range(8))
+
+
+def test_the_same_pool_stays_as_it_is_when_a_clean_loader_comes(make: Make) -> None:
+    clean = make(cf_plain=IDENTITY)
+    with lp.Pool(2) as pool:
+        with lp.Loader(range(8), clean.fn, batch_size=4, pool=pool) as first:
+            assert indices_in(first) == list(range(8))
+            assert first.statistics().workers_start == "fork"
+            with lp.Loader(range(8), make(cf_thread=both(THREAD, IDENTITY)).fn, batch_size=4, pool=pool) as second:
+                with pytest.warns(lp.WorkersNotForkedWarning, match="'cf_thread'"):
+                    assert indices_in(second) == list(range(8))
+                assert indices_in(first) == list(range(8))
+        with lp.Loader(range(12), clean.fn, batch_size=4, pool=pool) as third:
+            assert indices_in(third) == list(range(12))
+            assert third.statistics().workers_start == "exec"
+
+
+@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+def test_the_number_of_such_workers_can_change(make: Make) -> None:
+    module = make(cf_thread=both(THREAD, IDENTITY))
+    with lp.Loader(range(400), module.fn, batch_size=4, workers=1) as loader:
+        seen: list[int] = []
+        for step, batch in enumerate(loader):
+            seen += batch.tolist()
+            if step in (10, 30):
+                loader.resize(3 if step == 10 else 1)
+        assert seen == list(range(400))
+
+
+@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+def test_such_workers_begin_where_the_supervisor_did(make: Make, tmp_path: Path) -> None:
+    """What a module changes on import it changes once, although it was imported in the supervisor before."""
+    source = """
+        import os, sys
+        if "LOADERPOOL_ROLE" in os.environ:
+            os.environ["CF_COUNT"] = os.environ.get("CF_COUNT", "") + "x"
+            os.makedirs("down", exist_ok=True)
+            os.chdir("down")
+        def fn(item):
+            environ = os.environ
+            told = {"count": len(environ["CF_COUNT"]), "role": environ["LOADERPOOL_ROLE"]}
+            return {**told, "directory": os.getcwd(), "argv": sys.argv[-1]}
+    """
+    module = make(cf_state=both(THREAD, source))
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        with lp.Loader(range(1), module.fn, batch_size=1, workers=1) as loader:
+            batch = next(iter(loader))
+    finally:
+        os.chdir(before)
+    assert batch["count"].tolist() == [1]
+    assert batch["directory"].tolist() == [str(tmp_path / "down")]
+    assert batch["role"].tolist() == ["worker"]
+    assert batch["argv"].tolist() == [sys.argv[-1]]
+
+
+@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+def test_what_hooks_change_reaches_such_workers(make: Make) -> None:
+    source = """
+        import numpy as np
+        class Rows:
+            def __init__(self):
+                self.rows = np.arange(20_000.0)
+                self.epoch = 0
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return self.rows[index * 5 : index * 5 + 5] + 100 * self.epoch
+            def on_epoch_end(self):
+                self.epoch += 1
+                self.rows[:20] = self.rows[:20][::-1].copy()
+    """
+    module = make(cf_rows=both(THREAD, source))
+    expected = read(lp.Loader.from_sequence(module.Rows(), workers=0), passes=3)
+    with lp.Loader.from_sequence(module.Rows(), workers=2) as loader:
+        assert_same(read(loader, passes=3), expected)
+        assert loader.statistics().workers_start == "exec"
+
+
+# ---- deaths, hangs, errors
+
+
+@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.parametrize("way", ["SIGKILL", "SIGSEGV", "exit"])
+def test_the_death_of_such_a_worker_changes_no_bit(make: Make, tmp_path: Path, way: str) -> None:
+    source = f"""
+        import os, signal
+        def fn(item, rng):
+            if item == 21 and "LOADERPOOL_ROLE" in os.environ:
+                try:
+                    os.close(os.open({str(tmp_path / "died")!r}, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    pass
+                else:
+                    os._exit(3) if {way!r} == "exit" else os.kill(os.getpid(), signal.Signals[{way!r}])
+            return item, rng.random()
+    """
+    module = make(cf_dying=both(THREAD, source))
+    with lp.Loader(range(96), module.fn, batch_size=4, workers=0) as loader:
+        expected = read(loader)
+    with lp.Loader(range(96), module.fn, batch_size=4, workers=2) as loader:
+        assert_same(read(loader), expected)
+        assert loader.statistics().restarts == 1
+    assert (tmp_path / "died").exists()
+
+
+@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+def test_a_sample_that_kills_such_workers_is_named_with_its_stack(make: Make) -> None:
+    source = """
+        import ctypes
+        def fn(item):
+            return ctypes.string_at(0) if item == 5 else item
+    """
+    loader = lp.Loader(range(8), make(cf_fault=both(THREAD, source)).fn, batch_size=4, workers=1)
+    with loader, pytest.raises(lp.WorkerLostError, match=r"cf_fault\.py") as raised:
+        list(loader)
+    assert (raised.value.index, raised.value.signal_name) == (5, "SIGSEGV")
+
+
+@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+def test_a_sample_that_hangs_such_a_worker_is_shown(make: Make) -> None:
+    source = """
+        def fn(item):
+            if item == 5:
+                time.sleep(1000)
+            return item
+    """
+    module = make(cf_hang=both(THREAD, source))
+    with lp.Loader(range(8), module.fn, batch_size=4, workers=1, timeout_s=0.5, on_error="skip") as loader:
+        assert indices_in(loader) == [0, 1, 2, 3, 4, 6, 7]
+    loader = lp.Loader(range(8), module.fn, batch_size=4, workers=1, timeout_s=0.5)
+    with loader, pytest.raises(lp.SampleTimeoutError, match=r"cf_hang\.py"):
+        list(loader)
+
+
+@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+def test_an_import_that_fails_in_the_worker_only_is_an_error_at_once(make: Make) -> None:
+    source = """
+        if os.environ.get("LOADERPOOL_ROLE") == "worker":
+            raise OSError("port 8000 is in use")
+    """
+    module = make(cf_port=both(THREAD, source, IDENTITY))
+    with lp.Pool(2) as pool:
+        with lp.Loader(range(8), module.fn, batch_size=4, pool=pool) as loader:
+            with pytest.raises(lp.SetupError, match="a worker could not load") as raised:
+                list(loader)
+            assert "port 8000 is in use" in str(raised.value)
+            assert "cf_port.py" in str(raised.value)
+            assert "importlib" not in str(raised.value)
+            assert loader.statistics().restarts == 0
+        with lp.Loader(range(8), batch_size=4, pool=pool) as loader:  # of others the workers can be
+            assert indices_in(loader) == list(range(8))
+
+
+def test_an_import_that_fails_shows_nothing_of_the_watch(make: Make) -> None:
+    inner = """
+        import os
+        if "LOADERPOOL_ROLE" in os.environ:
+            raise ValueError("not here")
+    """
+    module = make(cf_inner=inner, cf_outer=both("import cf_inner", IDENTITY))
+    loader = lp.Loader(range(8), module.fn, batch_size=4, workers=1)
+    with loader, pytest.raises(lp.SetupError, match="not here") as raised:
+        list(loader)
+    text = str(raised.value)
+    assert "cf_inner.py" in text
+    assert "cf_outer.py" in text
+    assert "import_watch" not in text
+    assert "importlib" not in text
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit"])
+def test_such_workers_end_with_the_trainer(tmp_path: Path, end: str) -> None:
+    (tmp_path / "cf_thread.py").write_text(textwrap.dedent(THREAD) + textwrap.dedent(IDENTITY))
+    run_child(
+        f"""
+        import os, signal, sys, warnings
+        warnings.simplefilter("ignore")
+        sys.path.insert(0, {str(tmp_path)!r})
+        import cf_thread
+        import loaderpool as lp
+        loader = lp.Loader(range(1000), cf_thread.fn, batch_size=4, workers=2)
+        batches = iter(loader)
+        next(batches)
+        assert loader.statistics().workers_start == "exec"
+        {end}
+        """
+    )
+
+
+@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+def test_such_workers_end_with_the_supervisor(make: Make) -> None:
+    module = make(cf_slow=both(THREAD, "def fn(item):\n    time.sleep(0.05)\n    return item"))
+    with lp.Loader(range(1000), module.fn, batch_size=4, workers=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        supervisor = parents()[loader.statistics().workers[0].pid]
+        assert supervisor != os.getpid()
+        os.kill(supervisor, signal.SIGKILL)
+        with pytest.raises(lp.SupervisorLostError):
+            list(batches)
+
+
+# ---- TensorFlow
+
+
+def test_a_module_that_runs_an_operation_on_import_is_named(make: Make, tf: Any) -> None:
+    source = """
+        import numpy, os
+        import tensorflow as tf
+        table = tf.constant([1.0, 2.0, 3.0]) * 2
+        def fn(item):
+            return (table + numpy.float32(item)).numpy()
+    """
+    module = make(cf_operation=source)
+    with lp.Loader(range(8), module.fn, batch_size=4, workers=0) as loader:
+        expected = read(loader)
+    with lp.Loader(range(8), module.fn, batch_size=4, workers=1) as loader:
+        message = "importing 'cf_operation' started the runtime of TensorFlow"
+        with pytest.warns(lp.WorkersNotForkedWarning, match=message) as warned:
+            assert_same(read(loader), expected)
+        assert loader.statistics().workers_start == "exec"
+    assert "no operation" in str(warned[0].message)
+
+
+def test_a_module_that_imports_tensorflow_only_is_forked(make: Make, tf: Any) -> None:
+    source = """
+        import tensorflow as tf
+        def fn(item):
+            return item if tf.float32 else tf
+    """
+    assert start_of(make(cf_import_only=source)) == "fork"
