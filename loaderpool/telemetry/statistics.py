@@ -47,7 +47,5 @@ class Statistics:
     errors: int  # samples skipped or replaced in the batches handed to consumers
     restarts: int  # workers that died and were replaced
     supervisor_restarts: int  # supervisors that died and were replaced
-    # "fork" of the supervisor, or "exec": each an interpreter of its own, as modules of yours start threads on import;
-    # None: workers=0
-    workers_start: Literal["fork", "exec"] | None
+    workers_start: Literal["fork", "exec"] | None  # exec: modules start threads on import; None: workers=0
     workers: tuple[WorkerStatistics, ...]

@@ -1,0 +1,60 @@
+"""The changes that a worker has to make itself: the latest of each attribute, whatever comes after its start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from loaderpool.supervisor.changes import Change, Changes, read_changes
+
+
+@pytest.fixture
+def changes() -> Iterator[Changes]:
+    made = Changes()
+    yield made
+    for loader in (1, 2):
+        made.forget(loader)
+
+
+def change(loader: int, text: bytes) -> Change:
+    return Change(loader, text, [bytearray(text * 10_000), bytearray()])
+
+
+def kept(changes: Changes) -> list[Change]:
+    descriptor = changes.file()
+    return [] if descriptor is None else read_changes(os.dup(descriptor))
+
+
+def test_none_need_no_file(changes: Changes) -> None:
+    assert changes.file() is None
+    changes.keep(change(1, b"a"), frozenset({"rows"}))
+    changes.forget(1)
+    assert changes.file() is None
+
+
+def test_they_come_back_in_their_order(changes: Changes) -> None:
+    for number, name in enumerate(["a", "b", "c"]):
+        changes.keep(change(1 + number % 2, name.encode()), frozenset({name}))
+    assert kept(changes) == [change(1, b"a"), change(2, b"b"), change(1, b"c")]
+
+
+def test_what_a_later_one_makes_needless_is_dropped(changes: Changes) -> None:
+    changes.keep(change(1, b"a"), frozenset({"rows"}))
+    changes.keep(change(2, b"b"), frozenset({"rows"}))
+    changes.keep(change(1, b"c"), frozenset({"rows", "epoch"}))
+    changes.keep(change(1, b"d"), frozenset({"epoch"}))
+    assert kept(changes) == [change(2, b"b"), change(1, b"c"), change(1, b"d")]
+
+
+def test_who_has_a_file_keeps_what_was_in_it(changes: Changes) -> None:
+    changes.keep(change(1, b"a"), frozenset({"rows"}))
+    descriptor = changes.file()
+    assert descriptor is not None
+    assert changes.file() == descriptor  # one for all workers
+    inherited, another = os.dup(descriptor), os.dup(descriptor)
+    changes.keep(change(1, b"b"), frozenset({"rows"}))
+    assert read_changes(inherited) == [change(1, b"a")]
+    assert read_changes(another) == [change(1, b"a")]  # the two share one position
+    assert kept(changes) == [change(1, b"b")]
