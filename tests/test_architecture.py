@@ -26,10 +26,10 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "attachments", "delivery", "engine_choice", "error_budget", "failures", "fork_warning", "form_choice",
-        "functions", "last_error", "launch", "link", "loader", "loader_iterator", "local_engine", "passes", "pool",
-        "pool_engine", "pool_run", "ring", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally",
-        "updates",
+        "arguments", "attachments", "delivery", "engine_choice", "error_budget", "failures", "fork_warning",
+        "form_choice", "functions", "last_error", "launch", "link", "loader", "loader_iterator", "local_engine",
+        "passes", "pool", "pool_engine", "pool_run", "ring", "session", "sharing", "shelf", "snapshot", "spec_choice",
+        "stretch", "tally", "updates",
     },
     {"adapters", "cli", "tuning"},
 )  # fmt: skip
