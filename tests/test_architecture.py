@@ -19,8 +19,8 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "clock", "config", "dtypes", "errors", "given_spec", "interrupts", "leaves", "machine", "messages", "ragged",
-        "receiving", "role", "sending", "sketch", "spec", "structure",
+        "clock", "config", "dtypes", "errors", "given_spec", "interrupts", "leaf_summary", "leaves", "machine",
+        "messages", "ragged", "receiving", "role", "sending", "sketch", "spec", "structure",
     },
     {"memory", "plan", "sources", "telemetry"},
     {"worker"},
@@ -28,7 +28,8 @@ FLOORS = (
     {
         "arguments", "attachments", "delivery", "engine_choice", "error_budget", "failures", "form_choice", "functions",
         "last_error", "launch", "link", "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine",
-        "pool_run", "ring", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
+        "pool_run", "replay", "ring", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally",
+        "updates",
     },
     {"adapters", "cli", "tuning"},
 )  # fmt: skip
