@@ -12,13 +12,15 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from loaderpool.errors import MemoryLimitError
 
 __all__ = [
     "available_memory_bytes",
     "cgroup_cpu_quota",
+    "cgroup_memory_limit",
+    "cgroup_pids",
     "create_memory_file",
     "die_with_parent",
     "flush_standard_streams",
@@ -308,12 +310,34 @@ def usable_cpu_count() -> int:
 def available_memory_bytes() -> int:
     """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
     free = [_machine_available_bytes()]
-    for directory in _cgroup_directories("memory"):
-        limit = _read_int(f"{directory}/memory.max") or _read_int(f"{directory}/memory.limit_in_bytes")
+    for directory, limit in _memory_limits():
         used = _read_int(f"{directory}/memory.current") or _read_int(f"{directory}/memory.usage_in_bytes")
-        if limit is not None and used is not None and limit < 1 << 60:
+        if used is not None:
             free.append(max(0, limit - used + _reclaimable_bytes(directory)))
     return min(free)
+
+
+def cgroup_memory_limit() -> int | None:
+    """Bytes that this process's cgroups allow (v2 and v1), the smallest; None without a limit."""
+    return min((limit for _, limit in _memory_limits()), default=None)
+
+
+def cgroup_pids() -> tuple[int, int] | None:
+    """The cgroups' limit on processes and threads and how many there are, where fewest are left; None: no limit."""
+    found = []
+    for directory in _cgroup_directories("pids"):
+        limit, used = _read_int(f"{directory}/pids.max"), _read_int(f"{directory}/pids.current")
+        if limit is not None and used is not None:
+            found.append((limit, used))
+    return min(found, key=lambda pair: pair[0] - pair[1], default=None)
+
+
+def _memory_limits() -> Iterator[tuple[str, int]]:
+    """The cgroup directories that have a limit in bytes, and the limit."""
+    for directory in _cgroup_directories("memory"):
+        limit = _read_int(f"{directory}/memory.max") or _read_int(f"{directory}/memory.limit_in_bytes")
+        if limit is not None and limit < 1 << 60:
+            yield directory, limit
 
 
 def _machine_available_bytes() -> int:

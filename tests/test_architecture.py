@@ -31,7 +31,7 @@ FLOORS = (
         "pool_run", "replay", "ring", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally",
         "updates",
     },
-    {"adapters", "cli", "tuning"},
+    {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip
 # The package itself hands out what the trainer's side defines; so it stands on that floor, and nothing below knows it.
 ROOT_FLOOR = 4

@@ -6,6 +6,7 @@ import click
 
 import loaderpool
 from loaderpool.cli.bench import bench
+from loaderpool.cli.doctor import doctor
 from loaderpool.cli.replay import replay
 from loaderpool.cli.tune import tune
 
@@ -17,6 +18,7 @@ Examples:
   loaderpool tune train:make_loader --workers 0,4,8,16 --plot rates.png
   loaderpool bench train:loader --seconds 10 --json result.json
   loaderpool replay train:loader --index 1234 --epoch 2 --pdb
+  loaderpool doctor
 """
 
 
@@ -33,3 +35,4 @@ def cli() -> None:
 cli.add_command(tune)
 cli.add_command(bench)
 cli.add_command(replay)
+cli.add_command(doctor)

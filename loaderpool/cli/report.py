@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 import loaderpool
+from loaderpool.doctor.checks import Check
+from loaderpool.loader import Loader
 from loaderpool.tuning import Comparison, CpuBudget, Recommendation, Window
 
-__all__ = ["bench_data", "bench_table", "number", "plain_table", "tune_data", "tune_table", "workers_table"]
+__all__ = [
+    "bench_data",
+    "bench_table",
+    "doctor_data",
+    "number",
+    "plain_table",
+    "tune_data",
+    "tune_table",
+    "workers_table",
+]
 
 _FORMAT_VERSION = 1  # of the JSON files; raised when a key changes its meaning or goes away
 
@@ -101,7 +114,16 @@ def bench_data(target: str, batch_size: int | None, cpus: CpuBudget, workers: in
     return {**_head("bench", target, batch_size, cpus), "workers": workers, **_window_data(window)}
 
 
-def _head(command: str, target: str, batch_size: int | None, cpus: CpuBudget) -> dict[str, Any]:
+def doctor_data(target: str | None, loader: Loader | None, cpus: CpuBudget, checks: Sequence[Check]) -> dict[str, Any]:
+    """All that `doctor` found, for a JSON file."""
+    return {
+        **_head("doctor", target, loader.config.batch_size if loader is not None else None, cpus),
+        "ok": all(check.status != "fail" for check in checks),
+        "checks": [dataclasses.asdict(check) for check in checks],
+    }
+
+
+def _head(command: str, target: str | None, batch_size: int | None, cpus: CpuBudget) -> dict[str, Any]:
     return {
         "format": _FORMAT_VERSION,
         "command": command,
