@@ -28,6 +28,7 @@ __all__ = [
     "map_pages",
     "oom_kill_count",
     "open_pidfd",
+    "pipe_capacity_bytes",
     "process_cpu_s",
     "raise_descriptor_limit",
     "raise_oom_score",
@@ -40,6 +41,7 @@ __all__ = [
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
+_F_GETPIPE_SZ = 1032
 _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -221,6 +223,15 @@ def raise_oom_score() -> None:
             file.write("500")
     except OSError:
         pass
+
+
+def pipe_capacity_bytes(descriptor: int) -> int:
+    """How many bytes the pipe holds (one page where the user's pipe budget is spent)."""
+    if not LINUX:
+        return 65536
+    import fcntl
+
+    return fcntl.fcntl(descriptor, _F_GETPIPE_SZ)
 
 
 def process_cpu_s(pid: int) -> float:
