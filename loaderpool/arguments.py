@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
@@ -16,7 +16,10 @@ from loaderpool.pool import Pool
 from loaderpool.sources import as_source
 from loaderpool.spec import ElementSpec
 
-__all__ = ["CheckedArguments", "check_arguments"]
+if TYPE_CHECKING:
+    from loaderpool.loader import Loader
+
+__all__ = ["CheckedArguments", "check_arguments", "payload_of"]
 
 _CONFIG_NAMES = (
     "batch_size",
@@ -77,6 +80,11 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
     }
     return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload)
+
+
+def payload_of(loader: Loader) -> dict[str, Any]:
+    """What travels to a loader's workers, put together anew: the loader itself keeps none."""
+    return check_arguments(loader._arguments).payload
 
 
 def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:

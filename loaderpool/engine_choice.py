@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from loaderpool.arguments import CheckedArguments
 from loaderpool.delivery import Engine
 from loaderpool.pool import Pool
 
-__all__ = ["end_engine", "start_engine"]
+__all__ = ["end_engine", "start_engine", "without_workers"]
+
+_workers_are_allowed = True
+
+
+@contextlib.contextmanager
+def without_workers() -> Iterator[None]:
+    """Loaders made meanwhile, by whoever, work in this process: no pool is started, nothing is pickled."""
+    global _workers_are_allowed
+    before, _workers_are_allowed = _workers_are_allowed, False
+    try:
+        yield
+    finally:
+        _workers_are_allowed = before
 
 
 def start_engine(checked: CheckedArguments, pool: Pool | None, epoch: int) -> tuple[Engine, Pool | None]:
@@ -24,7 +40,7 @@ def start_engine(checked: CheckedArguments, pool: Pool | None, epoch: int) -> tu
     """
     config = checked.config
     arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch)
-    if pool is None and config.workers == 0:
+    if (pool is None and config.workers == 0) or not _workers_are_allowed:
         from loaderpool.local_engine import LocalEngine
 
         return LocalEngine(*arguments), None

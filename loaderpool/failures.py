@@ -87,10 +87,7 @@ def lost_error(report: LostReport) -> WorkerLostError:
         text = f"{worker} before it had begun any sample, and so did {report.deaths - 1} before it. "
     text += _likely_cause(report, name)
     if report.verdict is Verdict.ALONE and report.index is not None:
-        text += (
-            " To run it in this process, for a debugger: "
-            f"`loaderpool replay TARGET --index {report.index} --epoch {report.epoch}`, or workers=0."
-        )
+        text += " " + _how_to_replay(report.index, report.epoch)
     if report.stacks.strip():
         text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
     error = WorkerLostError(text)
@@ -132,11 +129,17 @@ def _message(failure: Failure) -> str:
         where = f"the batch of source indices [{shown}]"
     else:
         where = "a batch"
+    first = failure.index if failure.index is not None else failure.indices[0] if failure.indices else None
+    replay = f" {_how_to_replay(first, failure.epoch)}" if first is not None else ""
     return (
-        f"{failure.type_name}: {failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}. "
-        "With workers=0 the same sample runs in this process, with the same random streams, for a debugger."
-        f"\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}"
+        f"{failure.type_name}: {failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}."
+        f"{replay}\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}"
     )
+
+
+def _how_to_replay(index: int, epoch: int) -> str:
+    command = f"loaderpool replay TARGET --index {index} --epoch {epoch}"
+    return f"To run it in this process, for a debugger: `{command}`, or workers=0."
 
 
 def _place(failure: Failure) -> str:

@@ -49,7 +49,8 @@ class LocalEngine:
         first_epoch: int,
     ) -> None:
         self.config, self.plan, self.unit = config, plan, unit
-        self._given_spec = given_spec
+        self.given_spec = given_spec
+        self.takes_out: bool = payload["takes_out"]
         self._first_epoch = first_epoch
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
         self.work = Work(payload, board, 0, None, catches=Exception)
@@ -69,8 +70,8 @@ class LocalEngine:
                 probe = self.work.probe(self._first_epoch)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
-        form = with_chunk(choose_form(probe, self._given_spec, self.config, self.plan, self.unit), 1)
-        self.work.set_form(form, self._given_spec is not None)
+        form = with_chunk(choose_form(probe, self.given_spec, self.config, self.plan, self.unit), 1)
+        self.work.set_form(form, self.given_spec is not None)
         return form
 
     def begin(self, first_epoch: int, start: int, limit: int) -> LocalRun:

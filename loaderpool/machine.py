@@ -12,13 +12,15 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from loaderpool.errors import MemoryLimitError
 
 __all__ = [
     "available_memory_bytes",
     "cgroup_cpu_quota",
+    "cgroup_memory_limit",
+    "cgroup_pids",
     "create_memory_file",
     "die_with_parent",
     "flush_standard_streams",
@@ -26,6 +28,7 @@ __all__ = [
     "map_pages",
     "oom_kill_count",
     "open_pidfd",
+    "pipe_capacity_bytes",
     "process_cpu_s",
     "raise_descriptor_limit",
     "raise_oom_score",
@@ -39,6 +42,7 @@ __all__ = [
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
+_F_GETPIPE_SZ = 1032
 _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -222,6 +226,15 @@ def raise_oom_score() -> None:
         pass
 
 
+def pipe_capacity_bytes(descriptor: int) -> int:
+    """How many bytes the pipe holds (one page where the user's pipe budget is spent)."""
+    if not LINUX:
+        return 65536
+    import fcntl
+
+    return fcntl.fcntl(descriptor, _F_GETPIPE_SZ)
+
+
 def process_cpu_s(pid: int) -> float:
     """CPU time the process has used so far in seconds; 0.0 where it is gone or cannot be read."""
     try:
@@ -323,12 +336,34 @@ def usable_cpu_count() -> int:
 def available_memory_bytes() -> int:
     """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
     free = [_machine_available_bytes()]
-    for directory in _cgroup_directories("memory"):
-        limit = _read_int(f"{directory}/memory.max") or _read_int(f"{directory}/memory.limit_in_bytes")
+    for directory, limit in _memory_limits():
         used = _read_int(f"{directory}/memory.current") or _read_int(f"{directory}/memory.usage_in_bytes")
-        if limit is not None and used is not None and limit < 1 << 60:
+        if used is not None:
             free.append(max(0, limit - used + _reclaimable_bytes(directory)))
     return min(free)
+
+
+def cgroup_memory_limit() -> int | None:
+    """Bytes that this process's cgroups allow (v2 and v1), the smallest; None without a limit."""
+    return min((limit for _, limit in _memory_limits()), default=None)
+
+
+def cgroup_pids() -> tuple[int, int] | None:
+    """The cgroups' limit on processes and threads and how many there are, where fewest are left; None: no limit."""
+    found = []
+    for directory in _cgroup_directories("pids"):
+        limit, used = _read_int(f"{directory}/pids.max"), _read_int(f"{directory}/pids.current")
+        if limit is not None and used is not None:
+            found.append((limit, used))
+    return min(found, key=lambda pair: pair[0] - pair[1], default=None)
+
+
+def _memory_limits() -> Iterator[tuple[str, int]]:
+    """The cgroup directories that have a limit in bytes, and the limit."""
+    for directory in _cgroup_directories("memory"):
+        limit = _read_int(f"{directory}/memory.max") or _read_int(f"{directory}/memory.limit_in_bytes")
+        if limit is not None and limit < 1 << 60:
+            yield directory, limit
 
 
 def _machine_available_bytes() -> int:

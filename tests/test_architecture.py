@@ -19,8 +19,8 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "boot", "clock", "config", "dtypes", "errors", "given_spec", "interrupts", "leaves", "machine", "messages",
-        "ragged", "receiving", "role", "sending", "sketch", "spec", "structure",
+        "boot", "clock", "config", "dtypes", "errors", "given_spec", "interrupts", "leaf_summary", "leaves", "machine",
+        "messages", "ragged", "receiving", "role", "sending", "sketch", "spec", "structure",
     },
     {"memory", "plan", "sources", "telemetry"},
     {"worker"},
@@ -28,10 +28,10 @@ FLOORS = (
     {
         "arguments", "attachments", "delivery", "engine_choice", "error_budget", "failures", "fork_warning",
         "form_choice", "functions", "last_error", "launch", "link", "loader", "loader_iterator", "local_engine",
-        "passes", "pool", "pool_engine", "pool_run", "ring", "session", "sharing", "shelf", "snapshot", "spec_choice",
-        "stretch", "tally", "updates",
+        "passes", "pool", "pool_engine", "pool_run", "replay", "ring", "session", "sharing", "shelf", "snapshot",
+        "spec_choice", "stretch", "tally", "updates",
     },
-    {"adapters", "cli", "tuning"},
+    {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip
 # The package itself hands out what the trainer's side defines; so it stands on that floor, and nothing below knows it.
 ROOT_FLOOR = 4

@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from loaderpool.errors import LoaderpoolError
 
     try:
-        cli.main(None if arguments is None else list(arguments), prog_name="loaderpool", standalone_mode=False)
+        given = None if arguments is None else list(arguments)
+        status = cli.main(given, prog_name="loaderpool", standalone_mode=False)  # what a command's Exit says, or None
         sys.stdout.flush()
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
@@ -46,4 +47,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has left (`| head`): there is nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains again
         return 1
-    return 0
+    return status or 0

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 import loaderpool
+from loaderpool.doctor.checks import Check
+from loaderpool.loader import Loader
 from loaderpool.tuning import Comparison, CpuBudget, Recommendation, Window
 
-__all__ = ["bench_data", "bench_table", "number", "tune_data", "tune_table", "workers_table"]
+__all__ = [
+    "bench_data",
+    "bench_table",
+    "doctor_data",
+    "number",
+    "plain_table",
+    "tune_data",
+    "tune_table",
+    "workers_table",
+]
 
 _FORMAT_VERSION = 1  # of the JSON files; raised when a key changes its meaning or goes away
 
@@ -23,7 +36,7 @@ def number(value: float) -> str:
 def tune_table(recommendation: Recommendation, unit: str, is_terminal: bool) -> Table:
     """One row for each number of workers; the recommended one is marked."""
     base = recommendation.comparisons[0].measurement.workers
-    table = _table(is_terminal)
+    table = plain_table(is_terminal)
     for heading in ("workers", f"{unit}/s", "spread", "CPU use", f"speed-up over {base}", "of the ideal"):
         table.add_column(heading, justify="right")
     table.add_column("")
@@ -45,7 +58,7 @@ def tune_table(recommendation: Recommendation, unit: str, is_terminal: bool) -> 
 
 def bench_table(window: Window, unit: str, is_terminal: bool) -> Table:
     """What a loader handed over, in rows of name and value."""
-    table = _table(is_terminal, show_header=False)
+    table = plain_table(is_terminal, show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
     for name, value in (
@@ -65,7 +78,7 @@ def bench_table(window: Window, unit: str, is_terminal: bool) -> Table:
 
 def workers_table(window: Window, unit: str, is_terminal: bool) -> Table:
     """One row for each worker: what it did with its time."""
-    table = _table(is_terminal)
+    table = plain_table(is_terminal)
     for heading in ("worker", "pid", f"{unit}", "busy", "waiting", "CPU"):
         table.add_column(heading, justify="right")
     for worker in sorted(window.workers, key=lambda worker: worker.index):
@@ -101,7 +114,16 @@ def bench_data(target: str, batch_size: int | None, cpus: CpuBudget, workers: in
     return {**_head("bench", target, batch_size, cpus), "workers": workers, **_window_data(window)}
 
 
-def _head(command: str, target: str, batch_size: int | None, cpus: CpuBudget) -> dict[str, Any]:
+def doctor_data(target: str | None, loader: Loader | None, cpus: CpuBudget, checks: Sequence[Check]) -> dict[str, Any]:
+    """All that `doctor` found, for a JSON file."""
+    return {
+        **_head("doctor", target, loader.config.batch_size if loader is not None else None, cpus),
+        "ok": all(check.status != "fail" for check in checks),
+        "checks": [dataclasses.asdict(check) for check in checks],
+    }
+
+
+def _head(command: str, target: str | None, batch_size: int | None, cpus: CpuBudget) -> dict[str, Any]:
     return {
         "format": _FORMAT_VERSION,
         "command": command,
@@ -159,5 +181,6 @@ def _window_data(window: Window) -> dict[str, Any]:
     }
 
 
-def _table(is_terminal: bool, *, show_header: bool = True) -> Table:
+def plain_table(is_terminal: bool, *, show_header: bool = True) -> Table:
+    """An empty table: ruled on a terminal, columns of plain text elsewhere."""
     return Table(box=box.SIMPLE_HEAD if is_terminal else None, show_header=show_header, pad_edge=is_terminal)

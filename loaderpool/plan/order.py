@@ -159,6 +159,32 @@ class Plan:
         indices: list[int] = positions.tolist()
         return indices
 
+    def position_of(self, epoch: int, index: int) -> int:
+        """The position at which an epoch has the source's item `index`; the way back from `indices`.
+
+        Args:
+            epoch: which epoch, from 0.
+            index: 0 to size - 1.
+
+        Raises:
+            IndexError: the source has no such item.
+        """
+        if not 0 <= index < self.size:
+            raise IndexError(f"index {index} is not in range({self.size})")
+        return _permutation(self.size, self.seed, epoch).position_of(index) if self.shuffle else index
+
+    def place(self, position: int) -> tuple[int, int] | None:
+        """The batch of this shard that has the position, and the row in it; None where another shard or none has it.
+
+        Args:
+            position: in the global order, 0 to size - 1.
+        """
+        batch = position // (self._full_rows * self.num_shards)
+        if batch >= self.batches_per_epoch:
+            return None
+        start, stop = self._span(batch)
+        return (batch, position - start) if start <= position < stop else None
+
     @cached_property
     def _full_rows(self) -> int:
         return 1 if self.batch_size is None else self.batch_size

@@ -133,6 +133,22 @@ class Permutation:
                 values[place] = self._walk(int(values[place]))
         return values.view(np.int64)
 
+    def position_of(self, number: SupportsIndex) -> int:
+        """Where `number`, 0 to size - 1, stands: `self[self.position_of(number)] == number`.
+
+        Raises:
+            IndexError: `number` is negative or not below the size.
+        """
+        value = operator.index(number)
+        if not 0 <= value < self._size:
+            raise IndexError(f"number {value} is not in range({self._size})")
+        if self._table is not None:
+            return int(np.flatnonzero(self._table == value)[0])
+        value = self._undone(value)
+        while value >= self._size:  # the walk that led here, back
+            value = self._undone(value)
+        return value
+
     def _walk(self, value: int) -> int:
         """What a result of the network becomes: itself, or where it is too large the next that is not."""
         while value >= self._size:
@@ -142,14 +158,30 @@ class Permutation:
     def _network(self, value: int) -> int:
         """One trip through all rounds, in Python's integers."""
         low, high = value & ((1 << self._low_bits) - 1), value >> self._low_bits
-        for number, (offset, factor, spread) in enumerate(self._rounds):
-            mixed = ((high if number & 1 else low) + offset) * factor & _WORD
-            mixed = (mixed ^ mixed >> 32) * spread & _WORD
+        for number in range(_ROUNDS):
+            mixed = self._mixed(number, high if number & 1 else low)
             if number & 1:
                 low ^= mixed >> (64 - self._low_bits)
             else:
                 high = (high + (mixed >> 32)) % self._high_count
         return high << self._low_bits | low
+
+    def _undone(self, value: int) -> int:
+        """The trip back: each round changes one half by a hash of the other, which is still there."""
+        low, high = value & ((1 << self._low_bits) - 1), value >> self._low_bits
+        for number in reversed(range(_ROUNDS)):
+            mixed = self._mixed(number, high if number & 1 else low)
+            if number & 1:
+                low ^= mixed >> (64 - self._low_bits)
+            else:
+                high = (high - (mixed >> 32)) % self._high_count
+        return high << self._low_bits | low
+
+    def _mixed(self, number: int, half: int) -> int:
+        """A round's hash of one half, 64 bits."""
+        offset, factor, spread = self._rounds[number]
+        mixed = (half + offset) * factor & _WORD
+        return (mixed ^ mixed >> 32) * spread & _WORD
 
     def _networks(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """The same trip for many values: in-place uint64 operations, whose overflow is the wanted mod 2**64."""

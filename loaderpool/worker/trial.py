@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -53,7 +55,7 @@ class Trial:
         if self._exclusions.find(job.epoch, indices) is None:
             self._progress.note(job, indices[0])
             try:
-                self._calls.watched(lambda: self._call(job.epoch, positions.tolist(), indices, form))
+                self._calls.watched(lambda: self.call(job.epoch, positions.tolist(), indices, form))
             except Abandoned:
                 raise
             except self._progress.catches as error:  # an exception kills nobody
@@ -71,12 +73,21 @@ class Trial:
             return batches
         return [positions[row : row + 1] for positions in batches for row in range(len(positions))]
 
-    def _call(self, epoch: int, positions: list[int], indices: list[int], form: BatchForm | None) -> None:
+    def call(self, epoch: int, positions: list[int], indices: list[int], form: BatchForm | None) -> Any:
+        """What one call gives, as the function returned it; raises whatever it raises.
+
+        Args:
+            epoch: keys the random streams, with the positions.
+            positions: one, or all of a batch where a call makes a batch.
+            indices: source index of each.
+            form: of the batches, for a function that writes into `out`.
+        """
         if self._unit == "batch":
-            self._calls.unit(epoch, positions, indices)
-            return
+            return self._calls.unit(epoch, positions, indices)
         arrays = None
         if self._calls.takes_out and form is not None and form.fixed is not None:
             fixed = form.fixed
             arrays = [np.empty((1, *shape), dtype) for shape, dtype in zip(fixed.row_shapes, fixed.dtypes, strict=True)]
-        self._calls.samples(epoch, positions, indices, [], arrays)
+        results: list[Any] = []
+        self._calls.samples(epoch, positions, indices, results, arrays)
+        return results[0]

@@ -169,6 +169,10 @@ class Work:
         """Run one of a job's calls alone and drop its result; returns how many the job has. See `Trial.run`."""
         return self._trial.run(job, which, begin_with, self.form)
 
+    def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
+        """One call of the function, and nothing around it; raises whatever it raises. See `Trial.call`."""
+        return self._trial.call(epoch, positions, indices, self.form)
+
     def _fill_rows(
         self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
     ) -> Filled:

@@ -87,3 +87,20 @@ def test_an_epoch_visits_each_item_once(fields: dict[str, Any], epoch: int) -> N
     plan = Plan(**{**fields, "num_shards": 1, "drop_remainder": False})
     indices = plan.indices(epoch, plan.positions_of(0, plan.batches_per_epoch))
     assert sorted(indices) == list(range(plan.size))
+
+
+@given(plans, st.integers(0, 3))
+@settings(max_examples=150, deadline=None)
+def test_an_item_is_found_where_the_epoch_has_it(fields: dict[str, Any], epoch: int) -> None:
+    shards = shards_of(fields)
+    made: dict[int, set[tuple[int, int, int]]] = {index: set() for index in range(fields["size"])}
+    for shard, plan in enumerate(shards):
+        for batch in range(plan.batches_per_epoch):
+            for row, index in enumerate(plan.indices(epoch, plan.positions(batch))):
+                made[index].add((shard, batch, row))
+    for index, places in made.items():
+        position = shards[0].position_of(epoch, index)
+        found = {(shard, *place) for shard, plan in enumerate(shards) if (place := plan.place(position)) is not None}
+        assert found == places
+        for shard, batch, row in found:
+            assert shards[shard].positions(batch)[row] == position

@@ -27,3 +27,19 @@ def test_take_is_indexing(size: int, key: int, data: st.DataObject) -> None:
     assert taken == [permutation[position] for position in positions]
     assert all(0 <= number < size for number in taken)
     assert len(set(taken)) == len(set(positions))
+
+
+@given(st.integers(1, MAX_SIZE), keys, st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_number_is_found_again(size: int, key: int, data: st.DataObject) -> None:
+    permutation = Permutation(size, key)
+    number = data.draw(st.integers(0, size - 1))
+    assert permutation[permutation.position_of(number)] == number
+
+
+@given(st.integers(1, 3 * TABLE_SIZE), keys)
+@settings(max_examples=30, deadline=None)
+def test_finding_undoes_indexing(size: int, key: int) -> None:
+    permutation = Permutation(size, key)
+    for position in range(0, size, max(1, size // 50)):
+        assert permutation.position_of(permutation[position]) == position

@@ -1,0 +1,121 @@
+"""One sample of a training again, alone and in this process: for a debugger, a traceback, or to see a crash."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from loaderpool.config import check_epoch
+from loaderpool.errors import ArgumentError, LoaderpoolError
+from loaderpool.local_engine import LocalEngine
+from loaderpool.plan.order import Plan
+from loaderpool.plan.randomness import SavedGlobals
+from loaderpool.spec import ElementSpec, sample_spec
+from loaderpool.worker.jobs import WorkFailed
+
+if TYPE_CHECKING:
+    from loaderpool.loader import Loader
+
+__all__ = ["Call", "Replay"]
+
+# Shards that a message looks through for the one that has an index: more would take seconds, and nobody has so many.
+_MOST_SHARDS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The call of the function that has a source index, and its place in an epoch."""
+
+    epoch: int
+    index: int  # the source index that was asked for
+    position: int  # where the epoch has it; keys the random streams
+    batch: int  # of this shard
+    row: int  # within the batch
+    indices: tuple[int, ...]  # all that the call is for, in the order in which it gets them
+    positions: tuple[int, ...]
+
+
+class Replay:
+    """Makes the very sample that a training makes of a source index: same call, same random streams, same bits.
+
+    Runs in: the process that asks; no worker is started. The loader stays as it is.
+
+    The function is called once. Where the training finds out only on the way that it draws from `random` or
+    `numpy.random` (`seed_globals="auto"`), they are seeded here from the start: the training ends up with that.
+
+    Args:
+        loader: whose source, function and settings it is.
+        index: index into the source, from 0.
+        epoch: from 0.
+
+    Raises:
+        ArgumentError: no such index or epoch, or one that this loader never makes; says why.
+    """
+
+    def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
+        seeds = loader.config.seed_globals
+        self._loader = loader.replace(workers=0, seed_globals=bool(seeds))  # "auto" draws what True draws
+        engine = self._loader._running_engine()
+        assert isinstance(engine, LocalEngine)
+        self._engine = engine
+        self.call = _find_call(engine, index, check_epoch(epoch))
+        self.has_hooks = self._loader._book.has_hooks  # it runs none, so it sees the data as it is before epoch 0
+
+    def run(self) -> Any:
+        """What the function returns, as it is; a whole batch or element where one call makes that.
+
+        Raises:
+            BaseException: what the function, the source or the `setup` hook raised, itself.
+        """
+        work, call = self._engine.work, self.call
+        with SavedGlobals():
+            try:
+                work.ensure_setup()
+            except WorkFailed as failed:
+                raise failed.error from None
+            if self._engine.takes_out:
+                self._learn_form()
+            return work.call(call.epoch, list(call.positions), list(call.indices))
+
+    def spec_of(self, result: Any) -> ElementSpec:
+        """The result's structure, dtypes and shapes.
+
+        Raises:
+            SpecMismatchError: no batch can be made of it.
+        """
+        return sample_spec(result, self._engine.given_spec)
+
+    def _learn_form(self) -> None:
+        """The function writes into a row of a batch; how that looks, the epoch's first sample tells."""
+        try:
+            self._engine.form()
+        except LoaderpoolError:
+            pass  # then `out` is None, as it is for that first sample
+        self._engine.work.forget_probe()
+
+
+def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
+    plan = engine.plan
+    if not 0 <= index < plan.size:
+        raise ArgumentError(f"the source has no index {index}: it has {plan.size:,} items, 0 to {plan.size - 1}")
+    position = plan.position_of(epoch, index)
+    place = plan.place(position)
+    if place is None:
+        raise ArgumentError(_why_nowhere(plan, index, epoch, position))
+    batch, row = place
+    positions = plan.positions(batch) if engine.unit == "batch" else plan.positions(batch, row, row + 1)
+    indices = plan.indices(epoch, positions)
+    return Call(epoch, index, position, batch, row, tuple(indices), tuple(positions.tolist()))
+
+
+def _why_nowhere(plan: Plan, index: int, epoch: int, position: int) -> str:
+    where = f"this loader does not make source index {index} in epoch {epoch}: it stands at position {position:,}, "
+    other_epochs = "; in other epochs it may stand elsewhere (--epoch)" if plan.shuffle else ""
+    for shard in range(min(plan.num_shards, _MOST_SHARDS)):
+        if dataclasses.replace(plan, shard_index=shard).place(position) is not None:
+            return (
+                f"{where}which is the share of shard_index={shard}, and this loader's is "
+                f"shard_index={plan.shard_index} of num_shards={plan.num_shards}{other_epochs}"
+            )
+    tail = plan.size % ((plan.batch_size or 1) * plan.num_shards)
+    return f"{where}in the tail of {tail} rows that drop_remainder=True leaves out{other_epochs}"

@@ -1,0 +1,274 @@
+"""A replayed sample is the one of the training: same streams, same bits, in this process; or its error."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.engine_choice import without_workers
+from loaderpool.errors import ArgumentError
+from loaderpool.replay import Replay
+from tests.support.child import ChildResult, run_child
+
+SIZE = 50
+
+
+def draw(item: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Draws from all three streams."""
+    return {"item": item, "rng": rng.random(3), "random": random.random(), "numpy": np.random.normal(size=2)}
+
+
+def draw_globals(item: int) -> tuple[float, float]:
+    return random.random(), float(np.random.rand()) if item % 2 else 0.0
+
+
+def draw_batch(items: list[int], rng: np.random.Generator) -> Any:
+    return {"items": np.array(items), "noise": rng.random((len(items), 2)), "random": np.random.rand(len(items))}
+
+
+def write_out(item: int, rng: np.random.Generator, out: Any) -> Any:
+    if out is None:
+        out = {"x": np.empty(4), "item": np.empty((), np.int64)}
+    out["x"][...] = rng.random(4)
+    out["item"][...] = item
+    return out
+
+
+def rows_of(batch: Any) -> Iterator[Any]:
+    parts = list(batch.values()) if isinstance(batch, dict) else list(batch)
+    keys = list(batch) if isinstance(batch, dict) else None
+    for row in zip(*parts, strict=True):
+        yield dict(zip(keys, row, strict=True)) if keys else row
+
+
+def same(one: Any, other: Any) -> bool:
+    values = [list(each.values()) if isinstance(each, dict) else list(each) for each in (one, other)]
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(*values, strict=True))
+
+
+@pytest.mark.parametrize("fn", [draw, draw_globals, write_out])
+@pytest.mark.parametrize(
+    "settings", [{}, {"shuffle": True}, {"shuffle": True, "num_shards": 2, "shard_index": 1}], ids=str
+)
+def test_a_sample_has_the_bits_of_the_training(fn: Callable[..., Any], settings: dict[str, Any]) -> None:
+    with lp.Loader(range(SIZE), fn, batch_size=4, seed=3, workers=2, **settings) as loader:
+        epochs = [[row for batch in loader for row in rows_of(batch)] for _ in range(2)]
+        plan = loader._plan
+        for epoch, rows in enumerate(epochs):
+            indices = [
+                index for batch in range(plan.batches_per_epoch) for index in plan.indices(epoch, plan.positions(batch))
+            ]
+            for at in (0, 1, 11, len(rows) - 1):
+                replay = Replay(loader, indices[at], epoch)
+                assert same(replay.run(), rows[at])
+
+
+def test_the_whole_batch_of_batch_fn_is_replayed() -> None:
+    with lp.Loader(range(SIZE), batch_fn=draw_batch, batch_size=8, shuffle=True, seed=1, workers=2) as loader:
+        loader.epoch = 2
+        for batch in loader:
+            for index in (int(batch["items"][0]), int(batch["items"][-1])):
+                replay = Replay(loader, index, 2)
+                assert replay.call.indices == tuple(batch["items"].tolist())
+                assert same(replay.run(), batch)
+
+
+def test_an_element_of_its_own_is_replayed() -> None:
+    with lp.Loader(range(6), draw, batch_size=None, shuffle=True, workers=2) as loader:
+        for element in loader:
+            assert same(Replay(loader, int(element["item"]), 0).run(), element)
+
+
+def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def setup() -> None:
+        calls.append("setup")
+
+    def fn(item: int) -> float:
+        calls.append("fn")
+        return random.random()
+
+    state = random.getstate()
+    with lp.Loader(range(9), fn, setup=setup, workers=0) as loader:
+        Replay(loader, 4, 0).run()
+    assert calls == ["setup", "fn"]  # once each, although the globals were drawn from
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize(
+    ("settings", "index", "says"),
+    [
+        ({}, SIZE, "0 to 49"),
+        ({}, -1, "0 to 49"),
+        ({"drop_remainder": True}, 49, "drop_remainder"),
+        ({"num_shards": 2, "shard_index": 0}, 5, "shard_index=1"),
+        ({"num_shards": 2, "shard_index": 0, "drop_remainder": True}, 49, "drop_remainder"),
+    ],
+)
+def test_an_index_that_the_loader_never_makes_is_said(settings: dict[str, Any], index: int, says: str) -> None:
+    with lp.Loader(range(SIZE), draw, batch_size=4, workers=0, **settings) as loader:
+        with pytest.raises(ArgumentError, match=says) as raised:
+            Replay(loader, index, 0)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_loader_made_without_workers_starts_no_process() -> None:
+    before = set(os.listdir("/proc"))
+    with without_workers():
+        pool = lp.Pool(3)
+        loaders = [lp.Loader(range(9), workers=3), lp.Loader(range(9), pool=pool)]
+        assert len(list(loaders[0])) == 1
+    children = [
+        pid for pid in set(os.listdir("/proc")) - before
+        if pid.isdigit() and f"\nPPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()
+    ]  # fmt: skip
+    assert not children
+    for loader in loaders:
+        loader.close()
+
+
+# ---- the command ----
+
+MODULE = """
+import ctypes
+import os
+import random
+
+import numpy as np
+
+import loaderpool as lp
+
+
+def fn(i, rng):
+    if i == 3:
+        raise ValueError("no such row")
+    if i == 4:
+        ctypes.string_at(0)
+    if i == 5:
+        raise SystemExit(9)
+    if i == 6:
+        return None
+    if i == 7:
+        print("pid", os.getpid(), "role", os.environ.get("LOADERPOOL_ROLE"))
+    return {"image": rng.random((4, 3)).astype("f4"), "label": i, "name": f"row {i}", "flag": np.array([np.nan, 1.0])}
+
+
+def make():
+    return lp.Loader(range(20), fn, batch_size=4, workers=3, shuffle=True, seed=11)
+
+
+def refuse():
+    raise OSError("no shard here")
+
+
+def read_one():
+    loader = make()
+    next(iter(lp.Loader(range(4), workers=2)))
+    return loader
+
+
+sharded = lp.Loader(range(20), fn, batch_size=4, num_shards=2, shard_index=1)
+batches = lp.Loader(range(20), batch_fn=lambda items: np.array(items), batch_size=4)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., ChildResult]:
+    (tmp_path / "jobs.py").write_text(MODULE)
+
+    def run(*arguments: str, stdin: str = "", before: str = "", **options: Any) -> ChildResult:
+        feed = f"import io; sys.stdin = io.StringIO({stdin!r})\n" if stdin else ""
+        return run_child(
+            f"import os, sys\nsys.path.pop(0)\n{before}\n{feed}"
+            f"from loaderpool.cli import main\nsys.exit(main({list(arguments)!r}))\n",
+            cwd=tmp_path,
+            **options,
+        )
+
+    return run
+
+
+def test_what_came_is_shown(command: Callable[..., ChildResult]) -> None:
+    result = command("replay", "jobs:make", "--index", "7").check()
+    text = result.stdout
+    assert "source index 7" in text and "epoch 0" in text
+    for word in ("image", "float32[4, 3]", "label", "int64[]", "name", "row 7", "1 NaN"):
+        assert word in text, word
+    (line,) = [line.split() for line in text.splitlines() if line.startswith("['label']")]
+    assert line[1:4] == ["int64[]", "7", "7"]
+    assert "role None" in text  # in this process, no worker
+    assert "\x1b" not in text
+
+
+def test_a_target_may_read_a_loader_while_it_is_made(command: Callable[..., ChildResult]) -> None:
+    assert "int64[]" in command("replay", "jobs:read_one", "--index", "7").check().stdout
+
+
+def test_a_batch_is_shown_with_all_its_indices(command: Callable[..., ChildResult]) -> None:
+    text = command("replay", "jobs:batches", "--index", "6").check().stdout
+    assert "source indices 4, 5, 6, 7" in text
+    assert "int64[4]" in text
+
+
+def test_an_error_is_shown_with_the_user_s_frames(command: Callable[..., ChildResult]) -> None:
+    result = command("replay", "jobs:make", "--index", "3")
+    assert result.returncode == 1
+    assert "ValueError: no such row" in result.stderr and "in fn" in result.stderr
+    assert "loaderpool/" not in result.stderr
+    assert "--pdb" in result.stderr
+
+
+def test_pdb_opens_where_it_raised(command: Callable[..., ChildResult]) -> None:
+    result = command("replay", "jobs:make", "--index", "3", "--pdb", stdin="p 'i is', i\nq\n")
+    assert result.returncode == 1
+    assert "('i is', 3)" in result.stdout
+
+
+def test_an_exit_is_shown_and_not_taken_for_success(command: Callable[..., ChildResult]) -> None:
+    result = command("replay", "jobs:make", "--index", "5")
+    assert result.returncode == 1
+    assert "SystemExit: 9" in result.stderr
+
+
+def test_what_no_batch_can_be_made_of_is_said(command: Callable[..., ChildResult]) -> None:
+    result = command("replay", "jobs:make", "--index", "6")
+    assert result.returncode == 1
+    assert "fn returned None" in result.stderr
+
+
+def test_a_crash_shows_its_stack_here(command: Callable[..., ChildResult]) -> None:
+    result = command("replay", "jobs:make", "--index", "4", env={"PYTHONFAULTHANDLER": None})
+    assert result.returncode == -signal.SIGSEGV
+    assert "source index 4" in result.stdout  # said before it ran
+    assert "Segmentation fault" in result.stderr and "in fn" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["jobs:make", "--index", "20"], 2, "0 to 19"),
+        (["jobs:make", "--index", "x"], 2, "--index"),
+        (["jobs:make"], 2, "--index"),
+        (["jobs:make", "--index", "1", "--epoch", "-1"], 2, "--epoch"),
+        (["jobs:sharded", "--index", "1"], 2, "shard_index=0"),
+        (["jobs:nothing", "--index", "1"], 2, "names nothing"),
+        (["jobs:refuse", "--index", "1"], 1, "no shard here"),
+    ],
+)
+def test_a_wrong_call_is_one_clear_line(
+    command: Callable[..., ChildResult], arguments: list[str], status: int, says: str
+) -> None:
+    result = command("replay", *arguments)
+    assert result.returncode == status
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert says in line
+    assert not result.stdout
