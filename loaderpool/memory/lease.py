@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -172,7 +173,9 @@ class Lender:
             with contextlib.suppress(ValueError):
                 self.returned.remove(lease)
 
-    def _on_death(self, _: Any) -> None:
+    def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # modules may be gone already, and nobody wants a slot any more
+            return
         try:
             self.settle()
         except KeyboardInterrupt:  # nobody would hear of it: Python drops what a finalizer raises

@@ -161,9 +161,7 @@ def test_the_error_is_also_of_the_users_type(
         assert repr(error)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: StopIteration(3), lambda: StopAsyncIteration(), lambda: Exception("plain")]
-)
+@pytest.mark.parametrize("make", [lambda: StopIteration(3), lambda: StopAsyncIteration(), lambda: Exception("plain")])
 def test_an_exception_that_ends_loops_ends_no_loop(make: Callable[[], BaseException], made_in: dict[str, Any]) -> None:
     with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
         batches, error = failing_pass(loader)
@@ -408,9 +406,7 @@ def test_an_iterator_that_failed_is_over(made_in: dict[str, Any]) -> None:
 
 
 def test_unordered_delivery_raises_the_error_too(made_in: dict[str, Any]) -> None:
-    loader = lp.Loader(
-        range(200), raising(lambda: ValueError("bad")), batch_size=2, deterministic=False, **made_in
-    )
+    loader = lp.Loader(range(200), raising(lambda: ValueError("bad")), batch_size=2, deterministic=False, **made_in)
     with loader:
         for _ in range(2):
             batches, error = failing_pass(loader)

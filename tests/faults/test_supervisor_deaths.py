@@ -207,8 +207,9 @@ def test_its_workers_are_gone_before_another_one_begins() -> None:
         first = next(batches)
         before = [worker.pid for worker in loader.statistics().workers]
         os.kill(supervisor_of(loader), signal.SIGKILL)
-        next(batches)
+        wait_until(lambda: loader.statistics().supervisor_restarts == 1)
         assert wait_gone(before, 0.0) == []
+        next(batches)
         assert first["item"][:, 0, 0].tolist() == [0, 1, 2, 3]
     assert wait_gone(descendants(os.getpid()), 5.0) == []
 

@@ -92,9 +92,7 @@ def test_an_update_looks_at_nothing_in_the_arena(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2])
-def test_a_shipment_that_does_not_fit_leaves_nothing(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
+def test_a_shipment_that_does_not_fit_leaves_nothing(arena: Arena, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     room = [1 << 40] * nth + [0]
     arena._free_until_s = 0.0
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: room.pop(0))
