@@ -7,13 +7,15 @@ the trainer's side does such steps with the signal held back; a wait is ended by
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
-__all__ = ["InterruptsHeld", "note_missed"]
+__all__ = ["InterruptsHeld", "is_ctrl_c_told", "note_missed", "tell_other_threads", "told_descriptor"]
 
 _was_missed = False
 
@@ -61,3 +63,79 @@ class InterruptsHeld:
         self.is_pending = True
         if self._wake is not None:
             self._wake()
+
+
+# ---- Ctrl-C while the main thread is in TensorFlow ----
+#
+# There Python's handler cannot run before the call into TensorFlow returns, and that waits for a thread of tf.data,
+# which waits for our next batch. What can be done at once is a write to a descriptor (`signal.set_wakeup_fd`), which
+# whoever waits for a batch polls as well.
+
+_told: tuple[int, int] | None = None
+
+
+def tell_other_threads() -> None:
+    """From now on a Ctrl-C also ends the waits of other threads, where `signal.set_wakeup_fd` is free for it.
+
+    Runs in: the main thread; on another one nothing is done. The two descriptors stay for the life of the process.
+    """
+    global _told
+    if _told is not None or threading.get_ident() != threading.main_thread().ident:
+        return
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    if before != -1:  # an event loop's, say
+        signal.set_wakeup_fd(before)
+        os.close(read_end)
+        os.close(write_end)
+        return
+    _told = read_end, write_end
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _on_ctrl_c)
+
+
+def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """KeyboardInterrupt as by Python's own handler, but for one place where that would come out as another error.
+
+    A wait that was broken off comes back through TensorFlow as an error, and the handler's turn comes when the first
+    bytecode is run: in the constructor of TensorFlow's exception. What is raised there becomes pybind11's RuntimeError
+    ("MISMATCH of original and normalized active exception types"; TensorFlow 2.21). So it is raised where that error
+    arrives: in the frame that made the call into C++.
+    """
+    if frame is None or not _constructs_status_error(frame) or sys.gettrace() is not None:
+        raise KeyboardInterrupt
+
+    def trace(traced: FrameType, event: str, _: Any) -> Any:
+        if event == "exception":
+            sys.settrace(None)
+            traced.f_trace = None
+            raise KeyboardInterrupt
+        return trace
+
+    caller = frame.f_back
+    assert caller is not None
+    caller.f_trace = trace
+    sys.settrace(lambda *_: None)
+
+
+def _constructs_status_error(frame: FrameType) -> bool:
+    made = frame.f_locals.get("self")
+    return frame.f_code.co_name == "__init__" and type(made).__name__ == "_NotOkStatusException"
+
+
+def told_descriptor() -> int | None:
+    """What becomes readable with a signal, None where nothing does."""
+    return None if _told is None else _told[0]
+
+
+def is_ctrl_c_told() -> bool:
+    """Whether a Ctrl-C was told of since the last call and will be a KeyboardInterrupt: no handler of the program's."""
+    if _told is None:
+        return False
+    try:
+        numbers = os.read(_told[0], 4096)
+    except BlockingIOError:  # another thread was first
+        return False
+    return signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _on_ctrl_c)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from loaderpool import clock, machine
+from loaderpool import clock, interrupts, machine
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Words, unpack_all
@@ -68,6 +68,8 @@ class Link:
         self.next_tickets = first_ticket + _TICKETS_PER_SUPERVISOR
         self._wake = wake
         self._stopped_ns = self._looked_ns = 0
+        self._signals: int | None = None  # tells of Ctrl-C
+        self.has_signal = False  # it did while we waited
         try:
             self._pidfd = machine.open_pidfd(self.pid)
             self._poll = self._make_poll()
@@ -87,10 +89,16 @@ class Link:
             room_in: a descriptor that is waited for to be writable, too.
         """
         poll = self._poll
+        signals = interrupts.told_descriptor()
+        if signals != self._signals:
+            self._signals = signals
+            poll = self._poll = self._make_poll()
         if room_in is not None:
             poll = self._make_poll()
             poll.register(room_in, select.POLLOUT)
-        if poll.poll(_LOOK_MS if self._pidfd is None else _STOP_LOOK_MS):
+        ready = poll.poll(_LOOK_MS if self._pidfd is None else _STOP_LOOK_MS)
+        self.has_signal = any(descriptor == signals for descriptor, _ in ready)
+        if ready:
             self._stopped_ns = 0
         else:
             self._end_if_stopped()
@@ -146,10 +154,9 @@ class Link:
 
     def _make_poll(self) -> select.poll:
         poll = select.poll()
-        for descriptor in (self._completions, self.socket.fileno(), self._wake):
-            poll.register(descriptor, select.POLLIN)
-        if self._pidfd is not None:
-            poll.register(self._pidfd, select.POLLIN)
+        for descriptor in (self._completions, self.socket.fileno(), self._wake, self._pidfd, self._signals):
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
         return poll
 
     def _end_if_stopped(self) -> None:

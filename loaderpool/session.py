@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from loaderpool import clock, machine
+from loaderpool import clock, interrupts, machine
 from loaderpool.attachments import Attachment, Lost, read_attachment, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError, SupervisorLostError
@@ -96,6 +96,7 @@ class Session:
         self._turn = threading.Condition(self.lock)
         self._has_leader = False
         self._how_broken = ""  # why there is no supervisor any more
+        self._ctrl_cs = 0  # that were told of
         self._gave_up = False  # the supervisor has told why it ends
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
         self.is_closed = False
@@ -139,10 +140,13 @@ class Session:
             pass  # a Ctrl-C came, and its handler returned
 
     def _wait_once(self, is_ready: Callable[[], bool]) -> bool:
-        with InterruptsHeld(self._wake_leader) as interrupts, self._turn:
+        with InterruptsHeld(self._wake_leader) as held, self._turn:
+            ctrl_cs = self._ctrl_cs
             while not is_ready():
-                if interrupts.is_pending:
+                if held.is_pending:
                     return False
+                if self._ctrl_cs != ctrl_cs and threading.current_thread() is not threading.main_thread():
+                    raise KeyboardInterrupt("Ctrl-C, while the main thread waits for this one")
                 self.check_usable()
                 if self._has_leader:
                     self._turn.wait()
@@ -235,8 +239,16 @@ class Session:
             link.wait(self.pipe.fileno() if waits_for_room else None)
         finally:
             self.lock.acquire()
+        if link.has_signal and interrupts.is_ctrl_c_told():
+            for session in live_sessions():  # its other threads, and the other pools', were not told
+                session.note_ctrl_c()
         if not self.is_closed:
             self._drain()
+
+    def note_ctrl_c(self) -> None:
+        """Who waits here on another thread than the main one gives up. Runs in: any thread, without the lock."""
+        self._ctrl_cs += 1
+        self._wake_leader()
 
     def _drain(self) -> None:
         """Take in everything that has arrived."""

@@ -24,6 +24,7 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
+from loaderpool import interrupts
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError
@@ -55,6 +56,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
         raise ArgumentTypeError(f'device must be a name such as "/GPU:0", got {device!r}')
     if checkpointable:
         raise ArgumentError("checkpointable=True is not there yet; it comes with exact resume")
+    interrupts.tell_other_threads()
     wire = Wire.of(loader.form)
     source = _Elements(loader, wire, epochs)
     dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)

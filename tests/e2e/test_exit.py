@@ -114,3 +114,57 @@ def test_sys_exit_in_the_middle_of_a_loop_has_its_status(tf: Any) -> None:
         """
     )
     assert (result.returncode, result.stderr) == (7, "")
+
+
+@pytest.mark.parametrize("loop", ["for", "fit", "prefetch"])
+def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_whole(tf: Any, loop: str) -> None:
+    result = run(
+        f"""
+        import os, signal
+        loop = {loop!r}
+
+        def slow_from_40_on(index):
+            if index >= 40:
+                time.sleep({STUCK_S})
+            return quick(index)
+
+        loader = lp.Loader(range(100), slow_from_40_on, batch_size=4, workers=2)
+        dataset = loader.as_dataset(prefetch=0 if loop == "for" else 2)
+        threading.Timer(6.0 if loop == "fit" else 3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            if loop == "fit":
+                import keras
+                model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+                model.compile(optimizer="sgd", loss="mse")
+                model.fit(dataset, verbose=0)
+            else:
+                for _ in dataset:
+                    pass
+        except KeyboardInterrupt:
+            print("interrupted")
+        loader.close()
+        again = lp.Loader(range(40), quick, batch_size=4, workers=2)
+        print(sum(1 for _ in again.as_dataset()))
+        """
+    )
+    assert (result.returncode, result.stdout) == (0, "interrupted\n10\n")
+    assert "Traceback" not in result.stderr
+
+
+def test_ctrl_c_through_tf_data_is_left_to_a_handler_of_the_program(tf: Any) -> None:
+    result = run(
+        """
+        import os, signal
+        seen = []
+        signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+
+        def slow(index):
+            time.sleep(0.05)
+            return quick(index)
+
+        loader = lp.Loader(range(100), slow, batch_size=4, workers=2)
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        print(sum(1 for _ in loader.as_dataset(prefetch=0)), len(seen))
+        """
+    )
+    assert (result.returncode, result.stdout) == (0, "25 1\n")

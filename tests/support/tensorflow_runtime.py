@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool import interrupts
+
 __all__ = ["address_of", "aliases_arrays", "let_go_of_arrays", "load", "quieten"]
 
 LOGICAL_CPUS = 3  # the host's own, and two more to place things on
@@ -35,6 +37,7 @@ def load() -> Any:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
         )
+        interrupts.tell_other_threads()  # the first as_dataset of a process leaves two descriptors: now, not in a test
         _loaded = tf
     return _loaded
 
