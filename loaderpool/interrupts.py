@@ -104,7 +104,10 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
     ("MISMATCH of original and normalized active exception types"; TensorFlow 2.21). So it is raised where that error
     arrives: in the frame that made the call into C++.
     """
-    if frame is None or not _constructs_status_error(frame) or sys.gettrace() is not None:
+    caller = frame
+    while caller is not None and _constructs_status_error(caller):
+        caller = caller.f_back
+    if caller is None or caller is frame or sys.gettrace() is not None:
         raise KeyboardInterrupt
 
     def trace(traced: FrameType, event: str, _: Any) -> Any:
@@ -114,15 +117,15 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
             raise KeyboardInterrupt
         return trace
 
-    caller = frame.f_back
-    assert caller is not None
     caller.f_trace = trace
     sys.settrace(lambda *_: None)
 
 
 def _constructs_status_error(frame: FrameType) -> bool:
+    if frame.f_code.co_name != "__init__":
+        return False
     made = frame.f_locals.get("self")
-    return frame.f_code.co_name == "__init__" and type(made).__name__ == "_NotOkStatusException"
+    return isinstance(made, BaseException) and type(made).__module__.startswith("tensorflow")
 
 
 def told_descriptor() -> int | None:
