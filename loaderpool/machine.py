@@ -22,6 +22,7 @@ __all__ = [
     "cgroup_memory_limit",
     "cgroup_pids",
     "create_memory_file",
+    "descriptor_limits",
     "die_with_parent",
     "flush_standard_streams",
     "is_stopped",
@@ -206,6 +207,11 @@ def flush_standard_streams() -> None:
             stream.flush()
         except Exception:  # closed, or its reader is gone
             pass
+
+
+def descriptor_limits() -> tuple[int, int]:
+    """How many descriptors this process may have, and how many it may allow itself."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def raise_descriptor_limit() -> None:

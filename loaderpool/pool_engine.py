@@ -7,9 +7,10 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SupervisorLostError
+from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, PoolBrokenError, SupervisorLostError
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
@@ -66,7 +67,7 @@ class PoolEngine:
         # Makes the error that ended the loader, anew for each who meets it: a kept exception would keep, through its
         # traceback, every frame that it passed, and so the loader itself.
         self._make_error: Callable[[], LoaderpoolError] | None = None
-        self._is_probe_error = self._was_told = False
+        self._is_passing_error = self._was_told = False
         self._probe: Probe | None = None
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
@@ -107,9 +108,9 @@ class PoolEngine:
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
+        if self._make_error is not None:
+            self._try_again()
         if self._form is None:
-            self.session.check_owner()
-            self._probe_again()
             self.session.wait_for(lambda: self._probe is not None or self._make_error is not None or self._is_closed)
             with self.session.lock:
                 self.check_open()
@@ -238,16 +239,27 @@ class PoolEngine:
             self._probe = read_attachment(attachment)
         elif kind == Notice.SPEC_FAILED:
             self._make_error = functools.partial(sample_error, read_attachment(attachment))
-            self._is_probe_error = True
+            self._is_passing_error = True
         elif kind == Notice.LOAD_FAILED:
             failure, advice = read_attachment(attachment)
             what = "the supervisor could not load function and source" if words[1] else "no worker could be started"
             self._make_error = functools.partial(setup_error, failure, what, advice, place="the supervisor")
         elif kind == Notice.LOST:
             self._make_error = functools.partial(lost_error, read_attachment(attachment))
-            self._is_probe_error = words[1] != 0
+            self._is_passing_error = words[1] != 0
         elif kind == Notice.UNLOADED:
             self._forget()
+
+    def on_maimed(self) -> None:
+        """Something could not be received; who waits is told, and the next pass tries again."""
+        soft, _ = machine.descriptor_limits()
+        self._make_error = functools.partial(
+            PoolBrokenError,
+            "this process has no file descriptors left to receive a large batch, spec or error with (its limit is "
+            f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n)",
+        )
+        self._is_passing_error = True
+        self.session.wake()
 
     def on_new_supervisor(self) -> None:
         """Tell another supervisor all that it must know, and have what was not taken made anew."""
@@ -295,12 +307,14 @@ class PoolEngine:
             self._was_told = True
             raise self._make_error()
 
-    def _probe_again(self) -> None:
-        """The first sample failed and somebody was told: try it anew, as any other sample is in the next pass."""
+    def _try_again(self) -> None:
+        """The first sample failed, say, and somebody was told: it is tried anew, as any other one in the next pass."""
+        self.session.check_owner()
         with self.session.lock:
-            if self._is_probe_error and self._was_told:
-                self._make_error, self._is_probe_error, self._was_told = None, False, False
-                self.session.order(Control.PROBE, self.number, self._first_epoch)
+            if self._is_passing_error and self._was_told:
+                self._make_error, self._is_passing_error, self._was_told = None, False, False
+                if self._probe is None:
+                    self.session.order(Control.PROBE, self.number, self._first_epoch)
 
     def _unload(self) -> None:
         for run in self._sharing.active if self._sharing is not None else ():

@@ -33,11 +33,21 @@ __all__ = ["Listener", "Session", "WorkerRecord"]
 _CLOSE_TIMEOUT_S = 2.0
 
 
+# Completions in a row that could not be received before somebody is told: they are made again, and a descriptor may
+# become free meanwhile.
+_MAIMED_IN_A_ROW = 5
+# Where a notice names its run or loader.
+_OWNER: collections.defaultdict[int, int] = collections.defaultdict(lambda: 1, {Notice.COMPLETION: 2})
+
+
 class Listener(Protocol):
     """Who takes notices about a loader: its engine."""
 
     def on_notice(self, words: Words, attachment: Attachment) -> None:
         """A notice about this loader arrived. The session's lock is held."""
+
+    def on_maimed(self) -> None:
+        """Something for this loader could not be received, for lack of file descriptors. The session's lock is held."""
 
     def on_new_supervisor(self) -> None:
         """The supervisor died and another one begins: tell it all that it must know. The session's lock is held."""
@@ -96,6 +106,7 @@ class Session:
         self._turn = threading.Condition(self.lock)
         self._has_leader = False
         self._how_broken = ""  # why there is no supervisor any more
+        self._maimed = 0  # notices in a row that could not be received
         self._ctrl_cs = 0  # that were told of
         self._gave_up = False  # the supervisor has told why it ends
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
@@ -276,8 +287,17 @@ class Session:
             words, attachment = received
             if not isinstance(attachment, Lost):
                 self._dispatch(words, attachment)
-            elif words[0] == Notice.COMPLETION:
+                self._maimed = 0
+                continue
+            # This process had no descriptor left to receive it with.
+            self._maimed += 1
+            listener = (self.runs if words[0] == Notice.COMPLETION else self.listeners).get(words[_OWNER[words[0]]])
+            if words[0] == Notice.COMPLETION:
                 self.order(Control.REDO, words[1], words[6])
+                if self._maimed < _MAIMED_IN_A_ROW:
+                    continue
+            if listener is not None:
+                listener.on_maimed()
 
     # ---- another supervisor (rule 11 of the design) ----
 

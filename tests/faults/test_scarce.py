@@ -1,0 +1,92 @@
+"""Machines on which something is scarce: it works, or one line says what is missing and what to set."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.child import run_child
+
+USE_UP = """
+import os, resource
+import numpy as np
+import loaderpool as lp
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+
+
+def use_up():
+    taken = []
+    try:
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return taken
+
+
+def meets(error, work):
+    try:
+        return work()
+    except error as met:
+        assert "no file descriptors left" in str(met) and "its limit is 200" in str(met), met
+        return "told"
+"""
+
+CASES = {
+    "the first sample's error is large": """
+def fn(item):
+    raise ValueError("y" * 100_000)
+
+loader = lp.Loader(range(20), fn, batch_size=4, workers=1)
+taken = use_up()
+print(meets(lp.PoolBrokenError, lambda: loader.element_spec))
+for each in taken: os.close(each)
+try:
+    loader.element_spec
+except ValueError:
+    print("then the error itself")
+""",
+    "a batch is oversize": """
+def fn(item):
+    return "x" * (1 if item < 4 else 1_000_000)
+
+loader = lp.Loader(range(20), fn, batch_size=4, workers=1)
+loader.element_spec
+taken = use_up()
+print(meets(lp.PoolBrokenError, lambda: sum(map(len, loader))))
+for each in taken: os.close(each)
+assert sum(map(len, loader)) == 20
+print("then the error itself")
+""",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trainer_without_descriptors_is_told_and_goes_on_when_there_are_some(case: str) -> None:
+    result = run_child(USE_UP + CASES[case] + "\nloader.close()\n", timeout_s=60).check()
+    assert result.stdout == "told\nthen the error itself\n"
+
+
+def test_a_consumer_that_hoards_thousands_of_batches_needs_no_descriptors() -> None:
+    code = """
+        kept = list(lp.Loader(range(30_000), lambda item: np.full((40,), item), batch_size=4, workers=2))
+        assert [int(batch[0, 0]) for batch in kept] == list(range(0, 30_000, 4))
+        print(len(os.listdir("/proc/self/fd")) < 60)
+    """
+    assert run_child(USE_UP + textwrap.dedent(code), timeout_s=60).check().stdout == "True\n"
+
+
+def test_a_read_only_working_directory_and_no_home(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o555)
+    code = """
+import loaderpool as lp
+with lp.Loader(range(20), lambda item: item + 1, batch_size=4, workers=2) as loader:
+    print([int(batch[0]) for batch in loader])
+"""
+    env = {"HOME": None, "XDG_CACHE_HOME": None, "TMPDIR": "/nonexistent"}
+    result = run_child(code, timeout_s=60, cwd=tmp_path, env=env).check()
+    assert (result.stdout, result.stderr) == ("[1, 5, 9, 13, 17]\n", "")
+    assert list(tmp_path.iterdir()) == []
