@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from loaderpool.config import ErrorPolicy
 from loaderpool.delivery import Delivery
 from loaderpool.errors import LoaderpoolError
-from loaderpool.failures import sample_error
 from loaderpool.plan.order import Plan
 from loaderpool.tally import Tally, failed_indices
-from loaderpool.worker.failures import Failure
+
+if TYPE_CHECKING:
+    from loaderpool.worker.failures import Failure
 
 __all__ = ["ErrorBudget"]
 
@@ -52,6 +54,8 @@ class ErrorBudget:
         for failures in delivery.failures():
             self._errors += sum(len(failed_indices(failure)) for failure in failures)
             if failures and not self._policy.allows(self._errors, _rows_per_epoch(self._plan)):
+                from loaderpool.failures import sample_error  # which `import loaderpool` shall not wait for
+
                 self._make_error = functools.partial(
                     sample_error,
                     failures[-1],

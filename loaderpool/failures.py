@@ -12,8 +12,16 @@ from loaderpool.errors import (
     SpecMismatchError,
     WorkerLostError,
 )
-from loaderpool.worker.failures import Failure, LostReport, Original, Verdict, how_it_ended, original_of, unpickled
-from loaderpool.worker.loop import LOST_PIPES_STATUS
+from loaderpool.worker.failures import (
+    LOST_PIPES_STATUS,
+    Failure,
+    LostReport,
+    Original,
+    Verdict,
+    how_it_ended,
+    original_of,
+    unpickled,
+)
 
 __all__ = ["lost_error", "sample_error", "setup_error"]
 

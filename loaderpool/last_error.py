@@ -8,7 +8,6 @@ import weakref
 from typing import Any
 
 from loaderpool.errors import LoaderpoolError
-from loaderpool.worker.failures import original_of
 
 __all__ = ["LastError"]
 
@@ -51,6 +50,8 @@ def _without_frames(error: BaseException) -> BaseException:
 
 def _copied(error: BaseException) -> BaseException:
     """Made without calling the class, which may be the user's and do anything."""
+    from loaderpool.worker.failures import original_of  # which `import loaderpool` shall not wait for
+
     cls = type(error)
     builtin: Any = cls
     while builtin.__flags__ & _IS_HEAP_TYPE and builtin.__base__ is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from loaderpool import clock
 from loaderpool.delivery import Delivery
-from loaderpool.worker.failures import Failure
+
+if TYPE_CHECKING:
+    from loaderpool.worker.failures import Failure
 
 __all__ = ["Tally", "failed_indices"]
 

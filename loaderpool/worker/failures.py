@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
+    "LOST_PIPES_STATUS",
     "Failure",
     "LostReport",
     "Original",
@@ -25,6 +26,8 @@ __all__ = [
     "unpickled",
 ]
 
+# The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
+LOST_PIPES_STATUS = 86
 # Frames of these modules are left out of remote tracebacks: the user's own frames are what explains the error.
 _OWN_PREFIX = "loaderpool"
 _OWN_STACK_FRAME = os.path.join("loaderpool", "worker", "")

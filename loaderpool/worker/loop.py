@@ -33,18 +33,16 @@ from loaderpool.messages import (
     split32,
     unpack_all,
 )
-from loaderpool.worker.failures import Failure, describe_failure
+from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.sending import send_descriptor, send_with_bytes, write_message
 from loaderpool.worker.strays import end_stray
 from loaderpool.worker.work import Work
 
-__all__ = ["LOST_PIPES_STATUS", "WorkerChannels", "WorkerLoop"]
+__all__ = ["WorkerChannels", "WorkerLoop"]
 
 # Faults for single pages of a slot cost more than its first batch from about here on.
 _LARGE_SLOT_BYTES = 1 << 20
-# The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
-LOST_PIPES_STATUS = 86
 
 
 @dataclasses.dataclass(frozen=True)
