@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from loaderpool import clock, machine
+from loaderpool import clock, fault_points, machine
 from loaderpool.attachments import Attachment, Lost, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError, SupervisorLostError
@@ -245,6 +245,7 @@ class Session:
         """Read the pipe and the socket, and hand each message to whom it concerns."""
         inbox = self._inbox
         while link.read(inbox) or inbox:
+            fault_points.reach("trainer.taken_in")
             while inbox:
                 self._dispatch(inbox.popleft(), None)
         self._drain_socket()
