@@ -12,24 +12,30 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from loaderpool import clock, interrupts, machine
+from loaderpool import clock, fault_points, interrupts, machine
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Words, unpack_all
 
-__all__ = ["Link"]
+__all__ = ["Link", "tickets_after"]
 
 # How long a close waits for the supervisor to end by itself before it is killed.
 _CLOSE_TIMEOUT_S = 2.0
 # Without pidfds its process is looked at this often; and so it is, to see whether it is stopped.
 _LOOK_MS = 200
-_STOP_LOOK_MS = 1000
 # A stopped supervisor is replaced after so long; of one that merely is busy no such thing is said.
-_STOPPED_NS = 5_000_000_000
+_STOPPED_S = 5.0
 # Workers end with their supervisor by themselves, in milliseconds; larger for one in an uninterruptible system call.
 _WORKERS_END_S = 5.0
-# More tickets than one supervisor can ever deal.
-_TICKETS_PER_SUPERVISOR = 1 << 44
+# A board's word holds a ticket in 48 bits. More than one supervisor can ever deal, and few enough that only the 256th
+# supervisor after this one begins with the same number, when nobody looks at this one's batches any more.
+_TICKET_NUMBERS = 1 << 48
+_TICKETS_PER_SUPERVISOR = 1 << 40
+
+
+def tickets_after(first_ticket: int) -> int:
+    """Where the tickets of the supervisor after the one that begins with these begin; never 0."""
+    return (first_ticket + _TICKETS_PER_SUPERVISOR) % _TICKET_NUMBERS
 
 
 class KnownProcess(Protocol):
@@ -65,12 +71,15 @@ class Link:
         self._process = started.process
         self._completions = started.completions
         self.control, self.socket = started.control, started.socket
-        self.next_tickets = first_ticket + _TICKETS_PER_SUPERVISOR
+        self.next_tickets = tickets_after(first_ticket)
         self._wake = wake
         self._stopped_ns = self._looked_ns = 0
         self._signals: int | None = None  # tells of Ctrl-C
         self.has_signal = False  # it did while we waited
+        self._longest_stop_ns = int(fault_points.setting("stopped_s", _STOPPED_S) * 1e9)
+        self._stop_look_ms = self._longest_stop_ns // 5_000_000
         try:
+            fault_points.reach("trainer.launched")
             self._pidfd = machine.open_pidfd(self.pid)
             self._poll = self._make_poll()
         except BaseException:
@@ -96,7 +105,7 @@ class Link:
         if room_in is not None:
             poll = self._make_poll()
             poll.register(room_in, select.POLLOUT)
-        ready = poll.poll(_LOOK_MS if self._pidfd is None else _STOP_LOOK_MS)
+        ready = poll.poll(_LOOK_MS if self._pidfd is None else self._stop_look_ms)
         self.has_signal = any(descriptor == signals for descriptor, _ in ready)
         if ready:
             self._stopped_ns = 0
@@ -165,8 +174,8 @@ class Link:
         self._looked_ns = now
         if machine.is_stopped(self.pid):
             # A gap in our own time (Ctrl-Z stops us, too) counts as one look.
-            self._stopped_ns += min(now - looked, 2 * _STOP_LOOK_MS * 1_000_000) if self._stopped_ns else 1
-            if self._stopped_ns > _STOPPED_NS:
+            self._stopped_ns += min(now - looked, 2 * self._stop_look_ms * 1_000_000) if self._stopped_ns else 1
+            if self._stopped_ns > self._longest_stop_ns:
                 self._end_group()
         else:
             self._stopped_ns = 0

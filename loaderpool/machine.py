@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 
+from loaderpool import fault_points
 from loaderpool.errors import MemoryLimitError
 
 __all__ = [
@@ -90,6 +91,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
     if not hasattr(os, "posix_fallocate"):
         return
     try:
+        fault_points.reach("machine.reserve")
         os.posix_fallocate(descriptor, offset, nbytes)
     except OSError as error:
         raise MemoryLimitError(

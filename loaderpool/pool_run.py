@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import clock
+from loaderpool import clock, fault_points
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.interrupts import InterruptsHeld
 from loaderpool.messages import Control
@@ -152,6 +152,7 @@ class PoolRun:
         try:
             stretch.shelf.drop_front()
             is_ours = True
+            fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:
                 anchor: npt.NDArray[Any] = np.ndarray((arrival.oversize[1],), np.uint8, buffer=arrival.oversize[0])
                 engine.batches_oversize += arrival.count

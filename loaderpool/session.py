@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from loaderpool import clock, interrupts, machine
+from loaderpool import clock, fault_points, interrupts, machine
 from loaderpool.attachments import Attachment, Lost, read_attachment, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError, SupervisorLostError
@@ -278,6 +278,7 @@ class Session:
         """Read the pipe and the socket, and hand each message to whom it concerns."""
         inbox = self._inbox
         while link.read(inbox) or inbox:
+            fault_points.reach("trainer.taken_in")
             while inbox:
                 self._dispatch(inbox.popleft(), None)
         self._drain_socket()

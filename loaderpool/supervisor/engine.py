@@ -24,10 +24,11 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from loaderpool import clock, machine, role
+from loaderpool import clock, fault_points, machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.supervisor import instructions as s
@@ -197,6 +198,7 @@ class Supervisor:
                     message += pending.popleft().message  # type: ignore[union-attr]
                 worker = self._workers.by_number.get(instruction.worker)
                 if worker is not None:  # where it is dead, its pidfd tells
+                    fault_points.reach("supervisor.dealing")
                     worker.tickets.send(message)
             elif isinstance(instruction, s.ToTrainer):
                 self._trainer.send(instruction.message)
@@ -218,6 +220,7 @@ class Supervisor:
         try:
             self._arena.board.loading = load.loader
             with _ends_with(self._trainer_pid), self._fork_check.watch():
+                fault_points.reach("supervisor.loading")
                 take_in(load.loader, load.offset, load.nbytes)
             self._arena.board.loading = 0
         except BaseException as error:
@@ -279,6 +282,7 @@ class Supervisor:
             self._has_told_of_exec = True
             self._tell(pack(Notice.WORKERS_BY_EXEC), obstacles)
         try:
+            fault_points.reach("supervisor.forking")
             worker = self._workers.start(number, cell)
         except OSError as error:
             self._carry_out(self._state.on_fork_failed(number))
@@ -288,10 +292,12 @@ class Supervisor:
                 failure = describe_failure(error, epoch=0, worker=number)
                 self._tell(pack(Notice.LOAD_FAILED, 0), (failure, _fork_advice(error)))
             return
+        fault_points.reach("supervisor.forked")
         self._trainer.send(pack(Notice.WORKER_STARTED, number, worker.pid, cell))
 
     def _worker_gone(self, worker: WorkerProcess) -> None:
         self._workers.bury(worker)  # reaped: only now is its cell the last word
+        fault_points.reach("supervisor.burying")
         # Reports it wrote before it died count: read them first, so that only real losses are redone.
         self._state.on_worker_dead(worker.number)
         self._drain(self._workers.reports, self._state.on_report)
@@ -374,6 +380,9 @@ def main(start: Mapping[str, Any]) -> None:
         return  # it died just now
     try:
         supervisor.run()
+    except BaseException:  # a defect of ours, or somebody's signal: another supervisor goes on, but it is told
+        traceback.print_exc()
+        raise
     finally:
         # No atexit hooks, no finalizers: nothing here is anybody's to clean up.
         machine.flush_standard_streams()

@@ -15,15 +15,15 @@ import os
 import signal
 from collections.abc import Iterable
 
-from loaderpool import clock, machine
+from loaderpool import clock, fault_points, machine
 from loaderpool.memory.board import Board, Field
 
 __all__ = ["STOP_LOOK_MS", "HungSample", "SampleWatch", "StackFile", "StopWatch"]
 
 # A worker that is stopped (SIGSTOP) for so long is replaced. Shorter would end one that somebody looks at with a
 # debugger for a moment; longer is a longer wait for its batch.
-_STOPPED_NS = 5_000_000_000
-STOP_LOOK_MS = 500
+_STOPPED_NS = int(fault_points.setting("stopped_s", 5.0) * 1e9)
+STOP_LOOK_MS = _STOPPED_NS // 10_000_000
 
 _LOOKS_PER_TIMEOUT = 8
 _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import mmap
 import os
 import socket
 from collections.abc import Mapping
 from typing import Any
 
-from loaderpool import clock, machine
+from loaderpool import clock, fault_points, machine
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
+from loaderpool.memory.layout import Packing
 from loaderpool.messages import (
     READ_BYTES,
     Notice,
@@ -34,7 +36,7 @@ from loaderpool.messages import (
     unpack_all,
 )
 from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
-from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.sending import send_descriptor, send_with_bytes, write_message
 from loaderpool.worker.strays import end_stray
 from loaderpool.worker.work import Work
@@ -85,6 +87,7 @@ class WorkerLoop:
         """Serve until the end."""
         self._words[self._base + Field.PID] = os.getpid()
         while True:
+            fault_points.reach("worker.idle")
             waited = clock.monotonic_ns()
             data = os.read(self._channels.tickets, READ_BYTES)
             self._words[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
@@ -174,12 +177,13 @@ class WorkerLoop:
         count, attempt = split32(count_attempt)
         row_start, row_stop = split32(rows)
         run = self._runs[run_id]
+        fault_points.reach("worker.ticket_taken")
         board, base = self._words, self._base
         board[base + Field.TICKET] = ticket
         started = clock.monotonic_ns()
         row_count = batches_ended = 0
         failure_bytes = b""
-        filled: Filled | None = None
+        memory_file: tuple[int, int] | None = None
         try:
             work = self._work(run.loader)
             work.ensure_setup()
@@ -187,20 +191,24 @@ class WorkerLoop:
             epoch, batch = divmod(first_batch, run.batches_per_epoch)
             job = Job(run_id, run.first_epoch + epoch, batch, count, row_start, row_stop, attempt)
             filled = work.fill(job, self._arena.map, offset, capacity)
-            status = Status.FINISHED if filled.oversize is None else Status.OVERSIZE
-            batches_ended = count if row_stop == work.plan.rows(batch) else 0
-            row_count = filled.rows
             if filled.row_failures:
                 failure_bytes = _dumps(filled.row_failures)
+            status = Status.FINISHED
+            if filled.oversize is not None:
+                memory_file = _write_file(filled.oversize, failure_bytes)
+                status = Status.OVERSIZE
+            batches_ended = count if row_stop == work.plan.rows(batch) else 0
+            row_count = filled.rows
         except Abandoned:
             status = Status.ABANDONED
         except WorkFailed as error:
             status, failure_bytes = Status.FAILED, _dumps(error.failure)
-        except MemoryError as error:
+        except (MemoryError, OSError) as error:  # no room for the batch, or no descriptor for its file
             status = Status.FAILED
             failure_bytes = _dumps(describe_failure(error, epoch=run.first_epoch, worker=self._worker))
         busy = clock.monotonic_ns() - started
         self._check_pipes()
+        fault_points.reach("worker.before_note")
         board[base + Field.INDEX] = 0
         board[base + Field.SAMPLES] += row_count
         board[base + Field.BATCHES] += batches_ended
@@ -212,15 +220,20 @@ class WorkerLoop:
             # The bytes are the completion: one message carries both, so no death falls between them (PROTO-6).
             # SYNC: stored before the first byte is sent; pairs with Supervisor's look at it after a death.
             board[base + Field.SENDING] = ticket << 16 | attempt
-            self._send_large(completion, filled, failure_bytes)
+            fault_points.reach("worker.before_sending")
+            self._send_large(completion, memory_file, failure_bytes)
+            fault_points.reach("worker.after_sending")
             board[base + Field.STATUS] = status
             board[base + Field.FINISHED] = ticket << 16 | attempt
         else:
             board[base + Field.STATUS] = status
             # SYNC: the rows are stored before this word; pairs with Supervisor's look at it after a death.
             board[base + Field.FINISHED] = ticket << 16 | attempt
+            fault_points.reach("worker.before_completion")
             write_message(self._channels.completions, completion)
+        fault_points.reach("worker.before_report")
         self._report(pack(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
+        fault_points.reach("worker.after_report")
 
     def _check_pipes(self) -> None:
         """End this process where the function has closed or replaced our descriptors (rule 10), or has forked it."""
@@ -229,27 +242,39 @@ class WorkerLoop:
             if _identity(descriptor) != identity:
                 os._exit(LOST_PIPES_STATUS)
 
-    def _send_large(self, completion: bytes, filled: Filled | None, failures: bytes) -> None:
-        if filled is None or filled.oversize is None:
+    def _send_large(self, completion: bytes, memory_file: tuple[int, int] | None, failures: bytes) -> None:
+        if memory_file is None:
             send_with_bytes(self._channels.socket, completion, failures)
             return
-        packing = filled.oversize
-        descriptor = machine.create_memory_file("oversize")
+        descriptor, batch_bytes = memory_file
         try:
-            nbytes = packing.nbytes + len(failures)
-            os.ftruncate(descriptor, nbytes)
-            machine.reserve(descriptor, 0, nbytes)
-            import mmap
-
-            with mmap.mmap(descriptor, nbytes) as view:
-                packing.write(view, 0)
-                view[packing.nbytes :] = failures
-            send_descriptor(self._channels.socket, completion, descriptor, packing.nbytes)
+            send_descriptor(self._channels.socket, completion, descriptor, batch_bytes)
         finally:
             os.close(descriptor)
 
     def _report(self, message: bytes) -> None:
         write_message(self._channels.reports, message)
+
+
+def _write_file(packing: Packing, failures: bytes) -> tuple[int, int]:
+    """A memory file with a batch, and failures behind it; returns its descriptor and the batch's bytes.
+
+    Raises:
+        MemoryLimitError: the machine has no room for it.
+        OSError: there is no descriptor for it.
+    """
+    descriptor = machine.create_memory_file("oversize")
+    try:
+        nbytes = packing.nbytes + len(failures)
+        os.ftruncate(descriptor, nbytes)
+        machine.reserve(descriptor, 0, nbytes)
+        with mmap.mmap(descriptor, nbytes) as view:
+            packing.write(view, 0)
+            view[packing.nbytes :] = failures
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, packing.nbytes
 
 
 def _signed16(word: int) -> int:

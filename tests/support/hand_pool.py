@@ -88,6 +88,8 @@ class HandSession:
 
     def catch_up(self) -> None: ...
 
+    def warn(self) -> None: ...
+
     def check_usable(self) -> None:
         if self.is_closed:
             raise ClosedError("closed")

@@ -1,0 +1,384 @@
+"""The fault matrix: where x how -> what the user gets. Every cell is run, at the named places of `fault_points`.
+
+Rows are places (in the user's code, in a worker, in the supervisor, in the trainer), columns are what happens there, at
+that place's next passing. The workers and the supervisor of one pool serve all cells that do not end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import loaderpool as lp
+from loaderpool import fault_points
+from tests.support import leaks
+from tests.support.child import run_child
+from tests.support.faulty import AT, Faults, expected_of, make_loader, read
+from tests.support.processes import is_alive
+
+pytestmark = pytest.mark.may_leak("one pool serves all cells; it is looked at after each, and for all in the end")
+
+# What the user gets:
+#   same      the same bits as with workers=0; a worker was replaced
+#   bits      the same bits; nobody had to be replaced
+#   again     the same bits; another supervisor went on
+#   sample    SampleError with the index, after all batches before it; the next pass is whole
+#   setup     SetupError that shows what was raised; the loaders beside it go on
+#   import    SupervisorLostError that tells of the import; the loaders beside it go on
+#   ship      UnpicklableError in the line that makes the loader
+#   raises    what was raised, in the consumer's line; the next pass is whole
+#   memory    MemoryLimitError; nothing is left
+#   gone      the trainer ended in that way, and within seconds supervisor, workers and memory were gone
+#   waits     while the trainer is stopped all wait; after SIGCONT the same bits
+TABLE = """
+where                      raise    sys.exit  os._exit  SIGKILL  SIGSEGV  SIGSTOP  unpicklable  oversize  no_memory
+user.import                setup    setup     import    import   import   import   setup        -b        setup
+user.pickling              ship     raises    -t        -t       -t       -t       ship         -b        raises
+user.unpickling            setup    setup     import    import   import   import   setup        -b        setup
+user.setup                 setup    setup     same      same     same     same     setup        -b        setup
+user.first_sample          sample   sample    same      same     same     same     sample       -f        sample
+user.source                sample   sample    same      same     same     same     sample       bits      sample
+user.function              sample   sample    same      same     same     same     sample       bits      sample
+user.half_written          sample   sample    same      same     same     same     sample       -o        sample
+worker.idle                same     same      same      same     same     same     -e           same      same
+worker.ticket_taken        same     same      same      same     same     same     -e           same      same
+worker.before_note         same     same      same      same     same     same     -e           same      same
+worker.before_completion   same     same      same      same     same     same     -e           -s        same
+worker.before_sending      same     same      same      same     same     same     -e           same      same
+worker.after_sending       same     same      same      same     same     same     -e           same      same
+worker.before_report       same     same      same      same     same     same     -e           same      same
+worker.after_report        same     same      same      same     same     same     -e           same      same
+worker.memory_file         -w       -w        -w        -w       -w       -w       -w           -w        sample
+supervisor.loading         setup    setup     import    import   import   import   -e           -b        setup
+supervisor.loading_again   setup    setup     again     again    again    again    -e           again     setup
+supervisor.first_fork      again    again     again     again    again    again    -e           -b        setup
+supervisor.forking         again    again     again     again    again    again    -e           again     bits
+supervisor.forked          again    again     again     again    again    again    -e           again     again
+supervisor.dealing         again    again     again     again    again    again    -e           again     again
+supervisor.burying         again    again     again     again    again    again    -e           again     again
+trainer.launched           raises   raises    gone      gone     gone     waits    -e           -b        raises
+trainer.slots              -m       -m        -m        -m       -m       -m       -m           -m        memory
+trainer.taken_in           raises   raises    gone      gone     gone     waits    -e           gone      raises
+trainer.delivering         raises   raises    gone      gone     gone     waits    -e           gone      raises
+"""
+IMPOSSIBLE = {
+    "-b": "there is no batch yet, nor a slot for one",
+    "-e": "no error is pickled there: what is raised there is ours",
+    "-f": "slots are sized from the first sample, so that its batch cannot outgrow them",
+    "-m": "the row is about memory; the other columns are trainer.taken_in's and trainer.delivering's",
+    "-o": "the function writes into `out`, which is of the batch's own size",
+    "-s": "what tells of an oversize batch is sent over the socket: before_sending, after_sending",
+    "-w": "the row is about memory for an oversize batch; the other columns are worker.before_note's",
+    "-t": "it is pickled in the trainer, so this is the trainer's end: trainer.launched",
+}
+COLUMNS, *ROWS = [line.split() for line in TABLE.strip().splitlines()]
+CELLS = {
+    (row[0], how): outcome for row in ROWS for how, outcome in zip(COLUMNS[1:], row[1:], strict=True)
+}  # fmt: skip
+POSSIBLE = {cell: outcome for cell, outcome in CELLS.items() if outcome not in IMPOSSIBLE}
+IN_CHILD = {"gone", "waits"}
+# A stopped process is replaced after so long (5 s elsewhere).
+STOPPED_S = 0.3
+
+
+class Scene(NamedTuple):
+    """How a place comes to be passed."""
+
+    kind: str = "plain"  # of the loader
+    place: str = ""  # of the fault; none: the row's name
+    before_making: bool = False  # the fault is laid before the loader is made; else when its first sample is there
+    also: str = ""  # a place at which a worker is killed, so that the supervisor has something to do
+    own_pool: bool = False
+
+
+SCENES: dict[str, Scene] = {
+    "user.import": Scene("", before_making=True),
+    "user.pickling": Scene("pickled", before_making=True),
+    "user.unpickling": Scene("pickled", before_making=True),
+    "user.setup": Scene("setup", before_making=True),
+    "user.first_sample": Scene("first", before_making=True),
+    "user.source": Scene("source"),
+    "user.half_written": Scene("half"),
+    "worker.before_sending": Scene("failing"),
+    "worker.after_sending": Scene("failing"),
+    "worker.memory_file": Scene("large", place="machine.reserve"),
+    "supervisor.loading": Scene(before_making=True),
+    "supervisor.loading_again": Scene(place="supervisor.loading", also="supervisor.dealing", own_pool=True),
+    "supervisor.first_fork": Scene(place="supervisor.forking", before_making=True, own_pool=True),
+    "supervisor.forking": Scene(also="worker.before_note"),
+    "supervisor.forked": Scene(also="worker.before_note"),
+    "supervisor.burying": Scene(also="worker.before_note"),
+    "trainer.launched": Scene(before_making=True, own_pool=True),
+    "trainer.slots": Scene(place="machine.reserve", before_making=True, own_pool=True),
+}
+MODULES = iter(range(1000))
+
+
+def way(where: str, how: str) -> str:
+    """What is laid for a column."""
+    if how == "no_memory":
+        is_call = where in ("supervisor.first_fork", "supervisor.forking", "trainer.slots", "worker.memory_file")
+        return "ENOMEM" if is_call else "MemoryError"  # what a call of the system's says, or else Python
+    return "SIGKILL" if how == "oversize" else how
+
+
+def test_every_cell_is_an_outcome_or_says_why_there_is_none() -> None:
+    known = {"same", "bits", "again", "sample", "setup", "import", "ship", "raises", "memory", *IN_CHILD}
+    assert set(POSSIBLE.values()) == known
+    assert set(IMPOSSIBLE) == set(CELLS.values()) - known
+    assert {where.split(".")[0] for where, _ in CELLS} == {"user", "worker", "supervisor", "trainer"}
+
+
+def test_the_places_are_those_that_the_module_tells_of() -> None:
+    used = {SCENES.get(row[0], Scene()).place or row[0] for row in ROWS}
+    assert {place for place in used if not place.startswith("user.")} == {
+        word.strip("`,") for line in (fault_points.__doc__ or "").splitlines() if line.startswith("| `")
+        for word in line.split("|")[1].split()
+    }  # fmt: skip
+
+
+# ---- the pool of all cells ----
+
+
+class Stage:
+    """The shared pool, and what it is made of."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self.pool = lp.Pool(2, max_restarts=None)
+        self.beside = make_loader("plain", pool=self.pool)  # goes on, whatever happens to others
+        read(self.beside)
+        self.props = props()
+
+    def check(self) -> None:
+        """Nobody is missing, nobody is left over, and the loader beside is whole."""
+        self.beside.epoch = 0
+        assert read(self.beside) == expected_of("plain")
+        wait_until(lambda: props() == self.props or bool(gc.collect() < 0))  # an error's frames are let go of late
+
+    def close(self) -> None:
+        self.beside.close()
+        self.pool.close()
+        del self.beside, self.pool  # the fixture is kept beyond the look at what is left
+
+
+def props() -> tuple[int, int, int]:
+    """How many processes, threads and descriptors there are."""
+    now = leaks.take_snapshot()
+    return sum(map(is_alive, now.processes)), len(now.threads), sum(now.descriptors.values())
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, "not within ten seconds"
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    faults = Faults(tmp_path_factory.mktemp("faults"))
+    (faults.path / "stopped_s").write_text(str(STOPPED_S))
+    modules = tmp_path_factory.mktemp("modules")
+    with pytest.MonkeyPatch.context() as patch, leaks.guard():
+        patch.setenv("LOADERPOOL_FAULTS", str(faults.path))  # this process has imported the module without it
+        patch.syspath_prepend(str(modules))
+        made = Stage(faults)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def armed_here(stage: Stage) -> Iterator[Callable[[], None]]:
+    """Has this process, the trainer, meet faults, too, from the call on."""
+    yield lambda: fault_points.arm(str(stage.faults.path))
+    fault_points.arm(None)
+    os.environ["LOADERPOOL_FAULTS"] = str(stage.faults.path)
+
+
+def bitten_module() -> str:
+    """A module that passes a fault point when it is imported elsewhere than here."""
+    name = f"bitten_{next(MODULES)}"
+    Path(sys.path[0], f"{name}.py").write_text(
+        "from loaderpool import fault_points\n"
+        "from tests.support.faulty import _row as row\n"
+        "fault_points.reach('user.import')\n"
+        "def fn(item, rng):\n"
+        "    return row(item, rng)\n"
+    )
+    return name
+
+
+# ---- the cells ----
+
+CELLS_HERE = [(*cell, outcome) for cell, outcome in POSSIBLE.items() if outcome not in IN_CHILD]
+CELLS_IN_CHILD = [(*cell, outcome) for cell, outcome in POSSIBLE.items() if outcome in IN_CHILD]
+
+
+class Cell:
+    """One cell as it is run: which loader, and what is laid where.
+
+    Args:
+        where: the row.
+        how: the column.
+        stage: the shared pool.
+    """
+
+    def __init__(self, where: str, how: str, stage: Stage) -> None:
+        self.where, self.how, self.stage = where, how, stage
+        self.scene = SCENES.get(where, Scene())
+        self.place = self.scene.place or where
+        self.kind = self.scene.kind or bitten_module()
+        if how == "oversize":
+            self.kind = "large source" if self.kind == "source" else "large"
+        self.is_laid = not (how == "oversize" and where.startswith("user."))
+        self.expected = expected_of(self.kind if self.scene.kind else "plain")
+
+    def make(self) -> lp.Loader:
+        """The loader; the fault is there before it, or from when its first sample is."""
+        if self.scene.before_making:
+            self.lay()
+        loader = make_loader(self.kind, **({"workers": 1} if self.scene.own_pool else {"pool": self.stage.pool}))
+        if not self.scene.before_making:
+            loader.element_spec  # noqa: B018 - blocks
+            self.lay()
+        return loader
+
+    def lay(self) -> None:
+        if self.is_laid:
+            self.stage.faults.lay(self.place, way(self.where, self.how))
+        if self.scene.also:
+            self.stage.faults.lay(self.scene.also, "SIGKILL")
+
+    def is_met(self) -> bool:
+        return not self.is_laid or self.stage.faults.met(self.place)
+
+    def keeps_the_bits(self, outcome: str) -> None:
+        before = self.stage.beside.statistics()
+        workers, supervisors = (0, 0) if self.scene.own_pool else (before.restarts, before.supervisor_restarts)
+        with self.make() as loader:
+            assert read(loader) == self.expected
+            wait_until(self.is_met)
+            if outcome == "same":
+                wait_until(lambda: loader.statistics().restarts == workers + 1)
+                assert loader.statistics().supervisor_restarts == supervisors
+            elif outcome == "again":
+                died = 2 if self.scene.also.startswith("supervisor.") else 1
+                wait_until(lambda: loader.statistics().supervisor_restarts == supervisors + died)
+            elif self.how == "oversize":
+                assert loader.statistics().batches_oversize
+
+    def ends_with_an_error(self, outcome: str) -> None:
+        types: dict[str, Any] = {
+            "sample": lp.SampleError,
+            "setup": lp.SetupError,
+            "import": lp.SupervisorLostError,
+            "ship": lp.UnpicklableError,
+            "memory": lp.MemoryLimitError,
+            "raises": {"sys.exit": SystemExit, "no_memory": MemoryError}.get(self.how, RuntimeError),
+        }
+        got: list[Any] = []
+        with contextlib.ExitStack() as stack:
+            with pytest.raises(types[outcome]) as raised:
+                loader = stack.enter_context(self.make())
+                read(loader, got)
+            assert self.is_met()
+            self.check_error(outcome, raised.value)
+            assert got == self.expected[: len(got)], "what came before it was right"
+            if outcome in ("sample", "raises") and "loader" in locals():
+                loader.epoch = 0
+                assert read(loader) == self.expected, "the next pass is whole"
+
+    def check_error(self, outcome: str, error: Any) -> None:
+        if outcome == "import":
+            assert "import" in str(error)
+        elif self.place == "machine.reserve" or way(self.where, self.how) == "ENOMEM":
+            assert "memory" in str(error)
+        elif self.how == "sys.exit":
+            assert "SystemExit" in repr(error) or "SystemExit" in str(error)
+        else:
+            assert "the fault that was laid" in str(error)
+        if outcome == "sample":
+            index = {"user.first_sample": 0, "worker.memory_file": None}.get(self.where, AT)
+            assert (error.index, error.epoch) == (index, 0)
+            assert isinstance(error, MemoryError if self.how == "no_memory" else lp.SampleError)
+
+
+@pytest.mark.parametrize(("where", "how", "outcome"), CELLS_HERE)
+def test_cell(where: str, how: str, outcome: str, stage: Stage, armed_here: Callable[[], None]) -> None:
+    if where.startswith("trainer.") or where == "user.pickling":
+        armed_here()
+    with stage.faults.fresh():
+        if outcome in ("same", "bits", "again"):
+            Cell(where, how, stage).keeps_the_bits(outcome)
+        else:
+            Cell(where, how, stage).ends_with_an_error(outcome)
+    stage.check()
+
+
+# ---- the trainer's own end: run_child fails where a process of it lives on ----
+
+TRAINER = """
+import subprocess
+import sys
+sys.argv = ["trainer"]
+from tests.support.faulty import Faults, make_loader, read, expected_of
+from pathlib import Path
+import os
+faults = Faults(Path(os.environ["LOADERPOOL_FAULTS"]))
+expected = expected_of(KIND)
+if HOW == "SIGSTOP":
+    # Until it has met the fault; then a second more, in which supervisor and workers see no end of it.
+    met = str(faults.path / PLACE) + ".met"
+    subprocess.Popen(["sh", "-c", f"while [ ! -e {met} ]; do sleep 0.02; done; sleep 1; kill -CONT {os.getpid()}"])
+if BEFORE:
+    faults.lay(PLACE, HOW)
+loader = make_loader(KIND, workers=2)
+if not BEFORE:
+    loader.element_spec
+    faults.lay(PLACE, HOW)
+assert read(loader) == expected
+print("whole")
+"""
+
+
+@pytest.mark.parametrize(("where", "how", "outcome"), CELLS_IN_CHILD)
+def test_cell_of_a_trainer_that_ends(where: str, how: str, outcome: str, tmp_path: Path) -> None:
+    scene = SCENES.get(where, Scene())
+    place, laid = scene.place or where, way(where, how)
+    names = {
+        "KIND": "large" if how == "oversize" else scene.kind,
+        "PLACE": place,
+        "HOW": laid,
+        "BEFORE": scene.before_making,
+    }
+    script = TRAINER
+    for name, value in names.items():
+        script = script.replace(name, repr(value))
+    (tmp_path / "stopped_s").write_text("0.3")
+    with leaks.guard():
+        result = run_child(script, env={"LOADERPOOL_FAULTS": str(tmp_path)})
+    if outcome == "waits":
+        assert result.check().stdout == "whole\n"
+    else:
+        assert result.returncode == {"os._exit": 23}.get(laid) or result.returncode == -signal.Signals[laid]
+        assert result.stdout == ""
+    assert Faults(tmp_path).met(place)
+
+
+def test_what_ends_a_supervisor_is_printed(tmp_path: Path) -> None:
+    script = TRAINER.replace("KIND", "'plain'").replace("PLACE", "'supervisor.dealing'").replace("HOW", "'raise'")
+    result = run_child(script.replace("BEFORE", "False"), env={"LOADERPOOL_FAULTS": str(tmp_path)}).check()
+    assert result.stdout == "whole\n"
+    assert "the fault that was laid at supervisor.dealing" in result.stderr

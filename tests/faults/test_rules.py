@@ -1,0 +1,603 @@
+"""The thirteen rules of the circle (section 3 of the design), one test each: it fails where its rule is broken.
+
+Most are told of the pieces alone, without a process. What they say more about is in the tests of those pieces.
+"""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool import machine
+from loaderpool.attachments import receive_notice
+from loaderpool.memory.arena import Arena
+from loaderpool.memory.board import Board, Field
+from loaderpool.memory.lease import ReturnPipe
+from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
+from loaderpool.session import Session
+from loaderpool.supervisor import instructions as s
+from loaderpool.supervisor import watch
+from loaderpool.supervisor.outlet import Outlet, SocketOutlet
+from loaderpool.supervisor.records import LastWords
+from loaderpool.supervisor.state import SupervisorState
+from loaderpool.worker import loop
+from loaderpool.worker.jobs import Abandoned, Filled, Job
+from loaderpool.worker.sending import send_descriptor
+from tests.support.child import run_child
+from tests.support.hand_pool import consume, first, hand_pool
+from tests.support.processes import parents
+
+MS = 1_000_000
+ROWS = 8
+
+
+class Desk:
+    """The supervisor's state with its workers' pipes and the trainer's, all read by hand. Loader 1 has batches of 8."""
+
+    def __init__(self, workers: int = 2, slots: int = 12, batch_ns: int = MS, chunk: int = 1, split: bool = False):
+        self.pipes: dict[int, list[Words]] = {}
+        self.told: list[Words] = []  # the trainer was
+        self.state = SupervisorState(workers)
+        self.control(Control.LOAD, 1, 0, 0, 0, 3, 0, join32(0, 1))
+        for slot in range(1, slots + 1):
+            self.control(Control.SLOT_ADD, 1, slot, slot * 4096, 4096)
+        self.control(Control.LAYOUT, 1, 0, 0, join32(chunk, split), join32(ROWS, ROWS), 1000, batch_ns)
+
+    def control(self, kind: Control, *words: int) -> None:
+        self.obey(self.state.on_control((kind, *words, *[0] * (7 - len(words)))))  # type: ignore[arg-type]
+
+    def begin(self, run: int = 1, limit: int = 100) -> None:
+        self.control(Control.RUN_BEGIN, run, 1, 0, 1000, 0, limit, 100)
+
+    def obey(self, instructions: list[s.Instruction]) -> None:
+        for one in instructions:
+            if isinstance(one, s.Fork):
+                self.pipes[one.worker] = []
+            elif isinstance(one, s.Load):
+                self.obey(self.state.on_loaded(one.loader))
+            elif isinstance(one, s.ToWorker):
+                self.pipes[one.worker] += unpack_all(one.message)
+            elif isinstance(one, s.ToTrainer):
+                self.told += unpack_all(one.message)
+        self.state.check_invariants()
+
+    def tickets(self, worker: int) -> list[Words]:
+        """What lies in a worker's pipe."""
+        return [words for words in self.pipes[worker] if words[0] == Order.TICKET]
+
+    def done(self, worker: int, status: Status = Status.FINISHED, busy_ns: int = MS) -> Words:
+        """The worker reports its oldest ticket."""
+        ticket = self.tickets(worker)[0]
+        self.pipes[worker].remove(ticket)
+        count, attempt = split32(ticket[4])
+        start, stop = split32(ticket[5])
+        report = (Report.DONE, ticket[1], worker, status, busy_ns, count * (stop - start), count, attempt)
+        self.obey(self.state.on_report(report))
+        return ticket
+
+    def dies(self, worker: int, **last: int) -> None:
+        del self.pipes[worker]
+        self.state.on_worker_dead(worker)
+        self.obey(self.state.on_worker_gone(worker, LastWords(**last)))
+
+    def completions(self) -> list[Words]:
+        return [words for words in self.told if words[0] == Notice.COMPLETION]
+
+
+def what(ticket: Words) -> tuple[int, int, int]:
+    """Its number, its first batch, its slot."""
+    return ticket[1], ticket[3], ticket[6]
+
+
+def within_s(seconds: float, call: Callable[[], Any]) -> Any:
+    """What the call returns; it fails where it has not by then."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"not within {seconds:g} s"
+    return found[0]
+
+
+def supervisor_of(loader: lp.Loader) -> int:
+    return parents()[loader.statistics().workers[0].pid]
+
+
+# ---- the rules ----
+
+
+def test_rule_01_two_tickets_a_worker_at_most_and_after_a_death_exactly_those_are_redone() -> None:
+    desk = Desk()
+    desk.begin()
+    for _ in range(5):
+        assert [len(desk.tickets(worker)) for worker in (0, 1)] == [2, 2]
+        desk.done(0)
+    had = [what(ticket) for ticket in desk.tickets(0)]
+    others = [what(ticket) for ticket in desk.tickets(1)]
+    desk.dies(0)
+    assert [what(ticket) for ticket in desk.tickets(2)] == had
+    assert [what(ticket) for ticket in desk.tickets(1)] == others
+    # Long ones are dealt one at a time.
+    desk = Desk(batch_ns=100 * MS)
+    desk.begin()
+    assert [len(desk.tickets(worker)) for worker in (0, 1)] == [1, 1]
+
+
+def test_rule_02_rows_then_the_note_then_the_completion_then_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    arena = _arena()
+    (tickets, told), (reports, report_end), (completions, completion_end) = (os.pipe() for _ in range(3))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    finished = 7 << 16 | 2
+
+    def note() -> int:
+        return arena.board.read(0, Field.FINISHED)
+
+    def fill(job: Job, *_: Any) -> Filled:
+        assert note() != finished
+        seen.append("rows")
+        return Filled(ROWS)
+
+    def write(descriptor: int, message: bytes) -> None:
+        assert note() == finished
+        seen.append("completion" if descriptor == completion_end else "report")
+
+    monkeypatch.setattr(loop, "write_message", write)
+    work = SimpleNamespace(ensure_setup=lambda: None, fill=fill, plan=SimpleNamespace(rows=lambda batch: ROWS))
+    channels = loop.WorkerChannels(tickets, report_end, completion_end, ours)
+    worker: Any = loop.WorkerLoop(0, 0, arena, channels, {})
+    worker._works[1] = work
+    for order in (
+        pack(Order.RUN, 5, 1, 0, 10),
+        pack(Order.SLOT, 3, 65536, 4096),
+        pack(Order.TICKET, 7, 5, 0, join32(1, 2), join32(0, ROWS), 3),
+        pack(Order.EXIT),
+    ):
+        os.write(told, order)
+    worker.run()
+    assert seen == ["rows", "completion", "report"]
+    for descriptor in (tickets, told, reports, report_end, completions, completion_end):
+        os.close(descriptor)
+    ours.close()
+    theirs.close()
+    arena.close_descriptor()
+
+    # After a death: noted means said again, anything else means redone in the same slot; nothing before it is reaped.
+    desk = Desk()
+    desk.begin()
+    noted, not_noted = desk.tickets(0)
+    told_before = len(desk.told)
+    desk.state.on_worker_dead(0)
+    assert len(desk.told) == told_before
+    desk.dies(0, finished=noted[1] << 16, status=Status.FINISHED)
+    assert [what(words)[0] for words in desk.completions()] == [noted[1]]
+    again = desk.tickets(2)[0]
+    assert what(again) == what(not_noted)
+    assert split32(again[4])[1] == 1
+
+    # And the trainer drops a second completion.
+    with hand_pool(2, source=range(20), batch_size=2) as pool:
+        doubled = pool.session.notices = _Doubling(pool.session.notices)
+        assert consume(pool.batches()) == list(range(0, 20, 2))
+        assert doubled.doubled >= 10
+
+
+class _Doubling(collections.deque[Any]):
+    """A queue of notices in which every completion is there twice."""
+
+    doubled = 0
+
+    def extend(self, items: Any) -> None:
+        for item in items:
+            self.append(item)
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        if item[0][0] == Notice.COMPLETION:
+            self.doubled += 1
+            super().append(item)
+
+
+def _arena() -> Arena:
+    descriptor = machine.create_memory_file("arena")
+    os.ftruncate(descriptor, 1 << 20)
+    return Arena(descriptor, 1 << 20)
+
+
+def test_rule_03_redone_work_goes_before_anything_newer() -> None:
+    desk = Desk(slots=12)
+    desk.begin()
+    had = [what(ticket) for ticket in desk.tickets(0)]
+    newest = max(ticket[3] for ticket in desk.tickets(1))
+    desk.dies(0)  # the replacement is forked with them in hand, though there are free slots for new ones
+    assert [what(ticket) for ticket in desk.tickets(2)] == had
+    assert all(first_batch <= newest for _, first_batch, _ in had)
+    # Where there is no room for a replacement, the next one who has room gets them.
+    desk = Desk(workers=1)
+    desk.begin()
+    had = [what(ticket) for ticket in desk.tickets(0)]
+    fork_failed = desk.state
+    fork_failed.on_worker_dead(0)
+    instructions = fork_failed.on_worker_gone(0, LastWords())
+    forked = [one.worker for one in instructions if isinstance(one, s.Fork)]
+    desk.state.on_fork_failed(forked[0])
+    del desk.pipes[0]
+    desk.obey(desk.state.on_retry())
+    (worker,) = desk.pipes
+    assert [what(ticket) for ticket in desk.tickets(worker)] == had
+
+
+def test_rule_04_no_write_blocks_and_nothing_is_lost_by_it() -> None:
+    count = 5000  # far more than a pipe of one page holds
+    messages = [pack(Control.RESIZE, number) for number in range(count)]
+
+    def numbers(read_end: int) -> list[int]:
+        found = []
+        while select.select([read_end], [], [], 0)[0]:
+            found += [words[1] for words in unpack_all(os.read(read_end, 1 << 16))]
+        return found
+
+    def one_page_pipe() -> tuple[int, int]:
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
+        return read_end, write_end
+
+    # The supervisor's.
+    read_end, write_end = one_page_pipe()
+    outlet = Outlet(write_end, select.poll())
+    within_s(20, lambda: [outlet.send(message) for message in messages])
+    got = numbers(read_end)
+    while len(got) < count:
+        outlet.flush()
+        got += numbers(read_end)
+    assert got == list(range(count))
+    os.close(read_end)
+    os.close(write_end)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setblocking(False)
+    sockets = SocketOutlet(here, select.poll())
+    within_s(20, lambda: [sockets.send(message, b"x" * 1000) for message in messages[:1000]])
+    here.close()
+    there.close()
+
+    # The trainer's; a release, which may run inside any garbage collection, takes no lock besides.
+    read_end, write_end = one_page_pipe()
+    pipe = ReturnPipe(write_end)
+    within_s(20, lambda: [pipe.order(message) for message in messages])
+    within_s(20, lambda: [pipe.release(message) for message in messages])
+    got = numbers(read_end)
+    while not pipe.flush():
+        got += numbers(read_end)
+    got += numbers(read_end)
+    assert collections.Counter(got) == dict.fromkeys(range(count), 2)
+    os.close(read_end)
+
+    with lp.Loader(range(64), lambda n: np.full(1000, n), batch_size=2, workers=1) as loader:
+        held = [next(iter(loader))]
+        with loader._engine.session.lock:  # type: ignore[union-attr]
+            within_s(20, held.clear)
+
+
+def test_rule_05_whoever_waits_reads_for_all_and_passes_the_lead_on(tmp_path: Path) -> None:
+    def fn(item: int) -> Any:
+        while item // 4 not in (0, 25) and not (tmp_path / str(item // 4)).exists():
+            time.sleep(0.001)
+        return np.full(20_000, item)
+
+    threads = len(os.listdir("/proc/self/task"))
+    with lp.Pool(10) as pool:  # as many as there can be tickets that wait
+        loaders = [lp.Loader(range(start, stop), fn, batch_size=4, pool=pool) for start, stop in ((100, 108), (0, 12))]
+        one, other = map(iter, loaders)
+        assert (first_of(next(one)), first_of(next(other))) == (100, 0)
+        assert len(os.listdir("/proc/self/task")) == threads, "a thread that receives"
+        session: Any = loaders[0]._engine.session  # type: ignore[union-attr]
+        got: list[int] = []
+
+        def take(batches: Any) -> threading.Thread:
+            thread = threading.Thread(target=lambda: got.append(first_of(next(batches))), daemon=True)
+            thread.start()
+            return thread
+
+        # It leads, and so reads also what another waits for.
+        leader = take(one)
+        _wait_until(lambda: session._has_leader)
+        follower = take(other)
+        _wait_until(lambda: bool(session._turn._waiters))
+        (tmp_path / "1").touch()
+        follower.join(20)
+        assert got == [4]
+        # Who has what it waited for passes the lead on.
+        follower = take(other)
+        _wait_until(lambda: bool(session._turn._waiters))
+        (tmp_path / "26").touch()
+        leader.join(20)
+        assert got == [4, 104]
+        (tmp_path / "2").touch()
+        follower.join(20)
+        assert got == [4, 104, 8]
+
+
+def first_of(batch: Any) -> int:
+    return int(batch[0, 0])
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_received_is_redone() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setblocking(False)
+    message = pack(Notice.COMPLETION, 7, 1, 0, join32(1, 0), join32(0, ROWS), 3, join32(Status.OVERSIZE, 0))
+
+    def send() -> None:
+        file = machine.create_memory_file("oversize")
+        os.write(file, b"rows and more")
+        send_descriptor(there, message, file, 4)
+        os.close(file)
+
+    send()
+    descriptors = os.listdir("/proc/self/fd")
+    received = receive_notice(here)
+    assert received is not None
+    words, attachment = received
+    assert pack(*words) == message
+    assert isinstance(attachment, tuple)
+    assert bytes(memoryview(attachment[0]))[: attachment[1]] == b"rows"
+    assert os.listdir("/proc/self/fd") == descriptors, "mapped, it needs no descriptor"
+
+    # No descriptor left to receive it with: the ticket is redone, in its slot.
+    send()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    orders: list[Any] = []
+    session: Any = SimpleNamespace(
+        _link=SimpleNamespace(socket=here),
+        order=lambda *words: orders.append(words),
+        _dispatch=lambda *_: orders.pop(),
+        _maimed=0,
+        runs={},
+    )
+    spare: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    try:
+        while True:
+            spare.append(os.dup(0))
+    except OSError:
+        Session._drain_socket(session)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in spare:
+            os.close(each)
+    assert orders == [(Control.REDO, 7, 3)]
+    here.close()
+    there.close()
+    desk = Desk(workers=1, slots=1)
+    desk.begin()
+    ticket = desk.done(0, Status.OVERSIZE)
+    desk.control(Control.REDO, ticket[1], ticket[6])
+    (again,) = desk.tickets(0)
+    assert what(again)[1:] == what(ticket)[1:]
+    assert again[1] != ticket[1]
+
+
+def test_rule_07_each_of_several_passes_is_sure_of_a_slot_or_an_error_names_the_limit() -> None:
+    settings: dict[str, Any] = {"source": range(80), "fn": lambda n: np.full(1000, n), "batch_size": 2}
+    with hand_pool(2, memory_limit=5 * 16384, **settings) as pool:
+        one = pool.batches()
+        assert first(one, 1) == [0]  # and it is left there, as by `it = iter(loader); next(it)`
+        assert consume(pool.batches()) == list(range(0, 80, 2))
+        assert consume(one) == list(range(2, 80, 2))
+        kept = []
+        with pytest.raises(lp.MemoryLimitError, match="memory_limit"):
+            for _ in range(10):
+                kept.append(pool.batches())
+                first(kept[-1], 1)
+
+
+def test_rule_08_an_abandoned_ticket_is_answered_and_only_then_its_slot_is_free() -> None:
+    desk = Desk(workers=1, slots=2)
+    desk.begin(run=1)
+    assert len(desk.tickets(0)) == 2
+    desk.control(Control.RUN_END, 1)
+    desk.begin(run=2)
+    assert [ticket[2] for ticket in desk.tickets(0)] == [1, 1], "both slots still are the workers' of run 1"
+    ended = (Notice.RUN_ENDED, 1, *[0] * 6)
+    ticket = desk.done(0, Status.ABANDONED)
+    assert ended not in desk.told
+    desk.control(Control.RELEASE, ticket[6], ticket[1])
+    assert [ticket[2] for ticket in desk.tickets(0)] == [1, 2]
+    last = desk.done(0, Status.ABANDONED)
+    assert desk.told[-1] == ended
+    desk.control(Control.RELEASE, last[6], last[1])
+    assert [ticket[2] for ticket in desk.tickets(0)] == [2, 2]
+
+    # A worker sees it before each row.
+    calls: list[int] = []
+    words: list[memoryview] = []
+
+    def fn(item: int) -> Any:
+        calls.append(item)
+        if item == 2:
+            words[0][Board.mark(9)] = 9
+        return np.full(20_000, item, np.float64)
+
+    with lp.Loader(range(8), fn, batch_size=8, workers=0) as loader:
+        loader.element_spec  # noqa: B018
+        work: Any = loader._engine.work  # type: ignore[union-attr]
+        words.append(work._progress.words)
+        calls.clear()
+        with pytest.raises(Abandoned):
+            work.fill(Job(9, 0, 0, 1, 0, 8), bytearray(work.form.slot_bytes + 4096), 0, work.form.slot_bytes)
+    assert calls[-1] == 2
+
+
+def test_rule_09_tiny_batches_go_in_chunks_and_slow_ones_in_ranges_of_rows() -> None:
+    def all_tickets(desk: Desk, busy_ns: int) -> list[Words]:
+        desk.begin(limit=16)
+        found = []
+        while desk.tickets(0):
+            ticket = desk.done(0, busy_ns=busy_ns)
+            found.append(ticket)
+            if split32(ticket[5])[1] == ROWS:  # the last part gives the slot back
+                desk.control(Control.RELEASE, ticket[6], ticket[1])
+        return found
+
+    def rows(found: list[Words]) -> list[tuple[int, int]]:
+        """Every row of every batch, as the tickets have them."""
+        return [
+            (batch, row)
+            for ticket in found
+            for batch in range(ticket[3], ticket[3] + split32(ticket[4])[0])
+            for row in range(*split32(ticket[5]))
+        ]
+
+    whole = [(batch, row) for batch in range(16) for row in range(ROWS)]
+    tiny = all_tickets(Desk(workers=1, chunk=8, split=True), busy_ns=1000)
+    usual = all_tickets(Desk(workers=1, chunk=8, split=True, batch_ns=20 * MS), busy_ns=20 * MS)
+    slow = all_tickets(Desk(workers=1, chunk=8, split=True, batch_ns=800 * MS), busy_ns=100 * MS)
+    assert rows(tiny) == rows(usual) == rows(slow) == whole
+    assert len(tiny) < len(usual) == 16 < len(slow)
+    assert len({ticket[6] for ticket in slow if ticket[3] == 0}) == 1, "parts of a batch share its slot"
+    assert len(all_tickets(Desk(workers=1, chunk=1, split=False, batch_ns=800 * MS), busy_ns=800 * MS)) == 16
+
+
+def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows_its_own(tmp_path: Path) -> None:
+    def heir(item: int) -> int:
+        if item == 9 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            if os.fork() == 0:  # holds every end that its parent held
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    with lp.Loader(range(32), heir, batch_size=4, workers=1) as loader:
+        assert within_s(20, lambda: [n for batch in loader for n in batch.tolist()]) == list(range(32))
+        assert loader.statistics().restarts == 1
+
+    def replacing(item: int) -> int:
+        if item == 9:  # the numbers of its pipes are a file's from now on
+            for descriptor in range(3, 64):
+                file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+                os.dup2(file, descriptor)
+        return item
+
+    loader = lp.Loader(range(32), replacing, batch_size=4, workers=1)
+    with loader, pytest.raises(lp.WorkerLostError, match="closed file descriptors"):
+        list(loader)
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_rule_11_a_new_supervisor_has_the_kept_payload_and_the_same_order_of_sets() -> None:
+    captured = {"value": 1}
+
+    def fn(item: int) -> Any:
+        time.sleep(0.001)
+        return item, captured["value"], " ".join({"a", "b", "c", "d", "e"})
+
+    with lp.Loader(range(400), fn, batch_size=4, workers=2) as loader:
+        batches = iter(loader)
+        got = [next(batches)]
+        captured["value"] = 2
+        before = loader._engine.session.arena  # type: ignore[union-attr]
+        os.kill(supervisor_of(loader), signal.SIGKILL)
+        got += list(batches)
+        assert loader.statistics().supervisor_restarts == 1
+        assert loader._engine.session.arena is before  # type: ignore[union-attr]
+        assert [n for batch in got for n in batch[0].tolist()] == list(range(400))
+        assert {n for batch in got for n in batch[1].tolist()} == {1}
+        assert len({text for batch in got for text in batch[2].tolist()}) == 1
+
+
+def test_rule_12_gaps_in_the_watchs_own_time_are_nobodys_and_stops_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10**12]
+    monkeypatch.setattr(watch.clock, "monotonic_ns", lambda: now[0])
+    killed: list[Any] = []
+    monkeypatch.setattr(watch, "_signal", lambda *what: killed.append(what))
+    arena = _arena()
+    try:
+        hung = watch.SampleWatch(arena.board)
+        sample = watch.HungSample(0, 0, SimpleNamespace(read=lambda: ""))  # type: ignore[arg-type]
+        arena.board.write(0, Field.INDEX, 5)
+        arena.board.write(0, Field.STARTED_NS, now[0])
+        timeout_ns = 1_000 * MS
+        for gap_s in (0, 3600, 3600):  # Ctrl-Z, a suspended machine
+            now[0] += gap_s * 1000 * MS
+            hung.look([(sample, timeout_ns)])
+        assert not killed
+        for _ in range(20):
+            now[0] += 100 * MS
+            hung.look([(sample, timeout_ns)])
+        assert killed
+    finally:
+        arena.close_descriptor()
+    stopped = watch.StopWatch()
+    now[0] += 3600 * 1000 * MS
+    assert not stopped.is_too_long()
+    looks = 0
+    while not stopped.is_too_long():
+        now[0] += watch.STOP_LOOK_MS * MS
+        looks += 1
+    assert looks * watch.STOP_LOOK_MS <= 5000
+    with lp.Loader(range(8), batch_size=4, workers=1) as loader:
+        next(iter(loader))
+        supervisor = supervisor_of(loader)
+        assert os.getsid(supervisor) == supervisor != os.getsid(0), "Ctrl-Z of the terminal is the trainer's alone"
+
+
+def test_rule_13_a_second_loader_gets_new_workers_at_a_ticket_boundary_and_none_starts_in_a_worker() -> None:
+    desk = Desk()
+    desk.begin()
+    had = {worker: [what(ticket) for ticket in desk.tickets(worker)] for worker in (0, 1)}
+    desk.control(Control.LOAD, 2, 0, 0, 0, 3, 0, join32(0, 1))
+    for worker in (0, 1):
+        assert desk.pipes[worker][-1][0] == Order.EXIT
+        assert [what(ticket) for ticket in desk.tickets(worker)] == had[worker]
+    assert set(desk.pipes) == {0, 1, 2, 3}
+    desk.control(Control.SLOT_ADD, 2, 50, 0, 4096)
+    desk.control(Control.LAYOUT, 2, 0, 0, join32(1, 0), join32(ROWS, ROWS), 1000, MS)
+    desk.control(Control.RUN_BEGIN, 9, 2, 0, 1000, 0, 1, 100)
+    while not any(ticket[2] == 9 for worker in (2, 3) for ticket in desk.tickets(worker)):
+        desk.done(2 if desk.tickets(2) else 3)  # who had been there before has none of it
+    assert all(ticket[2] == 1 for worker in (0, 1) for ticket in desk.tickets(worker))
+
+    result = run_child(
+        """
+        import os, sys, types
+        import loaderpool as lp
+
+        def fn(item):
+            before = os.listdir("/proc/self/task"), os.listdir("/proc/self/fd")
+            inner = lp.Loader(range(4), workers=2)
+            assert (os.listdir("/proc/self/task"), os.listdir("/proc/self/fd")) == before
+            try:
+                next(iter(inner))
+            except lp.ForeignProcessError:
+                return item
+            return -1
+
+        with lp.Loader(range(4), fn, batch_size=4, workers=1) as loader:
+            print(next(iter(loader)).tolist())
+        """
+    ).check()
+    assert result.stdout == "[0, 1, 2, 3]\n"

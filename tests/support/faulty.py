@@ -1,0 +1,171 @@
+"""Work that passes fault points (`loaderpool.fault_points`), as the fault matrix runs it; the same without any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import loaderpool as lp
+from loaderpool import fault_points
+
+__all__ = ["AT", "BATCH", "ITEMS", "Faults", "Reducing", "expected_of", "make_loader", "read"]
+
+ITEMS, BATCH = 48, 4
+AT = 9  # the item at which code of the user's passes its fault point
+_LARGE = 5000  # numbers in a row, where the first sample, from which slots are sized, has one
+
+
+def _row(item: int, rng: np.random.Generator) -> Any:
+    return {"item": np.full((40, 40), item, np.float32), "noise": rng.random(3)}
+
+
+def _plain(item: int, rng: np.random.Generator) -> Any:
+    if item == AT:
+        fault_points.reach("user.function")
+    return _row(item, rng)
+
+
+def _probed(item: int, rng: np.random.Generator) -> Any:
+    if item == 0:
+        fault_points.reach("user.first_sample")
+    return _row(item, rng)
+
+
+def _in_half(item: int, rng: np.random.Generator, out: Any) -> Any:
+    if out is None:
+        return _row(item, rng)
+    out["item"][:20] = item
+    if item == AT:
+        fault_points.reach("user.half_written")
+    out["item"][20:] = item
+    out["noise"][:] = rng.random(3)
+    return None
+
+
+def _failing(item: int, rng: np.random.Generator) -> Any:
+    """Its batches' completions carry bytes."""
+    if item % BATCH == 1:
+        raise ValueError("x")
+    return _row(item, rng)
+
+
+def _large(item: int, rng: np.random.Generator) -> Any:
+    return {"item": np.full(_LARGE if item else 1, item, np.float32), "noise": rng.random(3)}
+
+
+def _set_up() -> None:
+    fault_points.reach("user.setup")
+
+
+class _Source:
+    def __init__(self, is_large: bool) -> None:
+        self.is_large = is_large
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, item: int) -> Any:
+        if item == AT and not self.is_large:
+            fault_points.reach("user.source")
+        return {"item": np.full(_LARGE if self.is_large and item else 1, item, np.float32), "noise": np.ones(3)}
+
+
+class Reducing:
+    """A part of the payload that passes a fault point while it is pickled, and one while it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        fault_points.reach("user.pickling")
+        return _rebuild, ()
+
+    def __call__(self, item: int, rng: np.random.Generator) -> Any:
+        return _row(item, rng)
+
+
+def _rebuild() -> Any:
+    fault_points.reach("user.unpickling")
+    return Reducing()
+
+
+def make_loader(kind: str, **where: Any) -> lp.Loader:
+    """A loader of `ITEMS` items.
+
+    Args:
+        kind: plain, first, half, failing, large, setup, source, large source, pickled; or the name of a module with a
+            function `fn`.
+        **where: `workers` or `pool`.
+    """
+    settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": kind not in ("first", "large", "large source"), **where}
+    settings["seed"] = 7
+    if kind in ("large", "large source"):
+        settings["pad"] = True
+    if kind.endswith("source"):
+        return lp.Loader(_Source(kind.startswith("large")), **settings)
+    if kind == "failing":
+        settings["on_error"] = "replace"
+    if kind == "setup":
+        settings["setup"] = _set_up
+    functions = {
+        "plain": _plain,
+        "first": _probed,
+        "half": _in_half,
+        "failing": _failing,
+        "large": _large,
+        "setup": _row,
+        "pickled": Reducing(),
+    }
+    fn = functions[kind] if kind in functions else __import__(kind).fn
+    return lp.Loader(range(ITEMS), fn, **settings)
+
+
+def read(loader: lp.Loader, into: list[Any] | None = None) -> list[Any]:
+    """All bits of one pass, batch by batch."""
+    batches = [] if into is None else into
+    for batch in loader:
+        batches.append({name: (array.shape, array.dtype.str, array.tobytes()) for name, array in batch.items()})
+    return batches
+
+
+_expected: dict[str, list[Any]] = {}
+
+
+def expected_of(kind: str) -> list[Any]:
+    """The same of a pass in this process."""
+    if kind not in _expected:
+        with make_loader(kind, workers=0) as loader:
+            _expected[kind] = read(loader)
+    return _expected[kind]
+
+
+class Faults:
+    """The directory in which processes find the faults that are laid for them.
+
+    Args:
+        path: an empty directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lay(self, place: str, how: str) -> None:
+        """Whoever reaches the place next meets this."""
+        (self.path / "draft").write_text(how)
+        os.rename(self.path / "draft", self.path / place)
+
+    def met(self, place: str) -> bool:
+        """Whether somebody has."""
+        return (self.path / f"{place}.met").exists()
+
+    @contextmanager
+    def fresh(self) -> Iterator[None]:
+        """Nothing of other faults is there, and nothing stays."""
+        try:
+            yield
+        finally:
+            for each in self.path.iterdir():
+                if each.name != "stopped_s":
+                    each.unlink()
