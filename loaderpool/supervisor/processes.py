@@ -149,6 +149,7 @@ class Processes:
             status=board.read(cell, Field.STATUS),
             source_index=index - 1 if index else None,
             exit_code=worker.process.exitcode,
+            has_begun=board.read(cell, Field.PID) == worker.pid,
         )
 
     def note_stops(self) -> None:
