@@ -81,7 +81,7 @@ class Inquest:
         if ticket.deaths < ticket.loader.max_deaths:
             return Step.REDO
         if ticket.is_alone:
-            return Step.CONVICT
+            return Step.CONVICT if ticket.deaths >= _LONE_DEATHS else Step.REDO
         if ticket.acquittals >= _ACQUITTALS:
             return Step.GIVE_UP
         self.held[ticket.ticket] = ticket

@@ -168,6 +168,7 @@ class Processes:
             status=board.read(cell, Field.STATUS),
             source_index=index - 1 if index else None,
             exit_code=worker.process.exitcode or 0,
+            has_begun=board.read(cell, Field.PID) == worker.pid,
         )
 
     def note_stops(self) -> None:

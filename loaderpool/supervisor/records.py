@@ -93,6 +93,7 @@ class LastWords(NamedTuple):
     status: int = 0
     source_index: int | None = None  # of the sample that it was at
     exit_code: int = 0  # minus a signal's number where one ended it
+    has_begun: bool = False  # it came as far as to wait for work
 
 
 @dataclasses.dataclass(slots=True)

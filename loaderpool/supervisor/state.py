@@ -36,7 +36,8 @@ from loaderpool.worker.failures import Verdict
 
 __all__ = ["SupervisorState"]
 
-# Deaths in a row of workers that had no ticket: more means that nothing ever will work.
+# Deaths in a row of workers that had no ticket and had not even begun: more means that nothing ever will work. Of those
+# that waited for work when somebody killed them any number may follow one another.
 _IDLE_DEATHS = 5
 # Where a message names a loader.
 _OF_LOADERS: dict[int, int] = {
@@ -203,7 +204,7 @@ class SupervisorState:
         self.workers.free_cell(worker.cell)
         if was_lost:
             self.restarts += 1
-            self._idle_deaths = 0 if unanswered else self._idle_deaths + 1
+            self._idle_deaths = 0 if unanswered or last.has_begun else self._idle_deaths + 1
             is_storm = self._inquest.is_storm
             if is_storm or self._idle_deaths > _IDLE_DEATHS + self.target_workers:
                 verdict = Verdict.STORM if is_storm else Verdict.BEFORE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.errors import ArgumentError, WorkerLostError
 from loaderpool.failures import lost_error
+from loaderpool.memory.board import Field
 from loaderpool.worker.failures import LostReport, Verdict
 
 ITEMS, BATCH = 96, 4
@@ -58,6 +60,17 @@ def test_random_kills_convict_no_sample(tmp_path: Path, shape: tuple[int, ...]) 
     assert items == list(range(ITEMS))
     assert statistics.restarts == 4
     assert not statistics.skipped_indices
+
+
+def test_one_kill_convicts_nobody_though_no_restarts_are_given(tmp_path: Path) -> None:
+    def element(item: int) -> Any:
+        if item in (0, 7) and not counted(tmp_path / f"{item}"):  # the probe, and one that always runs alone
+            die()
+        return np.full((2,), item)
+
+    with lp.Loader(range(12), element, batch_size=None, workers=1, max_restarts_per_item=1) as loader:
+        assert [int(batch[0]) for batch in loader] == list(range(12))
+        assert loader.statistics().restarts == 2
 
 
 @pytest.mark.parametrize("form", ["fixed", "packed"])
@@ -158,6 +171,59 @@ def test_no_limit_of_restarts(tmp_path: Path) -> None:
         items = [int(row.flat[0]) for batch in loader for row in batch]
         assert loader.statistics().restarts > 50
     assert items == list(range(2000))
+
+
+def test_kills_of_workers_that_wait_are_no_failure_to_start() -> None:
+    # The consumer is busy for long, all slots are full, and somebody ends one idle worker after the other.
+    with lp.Loader(range(ITEMS), batch_size=BATCH, workers=1, max_restarts=None) as loader:
+        batches = iter(loader)
+        items = next(batches).tolist()
+        for restarts in range(1, 13):
+            os.kill(loader.statistics().workers[0].pid, signal.SIGKILL)
+            wait_until(lambda restarts=restarts: loader.statistics().restarts == restarts)
+            wait_until(lambda: has_begun(loader))
+            time.sleep(0.1)  # what it had to do, it has done
+        items += [item for batch in batches for item in batch.tolist()]
+    assert items == list(range(ITEMS))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if holds():
+            return
+        time.sleep(0.005)
+    raise AssertionError("not in ten seconds")
+
+
+def has_begun(loader: lp.Loader) -> bool:
+    """Whether its one worker waits for work: it has noted its pid."""
+    session = loader._engine.session  # type: ignore[union-attr]
+    session.catch_up()
+    workers = list(session.workers.values())
+    return bool(workers) and session.arena.board.read(workers[0].cell, Field.PID) == workers[0].pid
+
+
+def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    def arm() -> None:
+        os.register_at_fork(after_in_child=lambda: flag.exists() and os._exit(3))
+
+    class DyingForks:
+        def __reduce__(self) -> Any:
+            return arm, ()
+
+    forks = DyingForks()
+    loader = lp.Loader(range(8), lambda item: (item, forks)[0], batch_size=BATCH, workers=1, max_restarts=None)
+    with loader:
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.5)  # all is made that may be
+        flag.touch()
+        os.kill(loader.statistics().workers[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match="exited with status 3 before it had begun any sample"):
+            time.sleep(2.0)  # a ticket that came in time would be blamed
+            list(loader)
 
 
 def test_a_pool_has_its_own_limit() -> None:

@@ -1,0 +1,120 @@
+"""What does it cost to be ready for deaths, and how long is a dead worker's work at rest?
+
+Work: "engine" and "workers": about 5 ms of pure Python a sample, in batches of 32, with two workers, and nothing goes
+wrong; counted is CPU time by the scheduler's clock, trainer and supervisor against the workers. "recovery": 2 ms of
+waiting a sample, in batches of 8, with two workers, of which one is ended by SIGKILL time and again; from just before
+each kill to the end of the first row that the replacement makes, by the machine's one monotonic clock.
+Baselines: the workers' CPU time; 50 ms, which a person hardly notices.
+Bars: at most 0.01 of the workers' CPU time; at most 50 ms on an idle machine, median of the kills.
+Verified: every batch's ends against the closed form, every item of the storm in its order; each kill has a replacement.
+Command: scripts/bench/run faults
+
+Last result: none yet.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import Bar, Figure, Measured, Question, Window, deliveries, main, require
+from cpu_bound import BATCH_SIZE, WORKERS, closed_form, slow
+
+LIMIT_MS = 50.0
+SLEEP_S = 0.002
+KILLED_BATCH = 8
+KILLS = 30
+# Batches from kill to kill: ten times what a recovery may take, at the two workers' pace.
+BATCHES_BETWEEN = 30
+
+
+def cpu_share(window: Window) -> Measured:
+    import loaderpool as lp
+
+    with lp.Loader(range(10**6), slow, batch_size=BATCH_SIZE, workers=WORKERS) as loader:
+        batches = iter(loader)
+        require(next(batches).item(0) == closed_form(0), "a wrong first batch")
+
+        def look(batch: Any) -> tuple[int, int]:
+            return batch.item(0), batch.item(-1)
+
+        _, warm = deliveries(batches, Window(0.1, window.warm_s, {}), look)
+        workers = [worker.pid for worker in loader.statistics().workers]
+        supervisor = _parent(workers[0])
+        before = _cpu_ms(os.getpid()) + _cpu_ms(supervisor), sum(map(_cpu_ms, workers))
+        _, seen = deliveries(batches, Window(window.seconds, 0.0, {}), look, turn=WORKERS)
+        after = _cpu_ms(os.getpid()) + _cpu_ms(supervisor), sum(map(_cpu_ms, workers))
+        require(workers == [worker.pid for worker in loader.statistics().workers], "a worker was replaced")
+    for position, ends in enumerate([*warm, *seen], start=1):
+        start = position * BATCH_SIZE
+        require(ends == (closed_form(start), closed_form(start + BATCH_SIZE - 1)), f"batch {position} is wrong")
+    return Measured({"engine": after[0] - before[0], "workers": after[1] - before[1]})
+
+
+def who_and_when(item: int) -> Any:
+    """The item, who made it, and when."""
+    time.sleep(SLEEP_S)
+    return np.array([item, os.getpid(), time.monotonic_ns()])
+
+
+def recovery(window: Window) -> Measured:
+    import loaderpool as lp
+
+    rows: list[Any] = []
+    killed: list[tuple[int, int]] = []  # when, and who
+    items = (KILLS + 2) * BATCHES_BETWEEN * KILLED_BATCH
+    with lp.Loader(range(items), who_and_when, batch_size=KILLED_BATCH, workers=WORKERS, max_restarts=None) as loader:
+        for number, batch in enumerate(loader, start=1):
+            rows.append(batch.copy())
+            if number % BATCHES_BETWEEN == 0 and len(killed) < KILLS:
+                pid = loader.statistics().workers[number // BATCHES_BETWEEN % WORKERS].pid
+                require(_parent(_parent(pid)) == os.getpid(), f"{pid} is no worker of ours")
+                killed.append((time.monotonic_ns(), pid))
+                os.kill(pid, signal.SIGKILL)
+    found = np.concatenate(rows)
+    require(found[:, 0].tolist() == list(range(items)), "items are wrong, missing or out of order")
+    began = sorted(int(found[found[:, 1] == pid, 2].min()) for pid in np.unique(found[:, 1]).tolist())
+    times_ms = []
+    for when, _ in killed:
+        later = [first for first in began if first > when]
+        require(later, "a dead worker was never replaced")
+        times_ms.append((later[0] - when) / 1e6)
+    require(len(killed) == KILLS and len(began) == KILLS + WORKERS, "kills and replacements are not the same number")
+    return Measured({"recovery": statistics.median(times_ms)}, {"slowest_recovery_ms": max(times_ms)})
+
+
+def limit(window: Window) -> Measured:
+    return Measured({"limit": LIMIT_MS})
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _cpu_ms(pid: int) -> float:
+    """CPU time of all its threads; `/proc/PID/stat` counts in ticks of 10 ms, which is as much as is measured here."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e6
+
+
+QUESTION = Question(
+    name="faults",
+    figures=(
+        Figure("workers", "ms", "CPU time of the workers"),
+        Figure("engine", "ms", "CPU time of trainer and supervisor while nothing goes wrong"),
+        Figure("limit", "ms", "what a person hardly notices"),
+        Figure("recovery", "ms", "from a worker's SIGKILL to its replacement's first row"),
+    ),
+    contestants={"cpu_share": cpu_share, "limit": limit, "recovery": recovery},
+    bars=(Bar("engine", "workers", at_most=0.01), Bar("recovery", "limit", at_most=1.0)),
+    seconds=4.0,
+    warm_s=0.8,
+)
+
+if __name__ == "__main__":
+    main(QUESTION)

@@ -1,0 +1,122 @@
+"""python -m stress_storms: the storm and the abandoned passes; what it found in a table, and as exit status 1."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import resource
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from .abandon import run_abandoned
+from .report import machine_line, print_growth, print_results, summary
+from .shapes import SHAPES
+from .storm import Plan, Result, plan_rounds, run_round
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    options = _parse(arguments)
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # so that a supervisor that hangs can be made to show its stack
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=200)
+    _say(f"seed {options.seed}")
+    results = _storm(options)
+    mismatches = [f"round {each.round.number}: {line}" for each in results for line in each.mismatches]
+    if results:
+        print_results(console, results, options.markdown)
+        print(f"{summary(results)}.\n")
+    leaks = []
+    if options.passes and options.only is None:
+        found = run_abandoned(options.passes, options.seed, options.deadline, _say)
+        leaks = [each for each in found if each.is_leak]
+        print_growth(console, found, options.markdown)
+        print(f"{options.passes:,} passes abandoned; {len(leaks)} kinds of leak.\n")
+    print(f"{machine_line()}. Seed {options.seed}.")
+    for line in mismatches:
+        print(f"MISMATCH {line}", file=sys.stderr)
+    for each in leaks:
+        print(f"LEAK {each.what}: {each.before:,} before, {each.after:,} after", file=sys.stderr)
+    if mismatches:  # only the last round can have any
+        number = results[-1].round.number
+        print(f"Again: scripts/stress --seed {options.seed} --only {number}{_same(options)}", file=sys.stderr)
+    return 1 if mismatches or leaks else 0
+
+
+def _storm(options: argparse.Namespace) -> list[Result]:
+    turn = 2 * len(options.shape or SHAPES)
+    quota = -(-options.kills // turn) if options.seconds is None else options.kills_a_round
+    plan = Plan(
+        options.seed,
+        kills=quota,
+        supervisor_kills=max(1, -(-options.supervisor_kills // turn)),
+        stops_every=options.stops_every,
+        shapes=tuple(options.shape or SHAPES),
+    )
+    rounds = plan_rounds(plan)
+    if options.only is not None:
+        rounds = itertools.islice(rounds, options.only, options.only + 1)
+    stop_at = float("inf") if options.seconds is None else time.monotonic() + options.seconds
+    results: list[Result] = []
+    kills = supervisor_kills = 0
+    for each in rounds:
+        if time.monotonic() >= stop_at:
+            break
+        result = run_round(each, options.deadline, stop_at)
+        results.append(result)
+        kills += result.counts.kills + result.faults
+        supervisor_kills += result.counts.supervisor_kills
+        shown = f"{each.shape.name}, {'ordered' if each.is_ordered else 'unordered'}, {each.workers} workers"
+        _say(
+            f"round {each.number} ({shown}): {result.passes} passes, {result.batches} batches, "
+            f"{result.counts.kills + result.faults} kills, {result.restarts} restarts, "
+            f"{result.supervisor_restarts} of the supervisor, {len(result.mismatches)} mismatches, "
+            f"{result.seconds:.1f} s; {kills} kills in all"
+        )
+        is_enough = kills >= options.kills and supervisor_kills >= options.supervisor_kills and len(results) >= turn
+        if result.mismatches or (options.seconds is None and is_enough):
+            break
+    return results
+
+
+def _same(options: argparse.Namespace) -> str:
+    """The options that decide what a round is."""
+    same = f" --kills {options.kills} --supervisor-kills {options.supervisor_kills} --stops-every {options.stops_every}"
+    if options.seconds is not None:
+        same += f" --seconds {options.seconds:g} --kills-a-round {options.kills_a_round}"
+    return same + "".join(f" --shape '{name}'" for name in options.shape or ())
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/stress", description=__doc__)
+    parser.add_argument("--seconds", type=float, help="storm for so long, instead of for a number of kills")
+    parser.add_argument("--kills", type=int, default=1000, metavar="N", help="of workers, at least (1,000)")
+    parser.add_argument("--supervisor-kills", type=int, default=20, metavar="N", help="at least (20)")
+    parser.add_argument("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="repeats what is drawn (random)")
+    parser.add_argument("--shape", action="append", choices=list(SHAPES), help="only this one; may be given again")
+    parser.add_argument("--only", type=int, metavar="ROUND", help="only the round of this number, and no passes")
+    parser.add_argument(
+        "--stops-every", type=int, default=4, metavar="N", help="one round in N has a SIGSTOP (4); 0: none"
+    )
+    parser.add_argument("--kills-a-round", type=int, default=30, metavar="N", help="with --seconds (30)")
+    parser.add_argument("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")
+    parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
+    return parser.parse_args(arguments)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

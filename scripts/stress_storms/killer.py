@@ -1,0 +1,242 @@
+"""Ends workers and supervisors of this process at random moments.
+
+Nobody else is ever met: a process is held by a pidfd first, then found below this process in the tree, then signalled
+through that same pidfd, so a pid that was reused in between is of no consequence.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import os
+import random
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.support.processes import parents
+
+__all__ = ["Budget", "Counts", "Killer", "find_supervisors", "find_workers"]
+
+_SUPERVISOR = b"loaderpool-supervisor"
+_BRIEF_STOP_S = (0.02, 0.6)  # a worker that is stopped for so long is left alone
+_LONG_STOP_COSTS_S = 6.0  # until it is replaced, and somewhat more
+
+
+@dataclasses.dataclass
+class Counts:
+    """What was done to processes."""
+
+    kills: int = 0  # of workers, by SIGKILL or SIGTERM
+    supervisor_kills: int = 0
+    stops: int = 0  # of workers, for good
+    brief_stops: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Sum up."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """How much a killer does, and how fast."""
+
+    kills: int  # of workers, then it stops killing
+    supervisor_kills: int
+    stops: int  # of workers, for good; each costs the stream some seconds
+    every_s: float  # on average
+    waits_for_first: bool = False  # batch; nobody dies before it
+
+
+def find_supervisors() -> list[int]:
+    """Supervisors that this process has started and that are alive."""
+    return [pid for pid, parent in parents().items() if parent == os.getpid() and _is_supervisor(pid)]
+
+
+def find_workers(supervisor: int) -> list[int]:
+    """Workers of a supervisor that are alive."""
+    return [pid for pid, parent in parents().items() if parent == supervisor and _state(pid)[0] not in "ZX"]
+
+
+class Killer(threading.Thread):
+    """Kills until it is told to stop, or has nothing left to do.
+
+    Args:
+        budget: what it may do.
+        draw: whom, how and when; its own.
+    """
+
+    def __init__(self, budget: Budget, draw: random.Random) -> None:
+        super().__init__(name="killer", daemon=True)
+        self.counts = Counts()
+        # Before a loader was ever loaded its supervisor's death is an error of the import.
+        self.has_first_batch = False
+        self._budget, self._draw = budget, draw
+        self._stop_now = threading.Event()
+        self._supervisors_at = collections.deque(
+            sorted(draw.randrange(budget.kills or 1) for _ in range(budget.supervisor_kills))
+        )
+        self._stops_at = collections.deque(sorted(draw.randrange(budget.kills or 1) for _ in range(budget.stops)))
+        self._stopped: list[tuple[float, int]] = []  # when to go on, pidfd
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was killed that should be."""
+        done, budget = self.counts, self._budget
+        return done.kills >= budget.kills and not self._supervisors_at and not self._stops_at
+
+    def run(self) -> None:
+        """Kill, wait, kill."""
+        while not self.is_done:
+            if self._stop_now.wait(min(self._draw.expovariate(1 / self._budget.every_s), 10 * self._budget.every_s)):
+                break
+            self._go_on_with_stopped()
+            if self.has_first_batch or not self._budget.waits_for_first:
+                self._strike()
+        while self._stopped:
+            self._go_on_with_stopped()
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Kill no more; those that were stopped for a moment have gone on when this returns."""
+        self._stop_now.set()
+        self.join()
+
+    def _strike(self) -> None:
+        draw, done = self._draw, self.counts
+        if self.has_first_batch and self._supervisors_at and done.kills >= self._supervisors_at[0]:
+            self._strike_supervisor()
+        elif self._stops_at and done.kills >= self._stops_at[0]:
+            if self._signal_worker(signal.SIGSTOP):
+                self._stops_at.popleft()
+                done.stops += 1
+        elif done.kills >= self._budget.kills:
+            return
+        elif draw.random() < 0.05:
+            self._stop_briefly()
+        else:
+            number = signal.SIGTERM if draw.random() < 0.1 else signal.SIGKILL
+            several = draw.random()
+            if several < 0.06:  # all at once
+                for supervisor in find_supervisors():
+                    for worker in find_workers(supervisor):
+                        done.kills += _send(worker, supervisor, number)
+                return
+            done.kills += self._signal_worker(number)
+            if several < 0.15:  # and whoever is there a moment later, perhaps the replacement in its first steps
+                time.sleep(draw.random() * 0.01)
+                done.kills += self._signal_worker(number)
+
+    def _strike_supervisor(self) -> None:
+        draw = self._draw
+        supervisors = find_supervisors()
+        if not supervisors:
+            return
+        supervisor = draw.choice(supervisors)
+        how = draw.random()
+        if how < 0.3:  # a worker dies and nobody is left to notice
+            self.counts.kills += self._signal_worker(signal.SIGKILL)
+        if _send(supervisor, os.getpid(), signal.SIGKILL):
+            self.counts.supervisor_kills += 1
+            self._supervisors_at.popleft()
+        if how > 0.7 and self._supervisors_at:  # and the next one while it starts
+            time.sleep(draw.random() * 0.6)
+            for another in find_supervisors():
+                if another != supervisor and _send(another, os.getpid(), signal.SIGKILL):
+                    self.counts.supervisor_kills += 1
+                    self._supervisors_at.popleft()
+                    break
+
+    def _signal_worker(self, number: int) -> bool:
+        for supervisor in find_supervisors():
+            workers = find_workers(supervisor)
+            if workers:
+                return _send(self._draw.choice(workers), supervisor, number)
+        return False
+
+    def _stop_briefly(self) -> None:
+        for supervisor in find_supervisors():
+            workers = find_workers(supervisor)
+            if workers:
+                worker = self._draw.choice(workers)
+                with _held(worker, supervisor) as pidfd:
+                    if pidfd is not None and _through(pidfd, signal.SIGSTOP):
+                        self.counts.brief_stops += 1
+                        self._stopped.append((time.monotonic() + self._draw.uniform(*_BRIEF_STOP_S), os.dup(pidfd)))
+                return
+
+    def _go_on_with_stopped(self) -> None:
+        now = time.monotonic()
+        for entry in [entry for entry in self._stopped if entry[0] <= now]:
+            self._stopped.remove(entry)
+            _through(entry[1], signal.SIGCONT)
+            os.close(entry[1])
+
+
+def _send(pid: int, parent: int, number: int) -> bool:
+    with _held(pid, parent) as pidfd:
+        return pidfd is not None and _through(pidfd, number)
+
+
+@contextlib.contextmanager
+def _held(pid: int, parent: int) -> Iterator[int | None]:
+    """A pidfd of the process, if it is a supervisor of ours, or a worker of one; else None."""
+    assert pid > 1
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        yield None
+        return
+    try:
+        yield pidfd if _is_ours(pid, parent) else None
+    finally:
+        os.close(pidfd)
+
+
+def _is_ours(pid: int, parent: int) -> bool:
+    me = os.getpid()
+    if _parent(pid) != parent:
+        return False
+    supervisor = pid if parent == me else parent
+    return _parent(supervisor) == me and _is_supervisor(supervisor)
+
+
+def _through(pidfd: int, number: int) -> bool:
+    """Signal the process unless it is dead already."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if poll.poll(0):
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_supervisor(pid: int) -> bool:
+    return _SUPERVISOR in _read(f"/proc/{pid}/cmdline", lambda data: data.split(b"\0"), [])
+
+
+def _state(pid: int) -> str:
+    return _stat(pid)[0]
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: int) -> list[str]:
+    return _read(f"/proc/{pid}/stat", lambda data: data.decode(errors="replace").rpartition(")")[2].split(), ["X", "0"])
+
+
+def _read(path: str, parse: Callable[[bytes], list], missing: list) -> list:  # type: ignore[type-arg]
+    try:
+        return parse(Path(path).read_bytes()) or missing
+    except OSError:
+        return missing

@@ -1,0 +1,111 @@
+"""What came of the rounds: a table for people, the same in Markdown, and the line that says how to repeat it."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .abandon import Growth
+from .killer import Counts
+from .storm import Result
+
+__all__ = ["machine_line", "print_growth", "print_results", "summary"]
+
+_HEADINGS = (
+    "shape", "ordered", "workers", "passes", "batches", "kills", "stopped", "restarts", "supervisor restarts",
+    "mismatches", "seconds",
+)  # fmt: skip
+_GROWTH_HEADINGS = ("held by all processes", "before", "after", "may be")
+
+
+def print_results(console: Console, results: list[Result], as_markdown: bool) -> None:
+    """One row for each shape, ordered and not."""
+    rows = _rows(results)
+    _print(console, _HEADINGS, rows, left=1, as_markdown=as_markdown)
+
+
+def print_growth(console: Console, found: list[Growth], as_markdown: bool) -> None:
+    """One row for each kind of holding."""
+    rows = [[each.what.replace("_", " "), f"{each.before:,}", f"{each.after:,}", f"{each.at_most:,}"] for each in found]
+    _print(console, _GROWTH_HEADINGS, rows, left=1, as_markdown=as_markdown)
+
+
+def summary(results: list[Result]) -> str:
+    """All of it in a sentence."""
+    counts = Counts()
+    for each in results:
+        counts.add(each.counts)
+    faults = sum(each.faults for each in results)
+    return (
+        f"{counts.kills + faults:,} workers killed ({faults:,} of them by a segmentation fault of the function), "
+        f"{counts.supervisor_kills:,} supervisors killed, {counts.stops:,} workers stopped for good and "
+        f"{counts.brief_stops:,} for a moment; {sum(each.batches for each in results):,} batches compared, "
+        f"{sum(len(each.mismatches) for each in results):,} mismatches"
+    )
+
+
+def machine_line() -> str:
+    """Date, CPUs and versions."""
+    import numpy as np
+
+    today = datetime.datetime.now(datetime.timezone.utc)
+    cpus = len(os.sched_getaffinity(0))
+    return f"{today:%Y-%m-%d}, {cpus} x {_cpu_name()}, python {platform.python_version()}, numpy {np.__version__}"
+
+
+def _rows(results: Iterable[Result]) -> list[list[str]]:
+    by_kind: dict[tuple[str, bool], list[Result]] = collections.defaultdict(list)
+    for result in results:
+        by_kind[result.round.shape.name, result.round.is_ordered].append(result)
+    rows, columns = [], [0] * (len(_HEADINGS) - 4)
+    seconds = 0.0
+    for (name, is_ordered), found in sorted(by_kind.items()):
+        numbers = [
+            sum(each.passes for each in found),
+            sum(each.batches for each in found),
+            sum(each.counts.kills + each.faults for each in found),
+            sum(each.counts.stops for each in found),
+            sum(each.restarts for each in found),
+            sum(each.supervisor_restarts for each in found),
+            sum(len(each.mismatches) for each in found),
+        ]
+        took = sum(each.seconds for each in found)
+        columns = [total + number for total, number in zip(columns, numbers, strict=True)]
+        seconds += took
+        workers = ", ".join(map(str, sorted({each.round.workers for each in found})))
+        rows.append([name, "yes" if is_ordered else "no", workers, *(f"{n:,}" for n in numbers), f"{took:.1f}"])
+    rows.append(["all", "", "", *(f"{number:,}" for number in columns), f"{seconds:.1f}"])
+    return rows
+
+
+def _print(console: Console, headings: tuple[str, ...], rows: list[list[str]], *, left: int, as_markdown: bool) -> None:
+    if as_markdown:
+        marks = ["---"] * left + ["---:"] * (len(headings) - left)
+        for row in (headings, marks, *rows):
+            print(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("| ---", "|---").replace("--- |", "---|"))
+        print()
+        return
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=console.is_terminal)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < left else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,126 @@
+"""A short storm of kills, and proof that the storm would tell: wrong streams, hangs and leaks end with status 1."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support.child import ChildResult, run_child
+
+pytest.importorskip("rich", reason="rich is not installed: scripts/test installs it")
+
+SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
+
+
+def storm(arguments: str, before: str = "") -> ChildResult:
+    """`scripts/stress` with these arguments, after some code that may bend it."""
+    code = (
+        "import dataclasses, sys\n"
+        f"sys.path.insert(0, {SCRIPTS!r})\n"
+        "from stress_storms import abandon, shapes, storm, streams\n"
+        f"{before}\n"
+        "from stress_storms.__main__ import main\n"
+        f"sys.exit(main({arguments.split()!r}))\n"
+    )
+    return run_child(code, timeout_s=90)
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """stress_storms.streams, which is no part of the package."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    yield importlib.import_module("stress_storms.streams")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "stress_storms"]:
+        del sys.modules[name]
+
+
+def test_a_short_storm_loses_nothing() -> None:
+    result = storm("--seconds 12 --kills-a-round 12 --stops-every 0 --passes 40 --deadline 40 --seed 4")
+    assert result.returncode == 0, result.stdout + result.stderr
+    kills, supervisor_kills = re.findall(r"([\d,]+) (?:workers|supervisors) killed", result.stdout)
+    assert int(kills) > 10 and int(supervisor_kills) > 1
+    assert ", 0 mismatches." in result.stdout
+    assert "40 passes abandoned; 0 kinds of leak." in result.stdout
+    assert "seed 4" in result.stderr
+
+
+def test_a_wrong_stream_is_told() -> None:
+    bent = """
+class Bent(shapes._Sample):  # one batch hangs on who made it
+    def __call__(self, item, rng):
+        import os
+        return super().__call__(item, rng)["noise"] * (1 + (item == 11 and os.getpid() != self.faults.trainer))
+"""
+    result = storm("--seconds 60 --seed 3 --passes 0 --kills-a-round 4 --stops-every 0", only_single(bent))
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert re.search(
+        r"MISMATCH round 0: epoch 0: batch \d+ as delivered is none of the twin's: corrupted", result.stderr
+    )
+    assert re.search(r"MISMATCH round 0: epoch 0: the twin's batch \d+ is lost", result.stderr)
+    assert "Again: scripts/stress --seed 3 --only 0" in result.stderr
+
+
+def test_a_hang_shows_the_stacks_of_all_processes() -> None:
+    bent = """
+class Bent(shapes._Sample):
+    def __call__(self, item, rng):
+        import os
+        while item == 40 and os.getpid() != self.faults.trainer:
+            self.faults.wait(0.01)
+        return super().__call__(item, rng)
+"""
+    result = storm("--seconds 60 --seed 3 --passes 0 --deadline 4 --kills-a-round 4 --stops-every 0", only_single(bent))
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert re.search(r"HANG: round 0 \(single batches, .*, pass 0 still ran after 4 s", result.stderr)
+    assert "in take_pass" in result.stderr  # the trainer's
+    assert re.search(r"---- worker \d+ ----.* in __call__.*---- supervisor", result.stderr, re.DOTALL)
+    assert "loaderpool/supervisor/engine.py" in result.stderr.partition("---- supervisor")[2]
+
+
+def only_single(bent: str) -> str:
+    """With the shape of single batches as the only one, and a function of our own, which travels by value."""
+    return bent + (
+        'for name in set(shapes.SHAPES) - {"single batches"}:\n    del shapes.SHAPES[name]\n'
+        'if "Bent" in globals():\n'
+        '    single = dataclasses.replace(shapes.SHAPES["single batches"], function=Bent, items=160, faults_one_in=0)\n'
+        '    shapes.SHAPES["single batches"] = single\n'
+    )
+
+
+def test_what_grows_is_a_leak() -> None:
+    bent = """
+import os
+leave = abandon._leave
+def leaking(loader, draw):
+    os.dup(0)
+    leave(loader, draw)
+abandon._leave = leaking
+"""
+    result = storm("--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4", only_single(bent))
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "LEAK descriptors" in result.stderr and "LEAK processes" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("got", "told"),
+    [("abc", []), ("abd", ["corrupted", "lost"]), ("aabc", ["doubled"]), ("ab", ["lost"]), ("acb", ["reordered"])],
+)
+def test_each_difference_has_its_name(streams: ModuleType, got: str, told: list[str]) -> None:
+    def compare(**how: bool) -> list[str]:
+        found: list[str] = streams.compare(digests(got), digests("abc"), **how)
+        return found
+
+    found = compare(is_ordered=True, is_whole=True)
+    assert all(any(word in line for line in found) for word in told) and bool(found) == bool(told)
+    assert bool(compare(is_ordered=False, is_whole=True)) == (bool(told) and told != ["reordered"])
+    assert bool(compare(is_ordered=False, is_whole=False)) == bool({"corrupted", "doubled"} & set(told))
+
+
+def digests(letters: str) -> list[bytes]:
+    return [letter.encode() for letter in letters]
