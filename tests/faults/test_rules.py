@@ -190,11 +190,12 @@ def test_rule_02_rows_then_the_note_then_the_completion_then_the_report(monkeypa
     assert what(again) == what(not_noted)
     assert split32(again[4])[1] == 1
 
-    # And the trainer drops a second completion.
-    with hand_pool(2, source=range(20), batch_size=2) as pool:
+    # And the trainer drops a second completion: it would give the slot back under the first one's batch.
+    settings: dict[str, Any] = {"source": range(80), "fn": lambda n: np.full(1000, n), "memory_limit": 5 * 16384}
+    with hand_pool(2, batch_size=2, **settings) as pool:
         doubled = pool.session.notices = _Doubling(pool.session.notices)
-        assert consume(pool.batches()) == list(range(0, 20, 2))
-        assert doubled.doubled >= 10
+        assert consume(iter(list(pool.batches()))) == list(range(0, 80, 2))
+        assert doubled.doubled >= 40
 
 
 class _Doubling(collections.deque[Any]):
@@ -254,12 +255,12 @@ def test_rule_04_no_write_blocks_and_nothing_is_lost_by_it() -> None:
 
     def one_page_pipe() -> tuple[int, int]:
         read_end, write_end = os.pipe()
-        os.set_blocking(write_end, False)
         fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
         return read_end, write_end
 
     # The supervisor's.
     read_end, write_end = one_page_pipe()
+    os.set_blocking(write_end, False)  # as `launch` makes those of the supervisor
     outlet = Outlet(write_end, select.poll())
     within_s(20, lambda: [outlet.send(message) for message in messages])
     got = numbers(read_end)
@@ -498,9 +499,9 @@ def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows
                 os.dup2(file, descriptor)
         return item
 
-    with lp.Loader(range(32), replacing, batch_size=4, workers=1) as loader:
-        with pytest.raises(lp.WorkerLostError, match="closed file descriptors"):
-            list(loader)
+    loader = lp.Loader(range(32), replacing, batch_size=4, workers=1)
+    with loader, pytest.raises(lp.WorkerLostError, match="closed file descriptors"):
+        list(loader)
     assert (tmp_path / "file").read_bytes() == b""
 
 
