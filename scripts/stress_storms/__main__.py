@@ -106,7 +106,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", action="append", choices=list(SHAPES), help="only this one; may be given again")
     parser.add_argument("--only", type=int, metavar="ROUND", help="only the round of this number, and no passes")
     parser.add_argument(
-        "--stops-every", type=int, default=4, metavar="N", help="one round in N has a SIGSTOP (4); 0: none"
+        "--stops-every", type=int, default=4, metavar="N", help="rounds, one has a SIGSTOP (4); 0: none"
     )
     parser.add_argument("--kills-a-round", type=int, default=30, metavar="N", help="with --seconds (30)")
     parser.add_argument("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")

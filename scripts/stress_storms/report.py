@@ -34,7 +34,15 @@ def print_results(console: Console, results: list[Result], as_markdown: bool) ->
 
 def print_growth(console: Console, found: list[Growth], as_markdown: bool) -> None:
     """One row for each kind of holding."""
-    rows = [[each.what.replace("_", " "), f"{each.before:,}", f"{each.after:,}", f"{each.at_most:,}"] for each in found]
+    rows = [
+        [
+            each.what.replace("_", " "),
+            f"{each.before:,}",
+            f"{each.after:,}",
+            "not judged" if each.at_most is None else f"{each.at_most:,}",
+        ]
+        for each in found
+    ]
     _print(console, _GROWTH_HEADINGS, rows, left=1, as_markdown=as_markdown)
 
 
@@ -89,8 +97,9 @@ def _rows(results: Iterable[Result]) -> list[list[str]]:
 def _print(console: Console, headings: tuple[str, ...], rows: list[list[str]], *, left: int, as_markdown: bool) -> None:
     if as_markdown:
         marks = ["---"] * left + ["---:"] * (len(headings) - left)
-        for row in (headings, marks, *rows):
-            print(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("| ---", "|---").replace("--- |", "---|"))
+        print(f"| {' | '.join(headings)} |\n|{'|'.join(marks)}|")
+        for row in rows:
+            print(f"| {' | '.join(row)} |")
         print()
         return
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=console.is_terminal)

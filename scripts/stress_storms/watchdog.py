@@ -1,4 +1,4 @@
-"""Shows what hangs: past a deadline the stacks of all threads of all processes are printed, then all is ended."""
+"""Shows what hangs: past a deadline the Python stacks of all processes are printed, then all of them are ended."""
 
 from __future__ import annotations
 

@@ -153,30 +153,6 @@ def test_what_hooks_changed_is_known_to_the_next_one() -> None:
         assert loader.statistics().supervisor_restarts == 2
 
 
-def test_it_is_replaced_where_it_is_stopped() -> None:
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=2) as loader:
-        batches = iter(loader)
-        next(batches)
-        os.kill(supervisor_of(loader), signal.SIGSTOP)
-        assert len(list(batches)) == ITEMS // BATCH - 1
-        assert loader.statistics().supervisor_restarts == 1
-
-
-def test_a_stopped_worker_is_replaced(tmp_path: Path) -> None:
-    def fn(item: int) -> int:
-        if item == 41:
-            try:
-                os.close(os.open(tmp_path / "stopped", os.O_CREAT | os.O_EXCL))
-                os.kill(os.getpid(), signal.SIGSTOP)
-            except FileExistsError:
-                pass
-        return item
-
-    with lp.Loader(range(96), fn, batch_size=BATCH, workers=2) as loader:
-        assert [row for batch in loader for row in batch.tolist()] == list(range(96))
-        assert loader.statistics().restarts == 1
-
-
 def test_a_worker_that_is_stopped_for_a_moment_is_left_alone() -> None:
     with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=1) as loader:
         batches = iter(loader)

@@ -41,7 +41,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_a_short_storm_loses_nothing() -> None:
-    result = storm("--seconds 12 --kills-a-round 12 --stops-every 0 --passes 40 --deadline 40 --seed 4")
+    result = storm("--seconds 6 --kills-a-round 12 --stops-every 0 --passes 40 --deadline 40 --seed 4")
     assert result.returncode == 0, result.stdout + result.stderr
     kills, supervisor_kills = re.findall(r"([\d,]+) (?:workers|supervisors) killed", result.stdout)
     assert int(kills) > 10 and int(supervisor_kills) > 1
@@ -93,18 +93,24 @@ def only_single(bent: str) -> str:
     )
 
 
-def test_what_grows_is_a_leak() -> None:
-    bent = """
+@pytest.mark.parametrize(
+    ("leak", "told"),
+    [("os.dup(0)", "descriptors"), ("hoard.append(os.urandom(200_000))", "trainer_bytes")],
+    ids=["descriptor", "memory"],
+)
+def test_what_grows_is_a_leak(leak: str, told: str) -> None:
+    bent = f"""
 import os
+hoard = []
 leave = abandon._leave
 def leaking(loader, draw):
-    os.dup(0)
+    {leak}
     leave(loader, draw)
 abandon._leave = leaking
 """
     result = storm("--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4", only_single(bent))
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "LEAK descriptors" in result.stderr and "LEAK processes" not in result.stderr
+    assert f"LEAK {told}" in result.stderr and "LEAK processes" not in result.stderr
 
 
 @pytest.mark.parametrize(
