@@ -67,7 +67,7 @@ class Link:
         wake: int,
         first_ticket: int = 1,
     ) -> None:
-        started = launch(arena, workers, max_restarts, first_ticket)
+        started = self._launched = launch(arena, workers, max_restarts, first_ticket)
         self._process = started.process
         self._completions = started.completions
         self.control, self.socket = started.control, started.socket
@@ -131,7 +131,7 @@ class Link:
 
     def reap(self) -> str:
         """The supervisor has ended: end what is left of its process group; returns how it ended."""
-        self._end_group()
+        self._launched.end_group()
         self._process.wait()
         code = self._process.returncode
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -151,15 +151,14 @@ class Link:
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._end_group()
+            self._launched.end_group()
             self._process.wait()
 
     def close(self) -> None:
         """Close our ends; that of the control pipe belongs to the `ReturnPipe`."""
         if self._pidfd is not None:
             os.close(self._pidfd)
-        os.close(self._completions)
-        self.socket.close()
+        self._launched.close()
 
     def _make_poll(self) -> select.poll:
         poll = select.poll()
@@ -176,11 +175,6 @@ class Link:
             # A gap in our own time (Ctrl-Z stops us, too) counts as one look.
             self._stopped_ns += min(now - looked, 2 * self._stop_look_ms * 1_000_000) if self._stopped_ns else 1
             if self._stopped_ns > self._longest_stop_ns:
-                self._end_group()
+                self._launched.end_group()
         else:
             self._stopped_ns = 0
-
-    def _end_group(self) -> None:
-        """Kill the supervisor's process group; safe while it is not reaped, for until then its number is not reused."""
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)

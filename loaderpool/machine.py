@@ -219,7 +219,7 @@ def descriptor_limits() -> tuple[int, int]:
 def raise_descriptor_limit() -> None:
     """Allow this process as many descriptors as it may allow itself. Best effort."""
     try:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _, hard = descriptor_limits()
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):
         pass

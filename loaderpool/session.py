@@ -26,18 +26,13 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.lease import ReturnPipe
 from loaderpool.messages import Control, Notice, Words, pack
 from loaderpool.supervisor.fork_check import ForkObstacle
+from loaderpool.supervisor.restart_limit import RestartLimit
 
 __all__ = ["Listener", "Session", "WorkerRecord"]
-
-# How long a close waits for the supervisor to end by itself before it is killed.
-_CLOSE_TIMEOUT_S = 2.0
-
 
 # Completions in a row that could not be received before somebody is told: they are made again, and a descriptor may
 # become free meanwhile.
 _MAIMED_IN_A_ROW = 5
-# Where a notice names its run or loader.
-_OWNER: collections.defaultdict[int, int] = collections.defaultdict(lambda: 1, {Notice.COMPLETION: 2})
 
 
 class Listener(Protocol):
@@ -117,7 +112,7 @@ class Session:
         self.workers: dict[int, WorkerRecord] = {}
         self.restarts = 0
         self.supervisor_restarts = 0
-        self._supervisor_deaths: collections.deque[float] = collections.deque()
+        self._supervisor_deaths = RestartLimit(max_restarts)
         self.obstacles: tuple[ForkObstacle, ...] = ()  # why workers are not forked
         self._has_warned = False
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
@@ -292,11 +287,13 @@ class Session:
                 continue
             # This process had no descriptor left to receive it with.
             self._maimed += 1
-            listener = (self.runs if words[0] == Notice.COMPLETION else self.listeners).get(words[_OWNER[words[0]]])
             if words[0] == Notice.COMPLETION:
+                listener = self.runs.get(words[2])
                 self.order(Control.REDO, words[1], words[6])
                 if self._maimed < _MAIMED_IN_A_ROW:
                     continue
+            else:
+                listener = self.listeners.get(words[1])
             if listener is not None:
                 listener.on_maimed()
 
@@ -333,14 +330,8 @@ class Session:
             importing.on_load_died(how)
         if not self.listeners:
             return False
-        now = clock.monotonic_ns() / 1e9
-        self._supervisor_deaths.append(now)
-        if self._max_restarts is not None:
-            most, seconds = self._max_restarts
-            while self._supervisor_deaths[0] < now - seconds:
-                self._supervisor_deaths.popleft()
-            return len(self._supervisor_deaths) <= most
-        return True
+        self._supervisor_deaths.note(clock.monotonic_ns())
+        return not self._supervisor_deaths.is_exceeded
 
     def _dispatch(self, words: Words, attachment: Attachment) -> None:
         kind = words[0]

@@ -38,7 +38,7 @@ class Limits:
 
 def read_limits() -> Limits:
     """The limits as they are now."""
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors = machine.descriptor_limits()
     processes = resource.getrlimit(resource.RLIMIT_NPROC)
     trouble, has_memfd = _try_memory_file()
     return Limits(

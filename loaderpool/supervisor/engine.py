@@ -76,11 +76,8 @@ class Supervisor:
         self._fork_check = ForkCheck()
         self._has_told_of_exec = False
         os.set_blocking(self._control, False)
-        limit: tuple[int, float] | None = start["max_restarts"]
-        self._max_restarts = limit
-        self._state = SupervisorState(
-            start["workers"], (limit[0], int(limit[1] * 1e9)) if limit else None, start["first_ticket"]
-        )
+        self._max_restarts: tuple[int, float] | None = start["max_restarts"]
+        self._state = SupervisorState(start["workers"], self._max_restarts, start["first_ticket"])
         self._oom_kills = machine.oom_kill_count()
         self._watch = SampleWatch(self._arena.board)
         self._is_over = False
@@ -222,15 +219,14 @@ class Supervisor:
             with _ends_with(self._trainer_pid), self._fork_check.watch():
                 fault_points.reach("supervisor.loading")
                 take_in(load.loader, load.offset, load.nbytes)
-            self._arena.board.loading = 0
         except BaseException as error:
             from loaderpool.supervisor.shipping import describe_load_error
-
-            self._arena.board.loading = 0
 
             failure = describe_failure(error, epoch=0, worker=None)
             self._tell(pack(Notice.LOAD_FAILED, load.loader), (failure, describe_load_error(error)))
             return []
+        finally:
+            self._arena.board.loading = 0
         gc.collect()
         gc.freeze()  # so that a worker's collections do not write to, and so copy, these pages
         return self._state.on_loaded(load.loader)

@@ -14,10 +14,10 @@ https://www.erlang.org/doc/system/sup_princ.html).
 
 from __future__ import annotations
 
-import collections
 import enum
 
 from loaderpool.supervisor.records import Ticket
+from loaderpool.supervisor.restart_limit import RestartLimit
 
 __all__ = ["Inquest", "Step"]
 
@@ -41,30 +41,12 @@ class Inquest:
     """The tickets whose rows are being tried, and how many workers died of late.
 
     Args:
-        max_restarts: a number of deaths and the nanoseconds within which more of them are a storm; None: no limit.
+        max_restarts: a number of deaths and the seconds within which more of them are a storm; None: no limit.
     """
 
-    def __init__(self, max_restarts: tuple[int, int] | None) -> None:
+    def __init__(self, max_restarts: tuple[int, float] | None) -> None:
         self.held: dict[int, Ticket] = {}  # by number: nobody works on them, only on their trials
-        self._max_restarts = max_restarts
-        self._deaths: collections.deque[int] = collections.deque()
-
-    @property
-    def deaths(self) -> int:
-        """How many workers died of late."""
-        return len(self._deaths)
-
-    def note_death(self, now_ns: int) -> None:
-        """A worker died."""
-        if self._max_restarts is not None:
-            self._deaths.append(now_ns)
-            while self._deaths[0] < now_ns - self._max_restarts[1]:
-                self._deaths.popleft()
-
-    @property
-    def is_storm(self) -> bool:
-        """Whether that were too many."""
-        return self._max_restarts is not None and len(self._deaths) > self._max_restarts[0]
+        self.restarts = RestartLimit(max_restarts)
 
     def died_over(self, ticket: Ticket, index: int | None) -> Step:
         """A worker died while it worked on this ticket, at the source index if the board knew."""
@@ -96,6 +78,5 @@ class Inquest:
     def convict(self, ticket: Ticket) -> None:
         """One of its rows kills: this is what the deaths over it came from, so they are no storm."""
         self.held.pop(ticket.ticket, None)
-        for _ in range(min(ticket.lost, len(self._deaths))):
-            self._deaths.pop()
+        self.restarts.forgive(ticket.lost)
         ticket.deaths = ticket.acquittals = 0

@@ -55,11 +55,11 @@ class SupervisorState:
 
     Args:
         workers: how many workers there should be.
-        max_restarts: how many of them may die within so many nanoseconds; None: any number.
+        max_restarts: how many of them may die within so many seconds; None: any number.
         first_ticket: tickets' numbers begin here, so that none of an earlier supervisor's is used again.
     """
 
-    def __init__(self, workers: int, max_restarts: tuple[int, int] | None = None, first_ticket: int = 1) -> None:
+    def __init__(self, workers: int, max_restarts: tuple[int, float] | None = None, first_ticket: int = 1) -> None:
         self.target_workers = workers
         self.workers = Roster()
         self.loaders: dict[int, LoaderRecord] = {}
@@ -101,8 +101,8 @@ class SupervisorState:
         elif kind == Control.SLOT_RETIRE:
             self._retire_slot(words[1])
         elif kind == Control.LOAD:
-            _, loader_id, offset, nbytes, probe, max_deaths, timeout_ns, kind = words
-            may_exclude, is_per_sample = map(bool, split32(kind))
+            _, loader_id, offset, nbytes, probe, max_deaths, timeout_ns, flags = words
+            may_exclude, is_per_sample = map(bool, split32(flags))
             probe_epoch = probe - 1 if probe else None
             self.loaders[loader_id] = LoaderRecord(
                 loader_id, max_deaths, probe_epoch, timeout_ns, may_exclude, is_per_sample
@@ -198,17 +198,17 @@ class SupervisorState:
             ticket.attempt += 1
             self._due.appendleft(ticket)
         if was_lost:
-            self._inquest.note_death(now_ns)
+            self._inquest.restarts.note(now_ns)
         if unanswered:
             self._died_over(unanswered[0], worker, last)
         self.workers.free_cell(worker.cell)
         if was_lost:
             self.restarts += 1
             self._idle_deaths = 0 if unanswered or last.has_begun else self._idle_deaths + 1
-            is_storm = self._inquest.is_storm
+            is_storm = self._inquest.restarts.is_exceeded
             if is_storm or self._idle_deaths > _IDLE_DEATHS + self.target_workers:
                 verdict = Verdict.STORM if is_storm else Verdict.BEFORE
-                deaths = self._inquest.deaths if is_storm else self._idle_deaths
+                deaths = self._inquest.restarts.count if is_storm else self._idle_deaths
                 self._out += [LoseTicket(b"", 0, 0, last.source_index, deaths, verdict), Close()]
                 return self._take_out()
         self._adjust_workers()
