@@ -29,6 +29,7 @@ class Delivery:
     """Batches that came together in one slot, or in a private copy of it.
 
     Attributes:
+        form: how to look at the batches.
         first: number of its first batch, counted from its run's first epoch on.
         count: how many batches are handed out.
         rows: rows of each (packed batches tell their own).
@@ -44,7 +45,7 @@ class Delivery:
         keep: which of them are handed out, in rising order, counted from `first`; None: all.
     """
 
-    __slots__ = ("_anchor", "_form", "_keep", "_stored", "count", "first", "row_failures", "rows")
+    __slots__ = ("_anchor", "_keep", "_stored", "count", "first", "form", "row_failures", "rows")
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Delivery:
         row_failures: tuple[RowFailure, ...] = (),
         keep: tuple[int, ...] | None = None,
     ) -> None:
-        self._form = form
+        self.form = form
         self._anchor = anchor
         self._keep = keep
         self._stored = count
@@ -69,7 +70,7 @@ class Delivery:
     def head(self, count: int) -> Delivery:
         """The first `count` of its batches, in the same memory."""
         keep = tuple(self._numbers()[:count])
-        return Delivery(self._form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
+        return Delivery(self.form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
 
     def failures(self) -> list[list[Failure]]:
         """For each batch, in order, what failed in it."""
@@ -84,21 +85,21 @@ class Delivery:
     @property
     def nbytes(self) -> int:
         """Bytes of data."""
-        if self._form.fixed is not None:
-            return self._form.fixed.used_bytes(self.rows * self.count)
-        return self._form.used_bytes(self._anchor, self.rows * self._stored)
+        if self.form.fixed is not None:
+            return self.form.fixed.used_bytes(self.rows * self.count)
+        return self.form.used_bytes(self._anchor, self.rows * self._stored)
 
     def batches(self) -> Iterator[tuple[int, list[Any]]]:
         """Rows and components of each batch."""
-        batches = self._form.read(self._anchor, self.rows, self._stored)
+        batches = self.form.read(self._anchor, self.rows, self._stored)
         if self._keep is None:
             return batches
         return itertools.compress(batches, [at in self._keep for at in range(self._stored)])
 
     def joined(self) -> list[npt.NDArray[Any]]:
         """The components of all batches in one array each, `dtype[count, rows, ...]`; for fixed forms only."""
-        assert self._form.fixed is not None
-        arrays = self._form.fixed.arrays(self._anchor, 0, self.rows * self._stored)
+        assert self.form.fixed is not None
+        arrays = self.form.fixed.arrays(self._anchor, 0, self.rows * self._stored)
         parts = [array.reshape(self._stored, self.rows, *array.shape[1:]) for array in arrays]
         return parts if self._keep is None else [part[list(self._keep)] for part in parts]
 
@@ -124,6 +125,9 @@ class Engine(Protocol):
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
+
+    def read_ahead(self) -> int:
+        """How many batches of the next epoch it may well make before anybody asks for it. There is a form."""
 
     def begin(self, first_epoch: int, start: int, limit: int) -> EngineRun:
         """Begin a run at batch `start` of the first epoch."""

@@ -7,6 +7,7 @@ the trainer's side does such steps with the signal held back; a wait is ended by
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # CPython's own, without stubs
 import os
 import signal
 import sys
@@ -16,6 +17,10 @@ from types import FrameType
 from typing import Any
 
 __all__ = ["InterruptsHeld", "is_ctrl_c_told", "note_missed", "tell_other_threads", "told_descriptor"]
+
+# Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
+# which costs ten times what the calls beneath them do.
+_SIGINT = int(signal.SIGINT)
 
 _was_missed = False
 
@@ -44,17 +49,17 @@ class InterruptsHeld:
 
     def __enter__(self) -> InterruptsHeld:  # noqa: PYI034 - Self is in typing from 3.11 on
         if threading.get_ident() == threading.main_thread().ident:
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _signal.getsignal(_SIGINT)
             if callable(handler) and not isinstance(getattr(handler, "__self__", None), InterruptsHeld):
                 self._handler = handler
-                signal.signal(signal.SIGINT, self._note)
+                _signal.signal(_SIGINT, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         global _was_missed
         handler, self._handler = self._handler, None
         if handler is not None:
-            signal.signal(signal.SIGINT, handler)
+            _signal.signal(_SIGINT, handler)
             if self.is_pending or _was_missed:
                 self.is_pending = _was_missed = False
                 handler(signal.SIGINT, sys._getframe(1))

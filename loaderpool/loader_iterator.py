@@ -49,7 +49,7 @@ class LoaderIterator(Iterator[Any]):
             self._batches, self._left = delivery.batches(), delivery.count
             self._must_tell = self._has_hooks or bool(delivery.row_failures)
             if self._pack is _unpacked:
-                self._pack = self._loader.form.spec.structure.pack
+                self._pack = delivery.form.spec.structure.pack
 
     @property
     def epoch(self) -> int:

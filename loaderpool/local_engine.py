@@ -56,6 +56,10 @@ class LocalEngine:
         self.work = Work(payload, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
 
+    def read_ahead(self) -> int:
+        """See `delivery.Engine`."""
+        return 0
+
     def form(self) -> BatchForm:
         """The batches' form; makes the first sample."""
         with _alone:

@@ -21,8 +21,6 @@ from loaderpool.tally import Tally
 
 __all__ = ["EpochHooks", "Pass", "PassBook"]
 
-_READ_AHEAD_TICKETS_PER_WORKER = 2
-
 
 class EpochHooks(Protocol):
     """What happens in the trainer between epochs: a Sequence's `on_epoch_begin` and `on_epoch_end`."""
@@ -97,6 +95,7 @@ class PassBook:
     def _take_run(self) -> tuple[EngineRun, int]:
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
+        ahead = 0 if self.has_hooks else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
             epoch = self.epoch
             self.epoch += 1
@@ -106,10 +105,10 @@ class PassBook:
             if parked is not None:
                 run, stands_before = parked
                 if stands_before == epoch:
-                    run.extend((epoch - run.first_epoch + 1) * per_epoch + self._read_ahead())
+                    run.extend((epoch - run.first_epoch + 1) * per_epoch + ahead)
                     return run, epoch
                 run.end()
-            return engine.begin(epoch, 0, per_epoch + self._read_ahead()), epoch
+            return engine.begin(epoch, 0, per_epoch + ahead), epoch
         except BaseException:
             self.give_up_epoch(epoch)
             if parked is not None:
@@ -158,15 +157,6 @@ class PassBook:
             with contextlib.suppress(ClosedError):  # then there is nobody to tell
                 self.engine().update(changes)
                 self.hooks.told()
-
-    def _read_ahead(self) -> int:
-        """Batches of the next epoch that may be made before anybody asks for it."""
-        if self.has_hooks:
-            return 0
-        engine = self.engine()
-        form = engine.form()
-        tickets = _READ_AHEAD_TICKETS_PER_WORKER * getattr(getattr(engine, "session", None), "workers_wanted", 0)
-        return min(self.plan.batches_per_epoch, tickets * form.max_chunk)
 
 
 class Pass:

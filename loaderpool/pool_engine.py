@@ -33,6 +33,8 @@ __all__ = ["PoolEngine"]
 # Whoever holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
 _LOCK_TIMEOUT_S = 1.0
 
+_READ_AHEAD_TICKETS_PER_WORKER = 2
+
 
 class PoolEngine:
     """Makes a loader's batches in a session's workers.
@@ -120,6 +122,11 @@ class PoolEngine:
         self.session.warn()
         assert self._form is not None
         return self._form
+
+    def read_ahead(self) -> int:
+        """See `delivery.Engine`."""
+        assert self._form is not None
+        return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
     def begin(self, first_epoch: int, start: int, limit: int) -> PoolRun:
         """Begin a run at batch `start` of the first epoch.

@@ -17,6 +17,8 @@ __all__ = ["TICKETS_PER_WORKER", "TicketCutter"]
 TICKETS_PER_WORKER = 2
 # A chunk should take about this long: shorter pays for messages, longer delays the first batch and the end of an epoch.
 _CHUNK_NS = 2_000_000
+# The chunks before an epoch's end are not made smaller than this: each costs a hand-over.
+_LEAST_AT_EDGE = 4
 # A batch slower than the first is cut into row ranges of about the second, so that all workers share it.
 _SPLIT_NS = 250_000_000
 _PART_NS = 100_000_000
@@ -81,12 +83,15 @@ class TicketCutter:
         in_epoch = run.next % run.batches_per_epoch
         count = 1
         if loader.max_chunk > 1 and loader.is_measured:
-            # Small chunks at an epoch's start (the consumer waits for the first) and at the end of what may be made, so
-            # that all workers end together.
+            # Chunks grow with an epoch, for the consumer waits for the first, and shrink towards its end, for the next
+            # epoch's first would wait in a worker's pipe behind a large one. They also shrink towards the end of what
+            # may be made, so that all workers end together.
+            to_edge = loader.full_batches - in_epoch
+            taper = max(_LEAST_AT_EDGE, -(-to_edge // max(1, workers)))
             left = run.limit - run.next
             fair = -(-left // (TICKETS_PER_WORKER * max(1, workers)))
             by_time = _CHUNK_NS // max(1, loader.batch_ns)
-            count = max(1, min(loader.max_chunk, by_time, fair, in_epoch, loader.full_batches - in_epoch))
+            count = max(1, min(loader.max_chunk, by_time, fair, in_epoch, to_edge, taper))
         ticket = self._new_ticket(run, slot, run.next, count, 0, run.rows_of(run.next))
         run.next += count
         return ticket

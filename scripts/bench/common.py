@@ -255,9 +255,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _child_environment() -> dict[str, str]:
-    """The environment of contestants: this checkout's loaderpool, a quiet TensorFlow."""
+    """The environment of contestants: this checkout's loaderpool, compiled once as an installer does, a quiet TensorFlow.
+
+    Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each contestant would compile this checkout's modules
+    anew, but not those of the packages that pip has compiled.
+    """
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def _run_contestant(file: Path, name: str, window: Window) -> Measured:
