@@ -255,7 +255,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _child_environment() -> dict[str, str]:
-    """The environment of contestants: this checkout's loaderpool, compiled once as an installer does, a quiet TensorFlow.
+    """The environment of contestants: this checkout, compiled once as an installer does, a quiet TensorFlow.
 
     Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each contestant would compile this checkout's modules
     anew, but not those of the packages that pip has compiled.

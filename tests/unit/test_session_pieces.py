@@ -541,6 +541,9 @@ class FakeEngine:
     def form(self) -> Any:
         return FakeForm()
 
+    def read_ahead(self) -> int:
+        return 0
+
     def begin(self, first_epoch: int, start: int, limit: int) -> Any:
         self.runs.append(FakeRun(self, first_epoch, limit))
         return self.runs[-1]

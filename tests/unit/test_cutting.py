@@ -1,0 +1,69 @@
+"""How runs are cut into tickets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loaderpool.supervisor.cutting import TicketCutter
+from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket
+
+SLOTS = 500
+
+
+def tickets_of(workers: int = 2, batches_per_epoch: int = 1000, limit: int | None = None, **fields: Any) -> list[Ticket]:
+    """All tickets of a run that nothing holds up."""
+    loader = LoaderRecord(1, max_deaths=3, probe_epoch=None)
+    settings = {"layout": (0, 0), "max_chunk": 64, "batch_rows": 32, "last_rows": 32, "batch_ns": 30_000}
+    for name, value in {**settings, "is_measured": True, "full_batches": batches_per_epoch, **fields}.items():
+        setattr(loader, name, value)
+    slots = {number: SlotRecord(number, loader, 0, 4096) for number in range(1, SLOTS + 1)}
+    loader.free = list(slots)
+    run = RunRecord(1, loader, 0, batches_per_epoch, 0, limit or batches_per_epoch, quota=SLOTS)
+    cutter = TicketCutter(slots, 1)
+    cutter.add(run)
+    tickets = []
+    while (ticket := cutter.cut(must_be_short=False, workers=workers)) is not None:
+        tickets.append(ticket)
+    return tickets
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+@pytest.mark.parametrize("batches", [1, 2, 7, 100, 1000])
+def test_tickets_cover_each_epoch_once_and_never_two_epochs(workers: int, batches: int) -> None:
+    tickets = tickets_of(workers, batches, limit=3 * batches)
+    made = [batch for ticket in tickets for batch in range(ticket.first, ticket.first + ticket.count)]
+    assert made == list(range(3 * batches))
+    assert all(ticket.first // batches == (ticket.first + ticket.count - 1) // batches for ticket in tickets)
+
+
+def test_chunks_grow_with_an_epoch_and_shrink_towards_its_end() -> None:
+    counts = [ticket.count for ticket in tickets_of(limit=2000) if ticket.first < 1000]
+    assert counts[:7] == [1, 1, 2, 4, 8, 16, 32]
+    assert max(counts) == 64
+    end = counts[counts.index(64) :]
+    assert end == sorted(end, reverse=True)
+    assert sum(end[-2:]) <= 8  # the next epoch's first chunk waits behind one of these
+
+
+def test_the_last_chunks_before_an_edge_are_not_made_smaller_than_pays() -> None:
+    end = [ticket.count for ticket in tickets_of(limit=2000) if 500 <= ticket.first < 1000]
+    assert min(end[:-1]) >= 4
+
+
+def test_the_last_chunks_of_what_may_be_made_go_to_all_workers() -> None:
+    counts = [ticket.count for ticket in tickets_of(workers=4, batches_per_epoch=100_000, limit=1000)]
+    assert counts[-8:] == [1] * 8
+
+
+def test_a_function_that_was_not_measured_yet_gets_single_batches() -> None:
+    assert {ticket.count for ticket in tickets_of(is_measured=False, batches_per_epoch=20)} == {1}
+
+
+def test_slow_batches_are_cut_into_row_ranges() -> None:
+    tickets = tickets_of(batches_per_epoch=2, can_split=True, max_chunk=1, batch_ns=400_000_000)
+    assert [(ticket.first, ticket.row_start, ticket.row_stop) for ticket in tickets[:4]] == [
+        (0, 0, 8), (0, 8, 16), (0, 16, 24), (0, 24, 32)
+    ]  # fmt: skip
+    assert tickets[0].slot == tickets[3].slot != tickets[4].slot
