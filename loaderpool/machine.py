@@ -12,23 +12,17 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Iterator
 
 from loaderpool import fault_points
 from loaderpool.errors import MemoryLimitError
 
 __all__ = [
-    "available_memory_bytes",
-    "cgroup_cpu_quota",
-    "cgroup_memory_limit",
-    "cgroup_pids",
     "create_memory_file",
     "descriptor_limits",
     "die_with_parent",
     "flush_standard_streams",
     "is_stopped",
     "map_pages",
-    "oom_kill_count",
     "open_pidfd",
     "pipe_capacity_bytes",
     "process_cpu_s",
@@ -39,7 +33,6 @@ __all__ = [
     "return_pages",
     "start_time",
     "thread_ids",
-    "usable_cpu_count",
 ]
 
 LINUX = sys.platform.startswith("linux")
@@ -49,7 +42,6 @@ _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _GLIBC_DEFAULT_TRIM = 128 * 1024
-_CGROUP = "/sys/fs/cgroup"
 
 
 def create_memory_file(name: str) -> int:
@@ -140,44 +132,6 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def oom_kill_count() -> int:
-    """How many processes the kernel has killed for memory, as far as this one can see; it only ever grows.
-
-    The sum over the cgroup's own counter (v2 `memory.events`, v1 `memory.oom_control`) and the machine's
-    (`/proc/vmstat`, Linux 4.13 and later); 0 where none can be read.
-    """
-    found = [_count_in(f"{_CGROUP}{path}/memory.events", "oom_kill") for path in {"", _cgroup_path("")}]
-    found.append(_count_in(f"{_CGROUP}/memory{_cgroup_path('memory')}/memory.oom_control", "oom_kill"))
-    found.append(_count_in(f"{_CGROUP}/memory/memory.oom_control", "oom_kill"))
-    found.append(_count_in("/proc/vmstat", "oom_kill"))
-    return sum(found)
-
-
-def _cgroup_path(controller: str) -> str:
-    """This process's cgroup below the controller's root; "" names the unified (v2) hierarchy."""
-    try:
-        with open("/proc/self/cgroup") as lines:
-            for line in lines:
-                _, controllers, path = line.rstrip("\n").split(":", 2)
-                if controller in controllers.split(","):
-                    return path if path != "/" else ""
-    except (OSError, ValueError):
-        pass
-    return ""
-
-
-def _count_in(path: str, name: str) -> int:
-    try:
-        with open(path) as lines:
-            for line in lines:
-                key, _, value = line.partition(" ")
-                if key == name:
-                    return int(value)
-    except (OSError, ValueError):
-        pass
-    return 0
-
-
 def start_time(pid: int) -> int:
     """When a process began, in a unit of the machine's, which tells it from a later one of the same pid; 0: it is gone.
 
@@ -246,7 +200,8 @@ def pipe_capacity_bytes(descriptor: int) -> int:
 def process_cpu_s(pid: int) -> float:
     """CPU time the process has used so far in seconds; 0.0 where it is gone or cannot be read."""
     try:
-        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -281,130 +236,3 @@ def thread_ids() -> frozenset[int]:
 
     others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
     return frozenset(thread.native_id or 0 for thread in others)
-
-
-def cgroup_cpu_quota() -> float | None:
-    """CPUs' worth of time that this process's cgroups grant (v2 and v1), or None without a quota."""
-    quotas = [quota for quota in _cgroup_quotas() if quota is not None]
-    return min(quotas) if quotas else None
-
-
-def _cgroup_quotas() -> Iterable[float | None]:
-    for directory in _cgroup_directories("cpu"):
-        try:
-            if os.path.exists(f"{directory}/cpu.max"):
-                quota, period = _read(f"{directory}/cpu.max").split()[:2]
-                yield None if quota == "max" else int(quota) / int(period)
-            elif os.path.exists(f"{directory}/cpu.cfs_quota_us"):
-                quota_us = int(_read(f"{directory}/cpu.cfs_quota_us"))
-                period_us = int(_read(f"{directory}/cpu.cfs_period_us"))
-                yield quota_us / period_us if quota_us > 0 else None
-        except (OSError, ValueError):
-            continue
-
-
-def _cgroup_directories(controller: str) -> Iterable[str]:
-    """The directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
-    try:
-        lines = _read("/proc/self/cgroup").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root = _CGROUP
-        elif controller in controllers.split(","):
-            root = f"{_CGROUP}/{controllers}"
-            if not os.path.exists(root):
-                root = f"{_CGROUP}/{controller}"
-        else:
-            continue
-        inner = os.path.join(root, path.lstrip("/")).rstrip("/")
-        while True:
-            if os.path.exists(inner):
-                yield inner
-            if not inner.startswith(f"{root}/"):
-                break
-            inner = os.path.dirname(inner)
-    if not lines:
-        yield _CGROUP
-
-
-def usable_cpu_count() -> int:
-    """CPUs this process may really use, at least 1: the smallest of `os.cpu_count()`, affinity mask, cgroup quota."""
-    counts = [os.cpu_count() or 1]
-    if hasattr(os, "sched_getaffinity"):
-        counts.append(len(os.sched_getaffinity(0)))
-    quota = cgroup_cpu_quota()
-    if quota is not None:
-        counts.append(int(quota + 0.5))
-    return max(1, min(counts))
-
-
-def available_memory_bytes() -> int:
-    """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
-    free = [_machine_available_bytes()]
-    for directory, limit in _memory_limits():
-        used = _read_int(f"{directory}/memory.current") or _read_int(f"{directory}/memory.usage_in_bytes")
-        if used is not None:
-            free.append(max(0, limit - used + _reclaimable_bytes(directory)))
-    return min(free)
-
-
-def cgroup_memory_limit() -> int | None:
-    """Bytes that this process's cgroups allow (v2 and v1), the smallest; None without a limit."""
-    return min((limit for _, limit in _memory_limits()), default=None)
-
-
-def cgroup_pids() -> tuple[int, int] | None:
-    """The cgroups' limit on processes and threads and how many there are, where fewest are left; None: no limit."""
-    found = []
-    for directory in _cgroup_directories("pids"):
-        limit, used = _read_int(f"{directory}/pids.max"), _read_int(f"{directory}/pids.current")
-        if limit is not None and used is not None:
-            found.append((limit, used))
-    return min(found, key=lambda pair: pair[0] - pair[1], default=None)
-
-
-def _memory_limits() -> Iterator[tuple[str, int]]:
-    """The cgroup directories that have a limit in bytes, and the limit."""
-    for directory in _cgroup_directories("memory"):
-        limit = _read_int(f"{directory}/memory.max") or _read_int(f"{directory}/memory.limit_in_bytes")
-        if limit is not None and limit < 1 << 60:
-            yield directory, limit
-
-
-def _machine_available_bytes() -> int:
-    try:
-        for line in _read("/proc/meminfo").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 4 << 30
-
-
-def _reclaimable_bytes(directory: str) -> int:
-    try:
-        for line in _read(f"{directory}/memory.stat").splitlines():
-            name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return 0
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()
-
-
-def _read_int(path: str) -> int | None:
-    try:
-        return int(_read(path))
-    except (OSError, ValueError):  # absent, or "max"
-        return None

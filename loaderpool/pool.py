@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool import machine, role
+from loaderpool import capacity, role
 from loaderpool.config import DEFAULT_MAX_RESTARTS, check_max_restarts, check_workers
 from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError
 
@@ -21,7 +21,7 @@ _CLOSED = "this Pool is closed; make a new one"
 
 def resolve_workers(workers: int | Literal["auto"]) -> int:
     """A number of workers; "auto" is one for each usable CPU."""
-    return machine.usable_cpu_count() if workers == "auto" else workers
+    return capacity.usable_cpu_count() if workers == "auto" else workers
 
 
 class Pool:

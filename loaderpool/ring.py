@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Container
 
-from loaderpool import machine
+from loaderpool import capacity
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm
@@ -52,7 +52,7 @@ def plan_ring(form: BatchForm, *, workers: int, memory_limit: int | None) -> Rin
     """
     limit = memory_limit
     if limit is None:
-        limit = min(_DEFAULT_LIMIT_BYTES, machine.available_memory_bytes() // _SHARE_OF_FREE)
+        limit = min(_DEFAULT_LIMIT_BYTES, capacity.available_memory_bytes() // _SHARE_OF_FREE)
     wanted = 2 * workers + _CONSUMER_SLOTS
     form = with_chunk(form, max(1, min(form.max_chunk, form.max_chunk * limit // max(1, form.slot_bytes * wanted))))
     slot_bytes = _page_rounded(form.slot_bytes)

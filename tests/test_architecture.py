@@ -19,8 +19,9 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "boot", "clock", "config", "dtypes", "errors", "fault_points", "given_spec", "interrupts", "leaf_summary",
-        "leaves", "machine", "messages", "ragged", "receiving", "role", "sending", "sketch", "spec", "structure",
+        "boot", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec", "interrupts",
+        "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending", "sketch", "spec",
+        "structure",
     },
     {"memory", "plan", "sources", "telemetry"},
     {"worker"},

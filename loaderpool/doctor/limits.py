@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 
-from loaderpool import machine
+from loaderpool import capacity, machine
 from loaderpool.tuning.cpus import CpuBudget, cpu_budget
 
 __all__ = ["Limits", "read_limits"]
@@ -43,8 +43,8 @@ def read_limits() -> Limits:
     trouble, has_memfd = _try_memory_file()
     return Limits(
         cpus=cpu_budget(),
-        memory_free=machine.available_memory_bytes(),
-        memory_cgroup=machine.cgroup_memory_limit(),
+        memory_free=capacity.available_memory_bytes(),
+        memory_cgroup=capacity.cgroup_memory_limit(),
         descriptors_open=_count("/proc/self/fd"),
         descriptors_soft=_limit(descriptors[0]),
         descriptors_hard=_limit(descriptors[1]),
@@ -52,7 +52,7 @@ def read_limits() -> Limits:
         processes_soft=_limit(processes[0]),
         processes_hard=_limit(processes[1]),
         is_root=os.geteuid() == 0,
-        pids=machine.cgroup_pids(),
+        pids=capacity.cgroup_pids(),
         memory_file=trouble,
         has_memfd=has_memfd,
         has_pidfd=_try_pidfd(),

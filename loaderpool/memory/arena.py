@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import clock, machine
+from loaderpool import capacity, clock, machine
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.extents import Extent, ExtentMap
@@ -112,7 +112,7 @@ class Arena:
         """What the machine has free; looked up again when the latest figure is old or mostly spent."""
         now = clock.monotonic_s()
         if now > self._free_until_s or self._spent_bytes + nbytes > self._free_seen // 2:
-            self._free_seen, self._spent_bytes = machine.available_memory_bytes(), 0
+            self._free_seen, self._spent_bytes = capacity.available_memory_bytes(), 0
             self._free_until_s = now + _FREE_IS_TRUE_S
         free = self._free_seen - self._spent_bytes
         self._spent_bytes += nbytes

@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from loaderpool import clock, fault_points, machine, role
+from loaderpool import capacity, clock, fault_points, machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.supervisor import instructions as s
@@ -78,7 +78,7 @@ class Supervisor:
         os.set_blocking(self._control, False)
         self._max_restarts: tuple[int, float] | None = start["max_restarts"]
         self._state = SupervisorState(start["workers"], self._max_restarts, start["first_ticket"])
-        self._oom_kills = machine.oom_kill_count()
+        self._oom_kills = capacity.oom_kill_count()
         self._watch = SampleWatch(self._arena.board)
         self._is_over = False
         self._retry_ns = 0  # when a worker that could not be started is tried again; 0: none
@@ -317,7 +317,7 @@ class Supervisor:
 
     def _was_out_of_memory(self, last: LastWords) -> bool:
         """Whether the kernel has killed somebody for memory since the last look, and this worker was killed so."""
-        before, self._oom_kills = self._oom_kills, machine.oom_kill_count()
+        before, self._oom_kills = self._oom_kills, capacity.oom_kill_count()
         return last.exit_code == -signal.SIGKILL and self._oom_kills > before
 
     _last_death: _Death | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from loaderpool import machine
+from loaderpool import capacity
 
 __all__ = ["CpuBudget", "cpu_budget"]
 
@@ -40,4 +40,4 @@ class CpuBudget:
 def cpu_budget() -> CpuBudget:
     """The counts as they are now."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    return CpuBudget(machine.usable_cpu_count(), os.cpu_count() or 1, affinity, machine.cgroup_cpu_quota())
+    return CpuBudget(capacity.usable_cpu_count(), os.cpu_count() or 1, affinity, capacity.cgroup_cpu_quota())

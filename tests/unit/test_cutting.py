@@ -12,7 +12,9 @@ from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, T
 SLOTS = 500
 
 
-def tickets_of(workers: int = 2, batches_per_epoch: int = 1000, limit: int | None = None, **fields: Any) -> list[Ticket]:
+def tickets_of(
+    workers: int = 2, batches_per_epoch: int = 1000, limit: int | None = None, **fields: Any
+) -> list[Ticket]:
     """All tickets of a run that nothing holds up."""
     loader = LoaderRecord(1, max_deaths=3, probe_epoch=None)
     settings = {"layout": (0, 0), "max_chunk": 64, "batch_rows": 32, "last_rows": 32, "batch_ns": 30_000}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool import machine
+from loaderpool import capacity
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.sequence import BatchSequence
@@ -95,7 +95,7 @@ def test_an_update_looks_at_nothing_in_the_arena(arena: Arena) -> None:
 def test_a_shipment_that_does_not_fit_leaves_nothing(arena: Arena, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     room = [1 << 40] * nth + [0]
     arena._free_until_s = 0.0
-    monkeypatch.setattr(machine, "available_memory_bytes", lambda: room.pop(0))
+    monkeypatch.setattr(capacity, "available_memory_bytes", lambda: room.pop(0))
     monkeypatch.setattr("loaderpool.memory.arena._FREE_IS_TRUE_S", -1)
     with pytest.raises(MemoryLimitError):
         put_shipment(arena, ship({"source": many_arrays()}))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderpool as lp
-from loaderpool import machine
+from loaderpool import capacity, machine
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SampleError
 from loaderpool.interrupts import InterruptsHeld
@@ -228,7 +228,7 @@ def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again(shelf: Shelf) -
 def test_more_than_the_machine_has_is_refused_before_it_is_taken(shelf: Shelf) -> None:
     before = shelf.arena.extents.taken_bytes
     with pytest.raises(MemoryLimitError, match=r"a whale needs .* has only"):
-        shelf.arena.take(machine.available_memory_bytes() + (1 << 30), "a whale")
+        shelf.arena.take(capacity.available_memory_bytes() + (1 << 30), "a whale")
     assert shelf.arena.extents.taken_bytes == before
 
 

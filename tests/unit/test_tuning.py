@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool import machine
+from loaderpool import capacity
 from loaderpool.errors import ArgumentError
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 from loaderpool.tuning import (
@@ -376,8 +376,8 @@ def test_the_count_that_decided_is_named(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(mask)), raising=False)
-    monkeypatch.setattr(machine, "cgroup_cpu_quota", lambda: quota)
+    monkeypatch.setattr(capacity, "cgroup_cpu_quota", lambda: quota)
     budget = cpu_budget()
-    assert budget.usable == machine.usable_cpu_count()
+    assert budget.usable == capacity.usable_cpu_count()
     assert budget.decided_by == decided_by
     assert f"decided by {decided_by}" in str(budget)

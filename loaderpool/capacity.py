@@ -1,0 +1,162 @@
+"""How much this process may use: CPUs, memory and processes, by the machine, the affinity mask and the cgroups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+__all__ = [
+    "available_memory_bytes",
+    "cgroup_cpu_quota",
+    "cgroup_memory_limit",
+    "cgroup_pids",
+    "oom_kill_count",
+    "usable_cpu_count",
+]
+
+_CGROUP = "/sys/fs/cgroup"
+
+
+def usable_cpu_count() -> int:
+    """CPUs this process may really use, at least 1: the smallest of `os.cpu_count()`, affinity mask, cgroup quota."""
+    counts = [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        counts.append(len(os.sched_getaffinity(0)))
+    quota = cgroup_cpu_quota()
+    if quota is not None:
+        counts.append(int(quota + 0.5))
+    return max(1, min(counts))
+
+
+def cgroup_cpu_quota() -> float | None:
+    """CPUs' worth of time that this process's cgroups grant (v2 and v1), or None without a quota."""
+    quotas = [quota for quota in _cgroup_quotas() if quota is not None]
+    return min(quotas) if quotas else None
+
+
+def available_memory_bytes() -> int:
+    """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
+    free = [_machine_available_bytes()]
+    for directory, limit in _memory_limits():
+        used = _read_int(f"{directory}/memory.current") or _read_int(f"{directory}/memory.usage_in_bytes")
+        if used is not None:
+            free.append(max(0, limit - used + _reclaimable_bytes(directory)))
+    return min(free)
+
+
+def cgroup_memory_limit() -> int | None:
+    """Bytes that this process's cgroups allow (v2 and v1), the smallest; None without a limit."""
+    return min((limit for _, limit in _memory_limits()), default=None)
+
+
+def cgroup_pids() -> tuple[int, int] | None:
+    """The cgroups' limit on processes and threads and how many there are, where fewest are left; None: no limit."""
+    found = []
+    for directory in _cgroup_directories("pids"):
+        limit, used = _read_int(f"{directory}/pids.max"), _read_int(f"{directory}/pids.current")
+        if limit is not None and used is not None:
+            found.append((limit, used))
+    return min(found, key=lambda pair: pair[0] - pair[1], default=None)
+
+
+def oom_kill_count() -> int:
+    """How many processes the kernel has killed for memory, as far as this one can see; it only ever grows.
+
+    The sum over the cgroups' own counters (v2 `memory.events`, v1 `memory.oom_control`) and the machine's
+    (`/proc/vmstat`, Linux 4.13 and later); 0 where none can be read.
+    """
+    found = [_count_in("/proc/vmstat", "oom_kill")]
+    for directory in _cgroup_directories("memory"):
+        found += [_count_in(f"{directory}/{name}", "oom_kill") for name in ("memory.events", "memory.oom_control")]
+    return sum(filter(None, found))
+
+
+def _cgroup_quotas() -> Iterable[float | None]:
+    for directory in _cgroup_directories("cpu"):
+        try:
+            if os.path.exists(f"{directory}/cpu.max"):
+                quota, period = _read(f"{directory}/cpu.max").split()[:2]
+                yield None if quota == "max" else int(quota) / int(period)
+            elif os.path.exists(f"{directory}/cpu.cfs_quota_us"):
+                quota_us = int(_read(f"{directory}/cpu.cfs_quota_us"))
+                period_us = int(_read(f"{directory}/cpu.cfs_period_us"))
+                yield quota_us / period_us if quota_us > 0 else None
+        except (OSError, ValueError):
+            continue
+
+
+def _memory_limits() -> Iterator[tuple[str, int]]:
+    """The cgroup directories that have a limit in bytes, and the limit."""
+    for directory in _cgroup_directories("memory"):
+        limit = _read_int(f"{directory}/memory.max") or _read_int(f"{directory}/memory.limit_in_bytes")
+        if limit is not None and limit < 1 << 60:
+            yield directory, limit
+
+
+def _machine_available_bytes() -> int:
+    try:
+        for line in _read("/proc/meminfo").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 4 << 30
+
+
+def _reclaimable_bytes(directory: str) -> int:
+    counts = (_count_in(f"{directory}/memory.stat", name) for name in ("inactive_file", "total_inactive_file"))
+    return max(filter(None, counts), default=0)
+
+
+def _cgroup_directories(controller: str) -> Iterable[str]:
+    """The directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
+    try:
+        lines = _read("/proc/self/cgroup").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = _CGROUP
+        elif controller in controllers.split(","):
+            root = f"{_CGROUP}/{controllers}"
+            if not os.path.exists(root):
+                root = f"{_CGROUP}/{controller}"
+        else:
+            continue
+        inner = os.path.join(root, path.lstrip("/")).rstrip("/")
+        while True:
+            if os.path.exists(inner):
+                yield inner
+            if not inner.startswith(f"{root}/"):
+                break
+            inner = os.path.dirname(inner)
+    if not lines:
+        yield _CGROUP
+
+
+def _count_in(path: str, name: str) -> int | None:
+    """The number behind a name in a file of such lines; None where there is none."""
+    try:
+        for line in _read(path).splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        return int(_read(path))
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
