@@ -41,11 +41,12 @@ class Inquest:
     """The tickets whose rows are being tried, and how many workers died of late.
 
     Args:
+        held: takes the tickets whose rows are being tried, by number.
         max_restarts: a number of deaths and the seconds within which more of them are a storm; None: no limit.
     """
 
-    def __init__(self, max_restarts: tuple[int, float] | None) -> None:
-        self.held: dict[int, Ticket] = {}  # by number: nobody works on them, only on their trials
+    def __init__(self, held: dict[int, Ticket], max_restarts: tuple[int, float] | None) -> None:
+        self._held = held
         self.restarts = RestartLimit(max_restarts)
 
     def died_over(self, ticket: Ticket, index: int | None) -> Step:
@@ -66,17 +67,17 @@ class Inquest:
             return Step.CONVICT if ticket.deaths >= _LONE_DEATHS else Step.REDO
         if ticket.acquittals >= _ACQUITTALS:
             return Step.GIVE_UP
-        self.held[ticket.ticket] = ticket
+        self._held[ticket.ticket] = ticket
         return Step.TRY_ROWS
 
     def acquit(self, ticket: Ticket) -> None:
         """All its rows were tried and none killed."""
-        del self.held[ticket.ticket]
+        del self._held[ticket.ticket]
         ticket.deaths = 0
         ticket.acquittals += 1
 
     def convict(self, ticket: Ticket) -> None:
         """One of its rows kills: this is what the deaths over it came from, so they are no storm."""
-        self.held.pop(ticket.ticket, None)
+        self._held.pop(ticket.ticket, None)
         self.restarts.forgive(ticket.lost)
         ticket.deaths = ticket.acquittals = 0

@@ -33,8 +33,12 @@ def check_all_slots_free(pool: HandPool) -> None:
     """After everything ended: no slot is lost, none is held by a run, no stretch is left."""
     pool.session.settle()
     state = pool.session.state
-    assert not state.runs and not pool.engine.stretches
-    assert sorted(state.slots) == sorted(pool.ring.extents) == sorted(next(iter(state.loaders.values())).free)
+    assert not state.ledger.runs and not pool.engine.stretches
+    assert (
+        sorted(state.ledger.slots)
+        == sorted(pool.ring.extents)
+        == sorted(next(iter(state.ledger.loaders.values())).free)
+    )
     assert not pool.ring.lender.lent
 
 

@@ -248,7 +248,7 @@ class HandPool:
         _, ticket, run, first, count_attempt, row_range, slot, _ = words
         (count, attempt), (start, stop) = split32(count_attempt), split32(row_range)
         first_epoch, per_epoch = self._runs[run]
-        record = session.state.slots[slot]
+        record = session.state.ledger.slots[slot]
         status, attachment = Status.FINISHED, None
         if session.arena.board.is_abandoned(run):
             status = Status.ABANDONED

@@ -58,9 +58,9 @@ def run_of(pool: HandPool) -> PoolRun:
 def check_slots_are_back(pool: HandPool) -> None:
     pool.book.drop_parked()
     pool.session.settle()
-    loader = next(iter(pool.session.state.loaders.values()))
+    loader = next(iter(pool.session.state.ledger.loaders.values()))
     assert sorted(loader.free) == sorted(pool.ring.extents) and not pool.ring.lender.lent
-    assert not pool.engine.stretches and not pool.session.state.runs
+    assert not pool.engine.stretches and not pool.session.state.ledger.runs
 
 
 # ---- passes side by side ----

@@ -1,0 +1,218 @@
+"""The supervisor's books: loaders, runs, slots and tickets, who holds what, and what follows when one of them ends.
+
+A ticket's life: due → dealt (in a worker's pipe, at most two) → settled. A slot's: free → ticketed → (the trainer's)
+→ free. A run is over when it was ended and no ticket of it is out; a loader is gone likewise.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from loaderpool.messages import Notice, Order, Status, Words, pack, split32
+from loaderpool.supervisor.cutting import TicketCutter
+from loaderpool.supervisor.instructions import Instruction, ToTrainer, ToWorker, Unload
+from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket
+from loaderpool.supervisor.roster import Roster
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Who holds what. What others must be told of it is added to `out`.
+
+    Attributes:
+        loaders: by number.
+        runs: by number.
+        slots: by number.
+        cutter: makes new tickets of the runs.
+        due: tickets to be dealt before anything new.
+        held: tickets by number that nobody works on while their rows are tried one by one.
+        out: instructions, in their order.
+
+    Args:
+        workers: are told of runs and slots that end.
+        first_ticket: tickets' numbers begin here.
+    """
+
+    def __init__(self, workers: Roster, first_ticket: int) -> None:
+        self._workers = workers
+        self.loaders: dict[int, LoaderRecord] = {}
+        self.runs: dict[int, RunRecord] = {}
+        self.slots: dict[int, SlotRecord] = {}
+        self.cutter = TicketCutter(self.slots, first_ticket)
+        self.due: collections.deque[Ticket] = collections.deque()
+        self.held: dict[int, Ticket] = {}
+        self.out: list[Instruction] = []
+
+    def take_out(self) -> list[Instruction]:
+        """The instructions so far, to be carried out now."""
+        out, self.out = self.out, []
+        return out
+
+    # ---- tickets ----
+
+    def probe(self, loader: LoaderRecord, epoch: int) -> None:
+        """The first sample of an epoch shall be made, for its spec."""
+        self.due.append(self.opened(Ticket(self.cutter.take_number(), None, loader, epoch, 0, 0, 0, 0)))
+
+    def redo(self, ticket_number: int, slot_number: int, count: int) -> None:
+        """The trainer could not use what was made of a ticket, or only its first `count` batches; 0: all are wanted."""
+        slot = self.slots.get(slot_number)
+        for at, ticket in enumerate(slot.tickets if slot is not None else ()):
+            if slot is not None and ticket.ticket == ticket_number and ticket.run is not None:
+                # A new one: the worker's report of the old one may still be on its way.
+                again = dataclasses.replace(
+                    ticket, ticket=self.cutter.take_number(), attempt=1, deaths=0, count=count or ticket.count
+                )
+                slot.tickets[at] = again
+                self.due.append(self.opened(again))
+
+    def opened(self, ticket: Ticket) -> Ticket:
+        """One more ticket that must be settled before its run and its loader can be over; the cutter counts its own."""
+        ticket.loader.outstanding += 1
+        if ticket.run is not None:
+            ticket.run.outstanding += 1
+        return ticket
+
+    def settle(self, ticket: Ticket) -> None:
+        """A ticket needs nothing more."""
+        ticket.loader.outstanding -= 1
+        if ticket.run is not None:
+            ticket.run.outstanding -= 1
+            self._finish_run(ticket.run)
+        self._finish_unload(ticket.loader)
+
+    def _abandon(self, ticket: Ticket) -> None:
+        if ticket.suspect is None:  # of trials the trainer knows nothing
+            self.out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
+        self.settle(ticket)
+
+    # ---- runs ----
+
+    def begin_run(self, words: Words) -> None:
+        """As Control.RUN_BEGIN says."""
+        _, number, of, epoch, per_epoch, start, limit, quota = words
+        run = RunRecord(number, self.loaders[of], epoch, per_epoch, start, limit, quota)
+        self.runs[number] = run
+        self.cutter.add(run)
+
+    def extend_run(self, number: int, limit: int, quota: int) -> None:
+        """More of it may be made, in more slots."""
+        run = self.runs.get(number)
+        if run is not None:
+            run.limit, run.quota = limit, quota
+
+    def end_run(self, number: int) -> None:
+        """Nobody wants the rest."""
+        run = self.runs.get(number)
+        if run is None or run.is_ended:
+            return
+        run.is_ended = True
+        rest = self.cutter.remove(run)
+        if rest is not None:  # nobody will make it
+            self.out.append(ToTrainer(rest.completion(Status.ABANDONED, 0)))
+        for ticket in [ticket for ticket in self.due if ticket.run is run]:
+            self.due.remove(ticket)
+            self._abandon(ticket)
+        for ticket in [ticket for ticket in self.held.values() if ticket.run is run]:
+            del self.held[ticket.ticket]
+            self._abandon(ticket)
+        self._finish_run(run)
+
+    def _finish_run(self, run: RunRecord) -> None:
+        if not run.is_ended or run.outstanding or self.runs.get(run.run) is not run:
+            return
+        del self.runs[run.run]
+        for worker in self._workers:
+            if run.run in worker.runs:
+                worker.runs.discard(run.run)
+                if not worker.is_leaving:
+                    self.out.append(ToWorker(worker.worker, pack(Order.RUN_OVER, run.run)))
+        self.out.append(ToTrainer(pack(Notice.RUN_ENDED, run.run)))
+
+    # ---- slots ----
+
+    def add_slot(self, words: Words) -> None:
+        """As Control.SLOT_ADD says."""
+        loader = self.loaders[words[1]]
+        slot = SlotRecord(words[2], loader, words[3], words[4], lent_ticket=words[5])
+        self.slots[slot.slot] = slot
+        if not slot.lent_ticket:
+            loader.free.append(slot.slot)
+
+    def release(self, number: int, ticket_number: int) -> None:
+        """Nobody looks at the slot any more. RELEASE-1: said twice, or of earlier work in it, it changes nothing."""
+        slot = self.slots.get(number)
+        if slot is None:
+            return
+        if slot.lent_ticket:
+            if slot.lent_ticket != ticket_number:
+                return
+            slot.lent_ticket = 0
+        elif slot.run is None or all(ticket.ticket != ticket_number for ticket in slot.tickets):
+            return
+        else:
+            slot.run.held -= 1
+            slot.run = None
+            slot.tickets = []
+        if slot.is_retiring:
+            self._drop_slot(slot)
+        else:
+            slot.loader.free.append(number)
+
+    def retire_slot(self, number: int) -> None:
+        """Its memory is wanted back, as soon as nobody uses it."""
+        slot = self.slots.get(number)
+        if slot is None:
+            return
+        slot.is_retiring = True
+        if slot.run is None and not slot.lent_ticket:
+            slot.loader.free.remove(number)
+            self._drop_slot(slot)
+
+    def _drop_slot(self, slot: SlotRecord) -> None:
+        del self.slots[slot.slot]
+        for worker in self._workers:
+            worker.slots.discard(slot.slot)
+        self.out.append(ToTrainer(pack(Notice.SLOT_RETIRED, slot.slot)))
+
+    # ---- loaders ----
+
+    def set_layout(self, words: Words) -> None:
+        """As Control.LAYOUT says."""
+        _, number, offset, nbytes, chunk_split, rows, full_batches, batch_ns = words
+        loader = self.loaders[number]
+        loader.layout = (offset, nbytes)
+        loader.max_chunk, can_split = split32(chunk_split)
+        loader.can_split = bool(can_split)
+        loader.batch_rows, loader.last_rows = split32(rows)
+        loader.full_batches, loader.batch_ns = full_batches, batch_ns
+
+    def unload(self, loader: LoaderRecord) -> None:
+        """Nobody wants anything of it; it goes with its last ticket."""
+        loader.is_unloading = True
+        self._finish_unload(loader)
+
+    def _finish_unload(self, loader: LoaderRecord) -> None:
+        if loader.is_unloading and not loader.outstanding and loader.loader in self.loaders:
+            del self.loaders[loader.loader]
+            for number in [slot.slot for slot in self.slots.values() if slot.loader is loader]:
+                del self.slots[number]
+            for ticket in [ticket for ticket in self.due if ticket.loader is loader]:
+                self.due.remove(ticket)
+            self.out += [Unload(loader.loader), ToTrainer(pack(Notice.UNLOADED, loader.loader))]
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where an invariant of docs/explanation/protocol.md does not hold."""
+        for loader in self.loaders.values():  # RING-1: a slot is free or held by one run
+            assert len(set(loader.free)) == len(loader.free)
+            assert all(self.slots[slot].run is None for slot in loader.free)
+        for run in self.runs.values():  # RING-2: no run holds more than its quota
+            held = sum(1 for slot in self.slots.values() if slot.run is run)
+            assert held == run.held <= max(run.quota, held if run.is_ended else 0)
+        dealt = [ticket for worker in self._workers for ticket in worker.tickets]
+        dealt += [*self.due, *self.held.values()]
+        assert len({id(ticket) for ticket in dealt}) == len(dealt)  # TICKET-1: in one place
+        for run in self.runs.values():
+            assert run.outstanding == sum(1 for ticket in dealt if ticket.run is run)  # TICKET-2
