@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Iterable, Iterator
 
 __all__ = [
@@ -11,6 +13,7 @@ __all__ = [
     "cgroup_memory_limit",
     "cgroup_pids",
     "oom_kill_count",
+    "start_advice",
     "usable_cpu_count",
 ]
 
@@ -69,6 +72,23 @@ def oom_kill_count() -> int:
     for directory in _cgroup_directories("memory"):
         found += [_count_in(f"{directory}/{name}", "oom_kill") for name in ("memory.events", "memory.oom_control")]
     return sum(filter(None, found))
+
+
+def start_advice(error: OSError, no_descriptors: str) -> str:
+    """What to change where a process could not be started.
+
+    Args:
+        error: of the attempt.
+        no_descriptors: said where that was it.
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{no_descriptors}: use fewer workers, or raise the limit (ulimit -n)"
+    if error.errno in (errno.ENOENT, errno.EACCES):
+        return f"the Python interpreter, {sys.executable}, cannot be run; was its environment removed?"
+    return (
+        f"the machine is out of memory or of processes ({error.strerror}; ulimit -u, or the container's pids limit): "
+        "use fewer workers, or raise the limit"
+    )
 
 
 def _cgroup_quotas() -> Iterable[float | None]:

@@ -59,12 +59,19 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
     return _with_context(error, failure, cause)
 
 
-def setup_error(failure: Failure, what: str, advice: str = "", place: str = "") -> SetupError:
-    """The exception for code of the user that failed before any sample, in the named place or else a worker's."""
+def setup_error(
+    failure: Failure, what: str, advice: str = "", place: str = "", has_traceback: bool = True
+) -> SetupError:
+    """The exception for what failed before any sample, in the named place or else a worker's.
+
+    Where it was no code of the user's, a traceback would only hide the advice.
+    """
     text = f"{what}: {failure.type_name}: {failure.text}"
     if advice:
         text += f"\n{advice}"
-    return SetupError(f"{text}\n\nTraceback in {place or _place(failure)}:\n{failure.traceback_text}")
+    if has_traceback:
+        text += f"\n\nTraceback in {place or _place(failure)}:\n{failure.traceback_text}"
+    return SetupError(text)
 
 
 def lost_error(report: LostReport) -> WorkerLostError:

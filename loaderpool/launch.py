@@ -15,7 +15,7 @@ import subprocess
 import sys
 from typing import Any
 
-from loaderpool import boot, machine
+from loaderpool import boot, capacity, machine
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 
@@ -114,7 +114,8 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
                 env=_environment(),
             )
         except OSError as error:
-            raise PoolBrokenError(f"the supervisor process could not be started: {error}") from error
+            advice = capacity.start_advice(error, "this process has no file descriptors left")
+            raise PoolBrokenError(f"the supervisor process could not be started: {error}; {advice}") from error
         mine.pop_all()
         return Launched(process, control_write, completions_read, my_socket)
 

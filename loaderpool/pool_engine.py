@@ -249,8 +249,12 @@ class PoolEngine:
             self._is_passing_error = True
         elif kind == Notice.LOAD_FAILED:
             failure, advice = read_attachment(attachment)
-            what = "the supervisor could not load function and source" if words[1] else "no worker could be started"
-            self._make_error = functools.partial(setup_error, failure, what, advice, place="the supervisor")
+            if words[1]:
+                what, place = "the supervisor could not load function and source", "the supervisor"
+                self._make_error = functools.partial(setup_error, failure, what, advice, place)
+            else:
+                what = "no worker could be started"
+                self._make_error = functools.partial(setup_error, failure, what, advice, has_traceback=False)
         elif kind == Notice.LOST:
             self._make_error = functools.partial(lost_error, read_attachment(attachment))
             self._is_passing_error = words[1] != 0

@@ -16,7 +16,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import errno
 import gc
 import os
 import pickle
@@ -286,7 +285,8 @@ class Supervisor:
                 self._retry_ns = clock.monotonic_ns() + _RETRY_MS * 1_000_000
             else:
                 failure = describe_failure(error, epoch=0, worker=number)
-                self._tell(pack(Notice.LOAD_FAILED, 0), (failure, _fork_advice(error)))
+                no_descriptors = "the supervisor has no file descriptors left (each worker takes five)"
+                self._tell(pack(Notice.LOAD_FAILED, 0), (failure, capacity.start_advice(error, no_descriptors)))
             return
         fault_points.reach("supervisor.forked")
         self._trainer.send(pack(Notice.WORKER_STARTED, number, worker.pid, cell))
@@ -346,20 +346,6 @@ def _end_group() -> None:
     if os.getpgrp() == os.getpid():  # else the group is the trainer's
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
-
-
-def _fork_advice(error: OSError) -> str:
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return (
-            "the supervisor has no file descriptors left (each worker takes five): use fewer workers, or raise "
-            "the limit (ulimit -n)"
-        )
-    if error.errno in (errno.ENOENT, errno.EACCES):
-        return f"the Python interpreter, {sys.executable}, cannot be run any more; was its environment removed?"
-    return (
-        f"the machine is out of memory or of processes ({error.strerror}; ulimit -u, or the container's pids limit): "
-        "use fewer workers, or raise the limit"
-    )
 
 
 def main(start: Mapping[str, Any]) -> None:
