@@ -6,12 +6,14 @@ Most are told of the pieces alone, without a process. What they say more about i
 from __future__ import annotations
 
 import collections
+import ctypes
 import fcntl
 import os
 import resource
 import select
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ import pytest
 import loaderpool as lp
 from loaderpool import machine
 from loaderpool.attachments import receive_notice
+from loaderpool.link import Link
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.lease import ReturnPipe
@@ -509,6 +512,42 @@ def test_rule_10_a_death_is_seen_though_others_hold_the_pipes_and_a_worker_knows
     assert (tmp_path / "file").read_bytes() == b""
 
 
+class NotesItsParentsSignal:
+    """As a source: tells the signal that this process gets when its parent ends, in the supervisor and in a worker."""
+
+    def __init__(self) -> None:
+        self.supervisors = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return self.supervisors, _parent_death_signal()
+
+    def __setstate__(self, state: dict[str, int]) -> None:  # in the supervisor; workers are forked from it
+        self.supervisors = _parent_death_signal()
+
+
+def _parent_death_signal() -> int:
+    told = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(told), 0, 0, 0)  # PR_GET_PDEATHSIG
+    return told.value
+
+
+def test_rule_10_workers_die_with_the_supervisor_and_the_supervisor_with_no_thread() -> None:
+    made: list[lp.Loader] = []
+    thread = threading.Thread(target=lambda: made.append(lp.Loader(NotesItsParentsSignal(), batch_size=4, workers=1)))
+    thread.start()
+    thread.join()
+    with made[0] as loader:
+        of_supervisor, of_worker = next(iter(loader))
+        assert set(of_supervisor.tolist()) == {0}
+        assert set(of_worker.tolist()) == {signal.SIGKILL}
+        time.sleep(0.2)  # for what would end it
+        assert [len(batch[0]) for batch in loader] == [4, 4]
+        assert loader.statistics().supervisor_restarts == 0
+
+
 def test_rule_11_a_new_supervisor_has_the_kept_payload_and_the_same_order_of_sets() -> None:
     captured = {"value": 1}
 
@@ -528,6 +567,72 @@ def test_rule_11_a_new_supervisor_has_the_kept_payload_and_the_same_order_of_set
         assert [n for batch in got for n in batch[0].tolist()] == list(range(400))
         assert {n for batch in got for n in batch[1].tolist()} == {1}
         assert len({text for batch in got for text in batch[2].tolist()}) == 1
+
+
+def test_rule_11_what_the_dead_one_and_its_workers_had_sent_is_read_and_not_made_again(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def fn(item: int) -> int:
+        with open(calls, "a") as file:
+            file.write(f"{item}\n")
+        return item
+
+    def times() -> collections.Counter[int]:
+        return collections.Counter(map(int, calls.read_text().split()))
+
+    with lp.Loader(range(100_000), fn, batch_size=4, workers=2) as loader:
+        batches = iter(loader)
+        got = next(batches).tolist()
+        before = -1
+        while before != (before := len(times())):  # until all slots are full; nobody has read of most of them
+            time.sleep(0.3)
+        assert 40 < before < 90_000
+        whole = range(before // 4 * 4)
+        supervisor = supervisor_of(loader)
+        os.kill(supervisor, signal.SIGKILL)
+        while machine.start_time(supervisor):
+            time.sleep(0.01)
+        while len(got) < before + 400:
+            got += next(batches).tolist()
+        assert loader.statistics().supervisor_restarts == 1
+    assert got == list(range(len(got)))
+    assert [item for item in whole if item and times()[item] > 1] == []  # item 0 is also the probe's
+
+
+def test_rule_11_old_workers_are_known_by_their_pids_and_when_they_began() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        began = machine.start_time(process.pid)
+        Link.end_workers([SimpleNamespace(pid=process.pid, start_time=began + 1)])
+        assert process.poll() is None, "it was somebody else of the same pid"
+        Link.end_workers([SimpleNamespace(pid=process.pid, start_time=began)])
+        assert process.wait(5) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_rule_11_a_death_in_an_import_is_an_error_of_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ends_here.py").write_text(
+        f"""
+import os
+with open({str(tmp_path / "imports")!r}, "a") as file:
+    file.write("x")
+if {os.getpid()} != os.getpid():
+    os.kill(os.getpid(), 9)
+def fn(item):
+    return item
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import ends_here  # type: ignore[import-not-found]
+
+    loader = lp.Loader(range(8), ends_here.fn, batch_size=4, workers=1)
+    with loader, pytest.raises(lp.SupervisorLostError, match="while it imported"):
+        list(loader)
+    assert (tmp_path / "imports").read_text() == "xx", "here, and once in a supervisor"
 
 
 def test_rule_12_gaps_in_the_watchs_own_time_are_nobodys_and_stops_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
