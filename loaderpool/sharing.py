@@ -8,6 +8,7 @@ slots are held: the run begins anew with fewer (`PoolRun.restart`).
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from loaderpool.errors import MemoryLimitError
@@ -48,6 +49,13 @@ class Sharing:
         Raises:
             MemoryLimitError: that would leave a run without a slot.
         """
+        try:
+            return self._room_for_one_more()
+        except MemoryLimitError:
+            gc.collect()  # iterators that were dropped, but in a cycle (a traceback's, say), hold theirs until then
+            return self._room_for_one_more()
+
+    def _room_for_one_more(self) -> int:
         ring, active = self._ring, self.active
         if not ring.fits_workers:
             self.fit_to_workers()

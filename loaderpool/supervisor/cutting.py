@@ -64,7 +64,7 @@ class TicketCutter:
             run = turn[0]
             turn.rotate(-1)
             loader = run.loader
-            if loader.layout is None or (must_be_short and _ticket_ns(loader) > _SHORT_TICKET_NS):
+            if loader.layout is None or loader.is_failed or (must_be_short and _ticket_ns(loader) > _SHORT_TICKET_NS):
                 continue
             if run.part_slot is not None:
                 return self._cut_rows(run)

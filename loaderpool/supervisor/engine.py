@@ -223,7 +223,7 @@ class Supervisor:
 
             failure = describe_failure(error, epoch=0, worker=None)
             self._tell(pack(Notice.LOAD_FAILED, load.loader), (failure, describe_load_error(error)))
-            return []
+            return self._state.on_load_failed(load.loader)
         finally:
             self._arena.board.loading = 0
         gc.collect()

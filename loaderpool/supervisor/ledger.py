@@ -83,7 +83,8 @@ class Ledger:
             self._finish_run(ticket.run)
         self._finish_unload(ticket.loader)
 
-    def _abandon(self, ticket: Ticket) -> None:
+    def abandon(self, ticket: Ticket) -> None:
+        """Nobody will work on it, for its run was ended."""
         if ticket.suspect is None:  # of trials the trainer knows nothing
             self.out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
         self.settle(ticket)
@@ -114,10 +115,10 @@ class Ledger:
             self.out.append(ToTrainer(rest.completion(Status.ABANDONED, 0)))
         for ticket in [ticket for ticket in self.due if ticket.run is run]:
             self.due.remove(ticket)
-            self._abandon(ticket)
+            self.abandon(ticket)
         for ticket in [ticket for ticket in self.held.values() if ticket.run is run]:
             del self.held[ticket.ticket]
-            self._abandon(ticket)
+            self.abandon(ticket)
         self._finish_run(run)
 
     def _finish_run(self, run: RunRecord) -> None:

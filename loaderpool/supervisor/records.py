@@ -109,6 +109,7 @@ class LoaderRecord:
     # Not to be run again: epoch, source index, ran_ns, exit code.
     excluded: list[tuple[int, int, int, int]] = dataclasses.field(default_factory=list)
     is_loaded: bool = False
+    is_failed: bool = False  # it or a change of it could not be loaded
     layout: tuple[int, int] | None = None  # where the form's pickle lies in the arena
     max_chunk: int = 1
     can_split: bool = False

@@ -131,6 +131,11 @@ class SupervisorState:
         self._deal()
         return self.ledger.take_out()
 
+    def on_load_failed(self, loader_id: int) -> list[Instruction]:
+        """A payload, or a change of it, could not be loaded: what workers have is not what the trainer means."""
+        self.ledger.loaders[loader_id].is_failed = True
+        return []
+
     def on_fork_failed(self, number: int) -> list[Instruction]:
         """A worker could not be started; it is tried again when another one ends, or by `on_retry`."""
         worker = self.workers.remove(number)
@@ -212,8 +217,12 @@ class SupervisorState:
         worker = self.workers.get(number)
         ticket = worker.tickets[0] if worker is not None and worker.tickets else None
         attempt = 0 if ticket is None else ticket.ticket << 16 | ticket.attempt
-        if ticket is None or ticket.ticket != ticket_number or attempt in (last.finished, last.sending):
-            # It got over it in the last moment.
+        if (
+            ticket is None
+            or ticket.ticket != ticket_number
+            or attempt in (last.finished, last.sending)  # it got over it in the last moment
+            or (ticket.run is not None and ticket.run.is_ended)  # nobody wants to know
+        ):
             return self.on_worker_gone(number, last._replace(source_index=None), now_ns)
         assert worker is not None
         assert last.source_index is not None
@@ -333,6 +342,9 @@ class SupervisorState:
     # ---- deaths over tickets ----
 
     def _died_over(self, ticket: Ticket, worker: WorkerRecord, last: LastWords) -> None:
+        if ticket.run is not None and ticket.run.is_ended:  # a trial's suspect was abandoned with its run
+            self.ledger.abandon(ticket)
+            return
         index, exit_code = last.source_index, last.exit_code
         step = self._inquest.died_over(ticket, index)
         loader, run = ticket.loader, ticket.run
@@ -346,8 +358,6 @@ class SupervisorState:
             if ticket.suspect is not None:
                 self.ledger.settle(ticket)
                 ticket = ticket.suspect
-            if ticket.run is not None and ticket.run.is_ended:
-                return  # it was abandoned with its run, while its trial ran
             self._inquest.convict(ticket)
             if loader.may_exclude and index is not None:
                 self._exclude(loader, ticket.first if run is None else run.epoch_of(ticket.first), index, 0, exit_code)

@@ -455,6 +455,20 @@ def test_rule_08_an_abandoned_ticket_is_answered_and_only_then_its_slot_is_free(
     assert calls[-1] == 2
 
 
+@pytest.mark.parametrize("deaths", [1, 3])
+def test_rule_08_a_death_over_abandoned_work_answers_it(deaths: int) -> None:
+    """Nothing of it is made again or tried, however often its workers died before it was abandoned."""
+    desk = Desk(workers=1)
+    desk.begin(limit=1)
+    for number in range(deaths - 1):
+        desk.dies(number, source_index=5)
+    desk.control(Control.RUN_END, 1)
+    desk.dies(deaths - 1, source_index=5)
+    assert [split32(words[7])[0] for words in desk.completions()] == [Status.ABANDONED]
+    assert desk.told[-1][:2] == (Notice.RUN_ENDED, 1)
+    assert [words for pipe in desk.pipes.values() for words in pipe] == []
+
+
 def test_rule_09_tiny_batches_go_in_chunks_and_slow_ones_in_ranges_of_rows() -> None:
     def all_tickets(desk: Desk, busy_ns: int) -> list[Words]:
         desk.begin(limit=16)
@@ -633,6 +647,17 @@ def fn(item):
     with loader, pytest.raises(lp.SupervisorLostError, match="while it imported"):
         list(loader)
     assert (tmp_path / "imports").read_text() == "xx", "here, and once in a supervisor"
+
+
+def test_rule_11_what_could_not_be_loaded_makes_no_batch_of_what_was_there_before() -> None:
+    """A hook has changed the source, and the change cannot be loaded: the old one's batches would be wrong ones."""
+    desk = Desk(workers=1)
+    desk.control(Control.UPDATE, 1, 0, 0)
+    desk.obey(desk.state.on_load_failed(1))
+    desk.begin(limit=4)
+    assert desk.tickets(0) == []
+    desk.control(Control.RUN_END, 1)
+    assert desk.told[-1][:2] == (Notice.RUN_ENDED, 1)
 
 
 def test_rule_12_gaps_in_the_watchs_own_time_are_nobodys_and_stops_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 
 import hypothesis.strategies as st
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, split32, unpack_all
@@ -20,7 +20,10 @@ from loaderpool.supervisor.state import SupervisorState
 PER_EPOCH, BATCH_ROWS, LAST_ROWS = 7, 4, 2
 FULL = PER_EPOCH - 1
 
-WAYS_TO_DIE = ["dies", "dies sending", "dies sending sent", "dies noted", "dies sent"]
+# Without "explain", which traces every line: a failure would run into the test's time limit.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
+
+WAYS_TO_DIE = ["dies", "dies sending", "dies sending sent", "dies noted", "dies sent", "hangs"]
 
 
 class ModelWorker:
@@ -72,7 +75,7 @@ class Supervision(RuleBasedStateMachine):
             elif isinstance(instruction, s.ToTrainer):
                 for words in unpack_all(instruction.message):
                     self.trainer_gets(words)
-            elif isinstance(instruction, s.LoseTicket) and instruction.completion:
+            elif isinstance(instruction, s.LoseTicket | s.FailTicket) and instruction.completion:
                 for words in unpack_all(instruction.completion):
                     self.trainer_gets(words)
             else:
@@ -123,14 +126,7 @@ class Supervision(RuleBasedStateMachine):
     @rule(data=st.data())
     def worker_acts(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(n for n, w in self.workers.items() if w.orders)))
-        self.act(
-            number,
-            data.draw(
-                st.sampled_from(
-                    ["done", "done", "done", "dies", "dies sending", "dies sending sent", "dies noted", "dies sent"]
-                )
-            ),
-        )
+        self.act(number, data.draw(st.sampled_from(["done", "done", "done", *WAYS_TO_DIE])))
 
     def act(self, number: int, how: str) -> None:
         worker = self.workers[number]
@@ -141,7 +137,7 @@ class Supervision(RuleBasedStateMachine):
             _, ticket, _, _, count_which, row_range, _, _ = words
             start, stop = split32(row_range)
             if how != "done":
-                return self.gone(number, index=1)
+                return self.gone(number, index=1, hung=ticket if how == "hangs" else 0)
             worker.orders.popleft()
             status = Status.ABANDONED if words[2] in self.ended else Status.FINISHED
             rows = split32(count_which)[0] * (stop - start)
@@ -164,8 +160,8 @@ class Supervision(RuleBasedStateMachine):
         count, attempt = split32(count_attempt)
         start, stop = split32(row_range)
         assert {run} <= worker.runs and worker.layouts and slot in worker.slots, "TICKET-4: told before it is asked"
-        if how == "dies":
-            return self.gone(number, index=1)
+        if how in ("dies", "hangs"):
+            return self.gone(number, index=1, hung=ticket if how == "hangs" else 0)
         if how.startswith("dies sending"):
             worker.sending = ticket << 16 | attempt
             if how.endswith("sent"):
@@ -189,11 +185,14 @@ class Supervision(RuleBasedStateMachine):
     def trainer_says(self) -> None:
         self.obey(self.state.on_control(self.controls.popleft()))
 
-    def gone(self, number: int, index: int | None = None) -> None:
+    def gone(self, number: int, index: int | None = None, hung: int = 0) -> None:
         worker = self.workers.pop(number)
         self.state.on_worker_dead(number)
         last = LastWords(worker.finished, worker.sending, worker.status, index)
-        self.obey(self.state.on_worker_gone(number, last))
+        if hung:
+            self.obey(self.state.on_worker_hung(number, last, hung, 10**9))
+        else:
+            self.obey(self.state.on_worker_gone(number, last))
 
     @precondition(lambda self: bool(self.filled))
     @rule(data=st.data())
@@ -254,4 +253,4 @@ class Supervision(RuleBasedStateMachine):
 
 
 TestSupervision = Supervision.TestCase
-TestSupervision.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestSupervision.settings = settings(max_examples=300, stateful_step_count=40, deadline=None, phases=PHASES)
