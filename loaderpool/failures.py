@@ -79,7 +79,9 @@ def lost_error(report: LostReport) -> WorkerLostError:
     ended = how_it_ended(report.exit_code or 0)
     name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
     worker = f"a worker (pid {report.pid}) was {ended}" if name else f"a worker (pid {report.pid}) {ended}"
-    if report.verdict is Verdict.ALONE and report.index is not None:
+    if report.in_setup and report.verdict is not Verdict.STORM:
+        text = f"{worker} in the setup hook; {report.deaths} in a row died before their first sample. "
+    elif report.verdict is Verdict.ALONE and report.index is not None:
         text = (
             f"{worker} at source index {report.index}, epoch {report.epoch}; {report.deaths} in a row died "
             "over this work, at last while this sample ran alone. "
@@ -100,7 +102,7 @@ def lost_error(report: LostReport) -> WorkerLostError:
         )
     else:
         text = f"{worker} before it had begun any sample, and so did {report.deaths - 1} before it. "
-    text += _likely_cause(report, name)
+    text += _likely_cause(report, name, "setup hook" if report.in_setup else "function")
     if report.verdict is Verdict.ALONE and report.index is not None:
         text += " " + _how_to_replay(report.index, report.epoch)
     if report.stacks.strip():
@@ -110,7 +112,7 @@ def lost_error(report: LostReport) -> WorkerLostError:
     return error
 
 
-def _likely_cause(report: LostReport, signal_name: str) -> str:
+def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
     if report.was_stopped:
         return "It had been stopped (SIGSTOP) for 5 s, by the function or by somebody else, and was ended for it."
     if report.is_out_of_memory:
@@ -121,8 +123,8 @@ def _likely_cause(report: LostReport, signal_name: str) -> str:
     by_signal = {
         "SIGKILL": "SIGKILL usually is the kernel's OOM killer, whose counters however did not move, or somebody's "
         "kill -9: look at `dmesg`, or lower `workers` or `batch_size`.",
-        "SIGSEGV": "SIGSEGV is a fault inside a C extension that the function uses.",
-        "SIGABRT": "SIGABRT is an abort inside a C extension that the function uses.",
+        "SIGSEGV": f"SIGSEGV is a fault inside a C extension that the {culprit} uses.",
+        "SIGABRT": f"SIGABRT is an abort inside a C extension that the {culprit} uses.",
         "SIGBUS": "SIGBUS usually is a mapped file that became shorter, or memory that ran out.",
     }
     by_status = {
@@ -132,7 +134,7 @@ def _likely_cause(report: LostReport, signal_name: str) -> str:
     return (
         by_signal.get(signal_name)
         or by_status.get(report.exit_code or 0)
-        or "The function (or a library that it uses) ended its process."
+        or f"The {culprit} (or a library that it uses) ended its process."
     )
 
 

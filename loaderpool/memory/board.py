@@ -39,6 +39,7 @@ class Field(enum.IntEnum):
     # ticket << 16 | attempt, stored before a completion goes out over the socket with its bytes: from then on until
     # *finished* is stored nobody but the trainer knows whether it was sent.
     SENDING = 10
+    IN_SETUP = 11  # 1 while the user's `setup` hook runs
 
 
 class Board:

@@ -58,6 +58,7 @@ class _Death:
     stacks: str  # what faulthandler wrote, where the signal let it
     is_out_of_memory: bool
     was_stopped: bool
+    in_setup: bool
 
 
 class Supervisor:
@@ -242,6 +243,7 @@ class Supervisor:
             stacks=last.stacks if last else "",
             is_out_of_memory=last is not None and last.is_out_of_memory,
             was_stopped=last is not None and last.was_stopped,
+            in_setup=last is not None and last.in_setup,
             max_restarts=self._max_restarts,
         )
         message = lost.completion or pack(Notice.LOST, lost.loader)
@@ -300,7 +302,12 @@ class Supervisor:
         last = self._workers.last_words(worker)
         sample = worker.sample
         self._last_death = _Death(
-            worker.pid, last.exit_code, worker.stacks.read(), self._was_out_of_memory(last), worker.was_stopped
+            pid=worker.pid,
+            exit_code=last.exit_code,
+            stacks=worker.stacks.read(),
+            is_out_of_memory=self._was_out_of_memory(last),
+            was_stopped=worker.was_stopped,
+            in_setup=last.in_setup,
         )
         worker.stacks.close()
         restarts = self._state.restarts

@@ -169,6 +169,7 @@ class Processes:
             source_index=index - 1 if index else None,
             exit_code=worker.process.exitcode or 0,
             has_begun=board.read(cell, Field.PID) == worker.pid,
+            in_setup=bool(board.read(cell, Field.IN_SETUP)),
         )
 
     def note_stops(self) -> None:

@@ -94,6 +94,7 @@ class LastWords(NamedTuple):
     source_index: int | None = None  # of the sample that it was at
     exit_code: int = 0  # minus a signal's number where one ended it
     has_begun: bool = False  # it came as far as to wait for work
+    in_setup: bool = False  # the user's `setup` hook was running
 
 
 @dataclasses.dataclass(slots=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from loaderpool import clock
 from loaderpool.memory.board import Board, Field
 from loaderpool.worker.failures import describe_failure
@@ -24,6 +27,7 @@ class Progress:
     def __init__(self, words: memoryview, cell: int, worker: int | None, catches: type[BaseException]) -> None:
         self.words, self.worker, self.catches = words, worker, catches
         self.index_word, self.started_word = cell + Field.INDEX, cell + Field.STARTED_NS
+        self._setup_word = cell + Field.IN_SETUP
 
     def note(self, job: Job, index: int) -> None:
         """The sample of this source index is made from now on.
@@ -37,6 +41,15 @@ class Progress:
         # In this order: between the two a look at the board sees no more than the last sample begun anew.
         words[self.started_word] = clock.monotonic_ns()
         words[self.index_word] = index + 1
+
+    @contextlib.contextmanager
+    def setup(self) -> Iterator[None]:
+        """The user's `setup` hook runs within. A word that stays set says that it ended its process."""
+        self.words[self._setup_word] = 1
+        try:
+            yield
+        finally:
+            self.words[self._setup_word] = 0
 
     def failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
         """The error as one about these items, the first of which has this position."""

@@ -96,8 +96,9 @@ class Work:
         if setup is None:
             return
         try:
-            setup()
-            end_stray()
+            with self._progress.setup():
+                setup()
+                end_stray()
         except self._catches as error:
             end_stray(error)
             self._setup = setup

@@ -135,12 +135,19 @@ def test_a_batch_fn_that_dies_names_the_epoch_and_the_signal() -> None:
     assert (raised.value.epoch, raised.value.signal_name) == (0, "SIGKILL")
 
 
-def test_a_setup_hook_that_kills_is_an_error_and_no_hang() -> None:
-    def setup() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    loader = lp.Loader(range(8), batch_size=BATCH, workers=2, setup=setup)
-    with loader, pytest.raises(WorkerLostError, match="SIGKILL"):
+@pytest.mark.parametrize("max_restarts_per_item", [1, 3])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL in the setup hook"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "inside a C extension that the setup hook uses"),
+        (lambda: os._exit(3), r"The setup hook \(or a library that it uses\) ended its process"),
+    ],
+    ids=["SIGKILL", "SIGSEGV", "_exit"],
+)
+def test_a_setup_hook_that_kills_is_an_error_that_names_it(how: Any, told: str, max_restarts_per_item: int) -> None:
+    loader = lp.Loader(range(8), batch_size=BATCH, workers=2, setup=how, max_restarts_per_item=max_restarts_per_item)
+    with loader, pytest.raises(WorkerLostError, match=told):
         list(loader)
 
 
