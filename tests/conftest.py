@@ -13,11 +13,21 @@ from tests.support import leaks, tensorflow_runtime
 # These run whole pools; whatever they leave would also spoil the tests after them.
 GUARDED_DIRECTORIES = {"e2e", "faults", "stress"}
 
+# The kernel's count of such kills is the whole machine's: one file would see those of the other.
+COUNT_KILLS_FOR_MEMORY = {"test_cgroups.py", "test_verdicts.py", "test_deaths.py", "test_pages.py"}
+
 # A deadline for each example fails on a busy machine, not on a wrong result; the timeout of pytest stays.
 hypothesis.settings.register_profile("no deadline", parent=hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("no deadline")
 tensorflow_runtime.quieten()
 leaks.mark_children()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes, the tests of a file stay together: they share pools, and TensorFlow once it is loaded."""
+    for item in items:
+        kills_for_memory = item.path.name in COUNT_KILLS_FOR_MEMORY
+        item.add_marker(pytest.mark.xdist_group("kills for memory" if kills_for_memory else str(item.path)))
 
 
 @pytest.fixture(autouse=True)

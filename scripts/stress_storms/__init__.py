@@ -4,6 +4,7 @@
                  ▲ killer (a thread: whom, how, when)
                  ▲ watchdog (a thread: what hangs is shown and ended)
     abandon (passes that are left early: what they leave behind)
+    trainers (processes that die with a loader at work: how long their workers outlive them)
 
 Processes are found from the outside, as anybody could, by the process tree of this one.
 """

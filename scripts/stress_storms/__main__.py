@@ -1,4 +1,4 @@
-"""python -m stress_storms: the storm and the abandoned passes; what it found in a table, and as exit status 1."""
+"""python -m stress_storms: the storm, abandoned passes, trainers that die; in tables, and in the exit status."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
+try:
+    from rich.console import Console
+except ModuleNotFoundError:
+    sys.exit("scripts/stress prints its tables with rich: pip install 'loaderpool[cli]', or run scripts/test once")
 
 from .abandon import run_abandoned
-from .report import machine_line, print_growth, print_results, summary
+from .report import machine_line, print_growth, print_results, print_trainer_deaths, summary
 from .shapes import SHAPES
 from .storm import Plan, Result, plan_rounds, run_round
+from .trainers import LATE_S, run_trainer_deaths
 
 __all__ = ["main"]
 
@@ -41,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         leaks = [each for each in found if each.is_leak]
         print_growth(console, found, options.markdown)
         print(f"{options.passes:,} passes abandoned; {len(leaks)} kinds of leak.\n")
+    deaths = []
+    if options.trainers and options.only is None:
+        deaths = run_trainer_deaths(options.trainers, options.seed, options.deadline, _say)
+        print_trainer_deaths(console, deaths, options.markdown)
+        print(f"{len(deaths):,} trainers died; {sum(len(each.left) for each in deaths)} processes left.\n")
     print(f"{machine_line()}. Seed {options.seed}.")
     for line in mismatches:
         print(f"MISMATCH {line}", file=sys.stderr)
@@ -49,7 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if mismatches:  # only the last round can have any
         number = results[-1].round.number
         print(f"Again: scripts/stress --seed {options.seed} --only {number}{_same(options)}", file=sys.stderr)
-    return 1 if mismatches or leaks else 0
+    late = [each for each in deaths if each.left or each.seconds > LATE_S]
+    for death in late:
+        left = "".join(f"\n  {line}" for line in death.left)
+        print(
+            f"LATE {death.seconds:.1f} s after a trainer's death by {death.way} ({death.shape}, workers "
+            f"{death.workers_are}) its last process ended{left}",
+            file=sys.stderr,
+        )
+    return 1 if mismatches or leaks or late else 0
 
 
 def _storm(options: argparse.Namespace) -> list[Result]:
@@ -102,6 +119,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=1000, metavar="N", help="of workers, at least (1,000)")
     parser.add_argument("--supervisor-kills", type=int, default=20, metavar="N", help="at least (20)")
     parser.add_argument("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
+    parser.add_argument("--trainers", type=int, default=50, metavar="N", help="to die (50); 0: none")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="repeats what is drawn (random)")
     parser.add_argument("--shape", action="append", choices=list(SHAPES), help="only this one; may be given again")
     parser.add_argument("--only", type=int, metavar="ROUND", help="only the round of this number, and no passes")

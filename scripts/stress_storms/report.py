@@ -16,13 +16,15 @@ from rich.table import Table
 from .abandon import Growth
 from .killer import Counts
 from .storm import Result
+from .trainers import Death
 
-__all__ = ["machine_line", "print_growth", "print_results", "summary"]
+__all__ = ["machine_line", "print_growth", "print_results", "print_trainer_deaths", "summary"]
 
 _HEADINGS = (
     "shape", "ordered", "workers", "passes", "batches", "kills", "stopped", "restarts", "supervisor restarts",
     "mismatches", "seconds",
 )  # fmt: skip
+_DEATH_HEADINGS = ("the trainer dies by", "workers are", "trainers", "slowest end of all, ms", "left")
 _GROWTH_HEADINGS = ("held by all processes", "before", "after", "may be")
 
 
@@ -46,6 +48,24 @@ def print_growth(console: Console, found: list[Growth], as_markdown: bool) -> No
     _print(console, _GROWTH_HEADINGS, rows, left=1, as_markdown=as_markdown)
 
 
+def print_trainer_deaths(console: Console, deaths: list[Death], as_markdown: bool) -> None:
+    """One row for each way to die."""
+    by_kind: dict[tuple[str, str], list[Death]] = collections.defaultdict(list)
+    for death in deaths:
+        by_kind[death.way, death.workers_are].append(death)
+    rows = [
+        [way, are, f"{len(found)}", f"{max(each.seconds for each in found) * 1e3:.0f}", f"{_left(found)}"]
+        for (way, are), found in sorted(by_kind.items())
+    ]
+    slowest = max(each.seconds for each in deaths)
+    rows.append(["all", "", f"{len(deaths)}", f"{slowest * 1e3:.0f}", f"{_left(deaths)}"])
+    _print(console, _DEATH_HEADINGS, rows, left=2, as_markdown=as_markdown)
+
+
+def _left(deaths: list[Death]) -> int:
+    return sum(len(each.left) for each in deaths)
+
+
 def summary(results: list[Result]) -> str:
     """All of it in a sentence."""
     counts = Counts()
@@ -55,7 +75,9 @@ def summary(results: list[Result]) -> str:
     return (
         f"{counts.kills + faults:,} workers killed ({faults:,} of them by a segmentation fault of the function), "
         f"{counts.supervisor_kills:,} supervisors killed, {counts.stops:,} workers stopped for good and "
-        f"{counts.brief_stops:,} for a moment; {sum(each.batches for each in results):,} batches compared, "
+        f"{counts.brief_stops:,} for a moment, {sum(each.resizes for each in results):,} times another number of "
+        f"workers; {sum(each.batches + each.companion_batches for each in results):,} batches compared "
+        f"({sum(each.companion_batches for each in results):,} of a loader on the same pool), "
         f"{sum(len(each.mismatches) for each in results):,} mismatches"
     )
 

@@ -39,6 +39,8 @@ class Round:
     workers: int
     budget: Budget
     draws: str  # the seed of all that is drawn in it
+    is_resized: bool = False  # in mid-pass, time and again
+    has_companion: bool = False  # another loader on the same pool, read by turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Plan:
     kills: int = 36
     supervisor_kills: int = 1
     stops_every: int = 4  # rounds; 0: never
+    resized_every: int = 3  # rounds
+    companion_every: int = 5  # rounds
     shapes: tuple[str, ...] = tuple(SHAPES)
 
 
@@ -61,6 +65,8 @@ class Result:
     batches: int = 0
     counts: Counts = dataclasses.field(default_factory=Counts)
     faults: int = 0  # segmentation faults out of the function
+    resizes: int = 0
+    companion_batches: int = 0  # of the loader beside it
     restarts: int = 0  # as the loader counts them
     supervisor_restarts: int = 0
     mismatches: list[str] = dataclasses.field(default_factory=list)
@@ -80,7 +86,16 @@ def plan_rounds(plan: Plan) -> Iterator[Round]:
             # A shape that may be killed but slowly is killed less.
             kills = max(4, int(plan.kills * min(1.0, 0.08 / shape.kill_every_s)))
             budget = Budget(kills, plan.supervisor_kills, int(has_stop), shape.kill_every_s, shape.spares_first)
-            yield Round(number, shape, is_ordered, workers, budget, f"{plan.seed}/{number}")
+            yield Round(
+                number,
+                shape,
+                is_ordered,
+                workers,
+                budget,
+                f"{plan.seed}/{number}",
+                is_resized=number % plan.resized_every == 1,
+                has_companion=number % plan.companion_every == 2,
+            )
             number += 1
 
 
@@ -100,8 +115,13 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
     with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
         faults = Faults(folder, os.getpid(), this.shape.faults_one_in)
         seed = draw.randrange(2**31)
-        loader = make(this.shape, faults, seed, workers=this.workers, deterministic=this.is_ordered)
-        consumer = _Consumer(loader, Twin(this.shape, faults, seed), this, killer, random.Random(draw.random()), result)
+        pool = lp.Pool(this.workers, max_restarts=None) if this.has_companion else None
+        where: dict[str, Any] = {"workers": this.workers} if pool is None else {"pool": pool}
+        loader = make(this.shape, faults, seed, deterministic=this.is_ordered, **where)
+        companion = None if pool is None else _Companion(pool, faults, seed)
+        consumer = _Consumer(
+            loader, Twin(this.shape, faults, seed), this, killer, random.Random(draw.random()), result, companion
+        )
         killer.start()
         try:
             while True:
@@ -120,12 +140,14 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
             before_close = descendants(os.getpid())
             consumer.end()
             loader.close()
+            if pool is not None:
+                pool.close()
             consumer.check_held("after close()")
             left = wait_gone(before_close, _GONE_S)
             result.mismatches += [f"left behind: {describe(pid)}" for pid in left]
         result.counts = killer.counts
         result.faults = len(os.listdir(folder))
-    del consumer, loader
+    del consumer, loader, companion, pool
     gc.collect()
     result.seconds = time.monotonic() - started
     return result
@@ -135,9 +157,17 @@ class _Consumer:
     """Takes passes, as somebody would who is now fast, now slow, who keeps some batches and leaves some passes."""
 
     def __init__(
-        self, loader: lp.Loader, twin: Twin, this: Round, killer: Killer, draw: random.Random, result: Result
+        self,
+        loader: lp.Loader,
+        twin: Twin,
+        this: Round,
+        killer: Killer,
+        draw: random.Random,
+        result: Result,
+        companion: _Companion | None,
     ) -> None:
         self._loader, self._twin, self._round, self._killer = loader, twin, this, killer
+        self._companion = companion
         self._draw, self._result = draw, result
         self._held: collections.deque[tuple[str, Any, bytes]] = collections.deque(maxlen=_HELD_BATCHES)
 
@@ -176,8 +206,12 @@ class _Consumer:
                 self._result.mismatches.append(f"{name}, which is held, has changed {when}")
 
     def end(self) -> None:
-        """The twin is needed no more."""
+        """The twins are needed no more."""
         self._twin.close()
+        if self._companion is not None:
+            self._result.mismatches += self._companion.mismatches
+            self._result.companion_batches = self._companion.batches
+            self._companion.close()
 
     def _live_with(self, batch: Any, seen: bytes, name: str) -> None:
         draw = self._draw
@@ -185,7 +219,44 @@ class _Consumer:
             self._held.append((name, batch, seen))
         elif draw.random() < 0.02 and self._held:
             self._held.popleft()
+        if self._round.is_resized and draw.random() < 0.01:
+            self._loader.resize(draw.randrange(1, _WORKERS[-1] + 1))
+            self._result.resizes += 1
+        if self._companion is not None and draw.random() < 0.3:
+            self._companion.take()
         if draw.random() < 0.02:
             time.sleep(draw.random() * 0.02)
         elif draw.random() < 0.001:
             time.sleep(0.3)
+
+
+class _Companion:
+    """Another loader on the same pool, from which a batch is taken now and then; ordered, compared as it comes."""
+
+    def __init__(self, pool: lp.Pool, faults: Faults, seed: int) -> None:
+        shape = SHAPES["single batches"]
+        self._loader = make(shape, faults, seed + 1, pool=pool)
+        self._twin = Twin(shape, faults, seed + 1)
+        self._batches = iter(self._loader)
+        self._expected: list[bytes] = []
+        self._epoch = -1
+        self.batches = 0
+        self.mismatches: list[str] = []
+
+    def take(self) -> None:
+        """The next batch, of this epoch or the next."""
+        if not self._expected:
+            self._epoch += 1
+            self._batches = iter(self._loader)
+            self._expected = list(reversed(self._twin.epoch(self._epoch)[0]))
+        batch = next(self._batches, None)
+        self.batches += 1
+        if batch is None or digest(batch) != self._expected.pop():
+            self.mismatches.append(f"the companion's batch {self.batches} (epoch {self._epoch}) is not its twin's")
+            self._expected.clear()
+
+    def close(self) -> None:
+        """It is needed no more."""
+        del self._batches
+        self._twin.close()
+        self._loader.close()

@@ -274,7 +274,7 @@ class RaisingLength(WithoutLength):
         (np.array(3), "length"),
         (identity, "is a function"),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: str(value)[:30].partition(" at 0x")[0],
 )
 def test_a_source_that_cannot_be_read_by_index_is_refused_with_advice(source: Any, says: str) -> None:
     with pytest.raises(SourceError) as raised:

@@ -41,12 +41,13 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_a_short_storm_loses_nothing() -> None:
-    result = storm("--seconds 6 --kills-a-round 12 --stops-every 0 --passes 40 --deadline 40 --seed 4")
+    result = storm("--seconds 6 --kills-a-round 12 --stops-every 0 --passes 40 --trainers 6 --deadline 40 --seed 4")
     assert result.returncode == 0, result.stdout + result.stderr
     kills, supervisor_kills = re.findall(r"([\d,]+) (?:workers|supervisors) killed", result.stdout)
     assert int(kills) > 10 and int(supervisor_kills) > 1
     assert ", 0 mismatches." in result.stdout
     assert "40 passes abandoned; 0 kinds of leak." in result.stdout
+    assert "6 trainers died; 0 processes left." in result.stdout
     assert "seed 4" in result.stderr
 
 

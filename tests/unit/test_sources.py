@@ -300,7 +300,9 @@ def test_a_long_text_is_shown_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [[], (), {}, range(0), np.zeros((0, 3)), Items(0), (ROWS[:0], LABELS[:0]), {"x": []}], ids=repr
+    "source",
+    [[], (), {}, range(0), np.zeros((0, 3)), Items(0), (ROWS[:0], LABELS[:0]), {"x": []}],
+    ids=lambda source: repr(source).partition(" at 0x")[0],
 )
 def test_an_empty_source_is_refused(source: Any) -> None:
     with pytest.raises(ArgumentError, match="source is empty"):

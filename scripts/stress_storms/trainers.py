@@ -1,0 +1,135 @@
+"""Trainers that die in the middle of anything: how long their processes outlive them, and whether any is left."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import loaderpool as lp
+from tests.support.processes import describe, end_all, marked
+
+from .shapes import SHAPES, Faults, make
+
+__all__ = ["LATE_S", "Death", "be_trainer", "run_trainer_deaths"]
+
+LATE_S = 1.0  # until nothing of a trainer may be left
+_GIVE_UP_S = 10.0
+_LOOK_S = 0.005
+_MARK = "LOADERPOOL_STRESS_TRAINER"
+_WAYS = ("SIGKILL", "SIGTERM", "SIGSEGV", "os._exit", "exception")
+# What a worker is in when its trainer dies: the shape's work, C code that keeps the GIL, a stop, user code that forks.
+_WORKERS_ARE = ("at work", "at work", "in C code", "stopped")
+_MOST_S = 0.8  # from the loader's construction to the death: its start is among the moments
+_SHAPES = ("single batches", "chunks of tiny batches", "oversize batches", "rows fail, skip", "from_sequence, hooks")
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """A trainer's, and what came after it."""
+
+    way: str
+    workers_are: str
+    shape: str
+    seconds: float  # from its end to that of the last process it had started
+    left: list[str]  # processes, after some seconds
+
+
+def run_trainer_deaths(count: int, seed: int, deadline_s: float, say: Callable[[str], None]) -> list[Death]:
+    """So many trainers, one after the other.
+
+    Args:
+        count: how many.
+        seed: of what is drawn.
+        deadline_s: for each to die in.
+        say: is told how far it is.
+    """
+    draw = random.Random(f"{seed}/trainers")
+    ways = itertools.cycle(itertools.product(_WORKERS_ARE, _WAYS))
+    found = []
+    for number, (workers_are, way) in enumerate(itertools.islice(ways, count), 1):
+        if way == "exception" and workers_are != "at work":  # it is raised where a batch arrives
+            way = "SIGKILL"
+        shape = draw.choice(_SHAPES)
+        task = {
+            "way": way,
+            "workers_are": workers_are,
+            "shape": shape,
+            "seed": draw.randrange(2**31),
+            "after_s": draw.random() * _MOST_S,
+            "workers": draw.randrange(1, 5),
+        }
+        seconds, left = _watch_one(task, deadline_s)
+        found.append(Death(way, workers_are, shape, seconds, left))
+        if number % 10 == 0:
+            say(f"{number} trainers dead")
+    return found
+
+
+def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[float, list[str]]:
+    mark = uuid.uuid4().hex
+    code = f"from stress_storms.trainers import be_trainer; be_trainer({json.dumps(task)!r})"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, _MARK: mark},
+        stderr=subprocess.DEVNULL,  # the exception's traceback, and faulthandler's
+        start_new_session=True,
+    ) as trainer:
+        trainer.wait(deadline_s)
+        ended = time.monotonic()
+    while (living := marked(_MARK, mark)) and time.monotonic() < ended + _GIVE_UP_S:
+        time.sleep(_LOOK_S)
+    seconds = time.monotonic() - ended
+    left = [describe(pid) for pid in living]
+    end_all(living)
+    return seconds, left
+
+
+# ---- in the trainer ----
+
+
+def be_trainer(task_json: str) -> None:
+    """Train until it is time to die."""
+    task = json.loads(task_json)
+    is_over = threading.Event()
+    loader: list[lp.Loader] = []
+
+    def die() -> None:
+        time.sleep(task["after_s"])
+        if task["workers_are"] == "stopped" and loader:
+            for worker in loader[0].statistics().workers[:1]:
+                os.kill(worker.pid, signal.SIGSTOP)
+        if task["way"] == "exception":
+            is_over.set()
+        elif task["way"] == "os._exit":
+            os._exit(5)
+        else:
+            os.kill(os.getpid(), getattr(signal, task["way"]))
+
+    threading.Thread(target=die, daemon=True).start()
+    if task["workers_are"] == "in C code":
+        loader.append(lp.Loader(range(999), _in_c, batch_size=2, workers=task["workers"]))
+    else:
+        faults = Faults("", os.getpid(), 0)
+        loader.append(make(SHAPES[task["shape"]], faults, task["seed"], workers=task["workers"]))
+    while True:
+        for _ in loader[0]:
+            if is_over.is_set():
+                raise LookupError("the end of the trainer")
+
+
+def _in_c(item: int) -> int:
+    if item >= 4:
+        ctypes.PyDLL(None).sleep(600)  # PyDLL keeps the GIL
+    return item
