@@ -24,7 +24,7 @@ _HEADINGS = (
     "shape", "ordered", "workers", "passes", "batches", "kills", "stopped", "restarts", "supervisor restarts",
     "mismatches", "seconds",
 )  # fmt: skip
-_DEATH_HEADINGS = ("the trainer dies by", "workers are", "trainers", "slowest end of all, ms", "left")
+_DEATH_HEADINGS = ("the trainer dies by", "workers are", "trainers", "their processes", "slowest end, ms", "left")
 _GROWTH_HEADINGS = ("held by all processes", "before", "after", "may be")
 
 
@@ -54,12 +54,19 @@ def print_trainer_deaths(console: Console, deaths: list[Death], as_markdown: boo
     for death in deaths:
         by_kind[death.way, death.workers_are].append(death)
     rows = [
-        [way, are, f"{len(found)}", f"{max(each.seconds for each in found) * 1e3:.0f}", f"{_left(found)}"]
+        [way, are, f"{len(found)}", _processes(found), _slowest_ms(found), f"{_left(found)}"]
         for (way, are), found in sorted(by_kind.items())
     ]
-    slowest = max(each.seconds for each in deaths)
-    rows.append(["all", "", f"{len(deaths)}", f"{slowest * 1e3:.0f}", f"{_left(deaths)}"])
+    rows.append(["all", "", f"{len(deaths)}", _processes(deaths), _slowest_ms(deaths), f"{_left(deaths)}"])
     _print(console, _DEATH_HEADINGS, rows, left=2, as_markdown=as_markdown)
+
+
+def _processes(deaths: list[Death]) -> str:
+    return f"{sum(each.processes for each in deaths)}"
+
+
+def _slowest_ms(deaths: list[Death]) -> str:
+    return f"{max(each.seconds for each in deaths) * 1e3:.0f}"
 
 
 def _left(deaths: list[Death]) -> int:

@@ -42,6 +42,7 @@ class Death:
     way: str
     workers_are: str
     shape: str
+    processes: int  # most that it was seen to have started
     seconds: float  # from its end to that of the last process it had started
     left: list[str]  # processes, after some seconds
 
@@ -70,14 +71,13 @@ def run_trainer_deaths(count: int, seed: int, deadline_s: float, say: Callable[[
             "after_s": draw.random() * _MOST_S,
             "workers": draw.randrange(1, 5),
         }
-        seconds, left = _watch_one(task, deadline_s)
-        found.append(Death(way, workers_are, shape, seconds, left))
+        found.append(Death(way, workers_are, shape, *_watch_one(task, deadline_s)))
         if number % 10 == 0:
             say(f"{number} trainers dead")
     return found
 
 
-def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[float, list[str]]:
+def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[int, float, list[str]]:
     mark = uuid.uuid4().hex
     code = f"from stress_storms.trainers import be_trainer; be_trainer({json.dumps(task)!r})"
     with subprocess.Popen(
@@ -86,14 +86,21 @@ def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[float, list[str
         stderr=subprocess.DEVNULL,  # the exception's traceback, and faulthandler's
         start_new_session=True,
     ) as trainer:
-        trainer.wait(deadline_s)
+        give_up = time.monotonic() + deadline_s
+        processes = 0
+        while trainer.poll() is None:
+            processes = max(processes, len(marked(_MARK, mark)) - 1)
+            if time.monotonic() > give_up:
+                trainer.kill()
+                raise TimeoutError(f"a trainer that should die did not within {deadline_s:g} s: {task}")
+            time.sleep(_LOOK_S)
         ended = time.monotonic()
     while (living := marked(_MARK, mark)) and time.monotonic() < ended + _GIVE_UP_S:
         time.sleep(_LOOK_S)
     seconds = time.monotonic() - ended
     left = [describe(pid) for pid in living]
     end_all(living)
-    return seconds, left
+    return processes, seconds, left
 
 
 # ---- in the trainer ----
