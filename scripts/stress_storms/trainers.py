@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import itertools
@@ -116,7 +117,8 @@ def be_trainer(task_json: str) -> None:
         time.sleep(task["after_s"])
         if task["workers_are"] == "stopped" and loader:
             for worker in loader[0].statistics().workers[:1]:
-                os.kill(worker.pid, signal.SIGSTOP)
+                with contextlib.suppress(ProcessLookupError):  # hooks replace workers
+                    os.kill(worker.pid, signal.SIGSTOP)
         if task["way"] == "exception":
             is_over.set()
         elif task["way"] == "os._exit":
