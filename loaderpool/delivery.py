@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES
+from loaderpool.plan.order import Plan
 
 if TYPE_CHECKING:
     from loaderpool.worker.failures import Failure, RowFailure
@@ -89,6 +90,12 @@ class Delivery:
             return self.form.fixed.used_bytes(self.rows * self.count)
         return self.form.used_bytes(self._anchor, self.rows * self._stored)
 
+    def numbers(self) -> range | list[int]:
+        """Of the batches that are handed out, counted from their run's first epoch on."""
+        if self._keep is None:
+            return range(self.first, self.first + self._stored)
+        return [self.first + at for at in self._keep]
+
     def batches(self) -> Iterator[tuple[int, list[Any]]]:
         """Rows and components of each batch."""
         batches = self.form.read(self._anchor, self.rows, self._stored)
@@ -129,8 +136,15 @@ class Engine(Protocol):
     def read_ahead(self) -> int:
         """How many batches of the next epoch it may well make before anybody asks for it. There is a form."""
 
-    def begin(self, first_epoch: int, start: int, limit: int) -> EngineRun:
-        """Begin a run at batch `start` of the first epoch."""
+    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> EngineRun:
+        """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
+
+        Args:
+            first_epoch: the epoch.
+            limit: batches before this one are wanted, or may be made ahead.
+            plan: of the batches.
+            taken: stretches of them that are not wanted: first ones and lengths; only where there is no order.
+        """
 
     def update(self, changes: dict[str, Any]) -> None:
         """Batches begun from now on see these attributes of the source's object changed."""

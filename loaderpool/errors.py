@@ -77,6 +77,10 @@ class SpecMismatchError(LoaderpoolError, ValueError):
     """A sample's structure, shape or dtype is not what the element spec says."""
 
 
+class StateError(LoaderpoolError, ValueError):
+    """A position cannot be saved as things are, or a saved one does not fit this loader; the message says why."""
+
+
 class MemoryLimitError(LoaderpoolError, MemoryError):
     """`memory_limit`, or what the machine has free, is too small; the message names the least that works."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
@@ -12,11 +12,13 @@ from loaderpool.arguments import check_arguments
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError
+from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError, StateError
+from loaderpool.fingerprint import Fingerprint
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.form import BatchForm
 from loaderpool.passes import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
+from loaderpool.reading import Position
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -114,6 +116,7 @@ class Loader:
         self._finalizer: Any = None
         # The book outlives the loader in its iterators, so it reaches the engine without holding the loader.
         self._book = PassBook(_EngineHandle(self), self._config, self._plan, _hooks)
+        self._fingerprint = Fingerprint(source, fn or batch_fn, self._config, self._plan)
         if not role.is_trainer():
             return
         # The payload is not kept: what travelled is in shared memory, and a local engine has it.
@@ -214,6 +217,54 @@ class Loader:
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
         return type(self)(**{**self._arguments, **changes})
+
+    def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
+        """Where the consumer stands, as a small dict that JSON can hold; for `load_state_dict`.
+
+        Args:
+            batches_taken: how many batches the consumer has taken since the latest iteration (of the loader, or of a
+                dataset over all its epochs) began. Needed after `as_dataset`, for tf.data fetches ahead. None: as many
+                as the one live iterator has given; where there is none, the next pass begins a new epoch.
+
+        Raises:
+            StateError: it would be a guess: two iterators are live, or tf.data has fetched ahead; or the loader's data
+                changes between epochs, by hooks of the user's.
+        """
+        from loaderpool.saved_state import find_position
+
+        return self._state_at(find_position(self._book, batches_taken))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next pass be the rest of the saved one; those after it are whole.
+
+        The batches are the same to the bit as if the other run had not been stopped, whatever the number of workers or
+        `memory_limit`; with another `num_shards` the rest of the epoch is dealt anew, each sample still once.
+
+        Args:
+            state: of `state_dict`, of a loader with the same source, function, seed and plan.
+
+        Raises:
+            StateError: it is of another loader; says what differs.
+        """
+        from loaderpool.saved_state import read_state
+
+        self._refuse_hooks()
+        position = read_state(state, self._fingerprint, self._plan)
+        self._book.drop_parked()
+        self._book.resume_at(position)
+
+    def _state_at(self, position: Position) -> dict[str, Any]:
+        from loaderpool.saved_state import write_state
+
+        self._refuse_hooks()
+        return write_state(position, self._fingerprint, self._plan)
+
+    def _refuse_hooks(self) -> None:
+        if self._book.has_hooks:
+            raise StateError(
+                "on_epoch_begin or on_epoch_end of the sequence changes its data between epochs, and what they have "
+                "changed is not the loader's to save: use shuffle=True instead of such a hook, or save the sequence"
+            )
 
     def resize(self, workers: int) -> None:
         """Have this many workers from now on, also in mid-epoch; the batches stay the same to the bit.

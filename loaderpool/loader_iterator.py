@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.delivery import Delivery
 from loaderpool.passes import Pass
+from loaderpool.reading import Position, Reading
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
@@ -19,7 +21,9 @@ class LoaderIterator(Iterator[Any]):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader  # keeps the pool alive
         self._book = loader._book
-        self._pass = Pass(self._book)
+        self._reading = Reading()
+        self._pass = Pass(self._book, self._reading)
+        self._consumed = 0  # batches of the plan: those left out, too
         self._batches: Iterator[tuple[int, list[Any]]] = iter(())
         self._left = 0  # of these batches
         self._pack: Callable[[list[Any]], Any] = _unpacked
@@ -36,20 +40,48 @@ class LoaderIterator(Iterator[Any]):
                 self._left -= 1
                 if not self._left:  # else the last batch's slot would be lent until the next one is asked for
                     self._batches = iter(())
+                self._consumed += 1
                 if self._must_tell:
                     self._pass.hand_over()
-                if rows or not self._skips:
+                if not rows and self._skips:
+                    assert self._pass.log is not None
+                    self._pass.log.omitted.append(self._consumed - 1)
+                else:
                     tally = self._book.tally
                     tally.batches += 1
                     tally.samples += rows
                     return self._pack(parts)
             self._batches = iter(())
-            delivery = self._pass.next_delivery()
+            delivery = self._next_delivery()
             self._book.tally.tick(delivery)
             self._batches, self._left = delivery.batches(), delivery.count
             self._must_tell = self._has_hooks or bool(delivery.row_failures)
             if self._pack is _unpacked:
                 self._pack = delivery.form.spec.structure.pack
+
+    def _next_delivery(self) -> Delivery:
+        book = self._book
+        if self._pass.log is None:
+            book.latest, book.latest_is_dataset = self._reading, False
+            book.live.add(self)
+        try:
+            return self._pass.next_delivery()
+        except BaseException:
+            book.live.discard(self)
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this pass stands: `Loader.load_state_dict` goes on behind the last batch that this iterator has given.
+
+        Raises:
+            StateError: the loader's data changes between epochs, by hooks of the user's.
+        """
+        return self._loader._state_at(self.position)
+
+    @property
+    def position(self) -> Position:
+        """Where this pass stands."""
+        return (self._pass.log or self._book.next_log()).position(self._consumed)
 
     @property
     def epoch(self) -> int:
@@ -58,6 +90,7 @@ class LoaderIterator(Iterator[Any]):
 
     def close(self) -> None:
         """End the pass; the next one starts anew."""
+        self._book.live.discard(self)
         self._batches = iter(())
         self._pass.close()
         self._book.settle_ends()

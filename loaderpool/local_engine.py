@@ -78,10 +78,10 @@ class LocalEngine:
         self.work.set_form(form, self.given_spec is not None)
         return form
 
-    def begin(self, first_epoch: int, start: int, limit: int) -> LocalRun:
-        """Begin a run at batch `start` of the first epoch."""
+    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> LocalRun:
+        """See `delivery.Engine`."""
         self.form()
-        return LocalRun(self, first_epoch, start, limit)
+        return LocalRun(self, first_epoch, limit, plan, taken)
 
     def update(self, changes: dict[str, Any]) -> None:
         """The function looks at the user's own object; only what was made of it before is out of date."""
@@ -90,11 +90,11 @@ class LocalEngine:
     def close(self) -> None:
         """Nothing to end."""
 
-    def make(self, epoch: int, batch: int, number: int) -> Delivery:
+    def make(self, epoch: int, batch: int, number: int, plan: Plan) -> Delivery:
         """One batch in memory of its own."""
         form = self.form()
-        rows = self.plan.rows(batch)
-        job = Job(_RUN, epoch, batch, 1, 0, rows)
+        rows = plan.rows(batch)
+        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.start)
         anchor = aligned_empty(form.slot_bytes)
         with _alone, SavedGlobals():
             try:
@@ -110,22 +110,24 @@ class LocalEngine:
 class LocalRun:
     """Batches of consecutive epochs, each made when it is taken."""
 
-    def __init__(self, engine: LocalEngine, first_epoch: int, start: int, limit: int) -> None:
+    def __init__(self, engine: LocalEngine, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> None:
+        self._taken = taken
         self.wait_ns = 0
-        self._engine = engine
+        self._engine, self._plan = engine, plan
         self.first_epoch = first_epoch
-        self._next = start
+        self._next = 0
         self._limit = limit
         self.is_over = False
 
     def take(self) -> Delivery:
         """The next batch."""
+        self._next += self._taken.get(self._next, 0)  # stretches never touch each other
         if self.is_over or self._next >= self._limit:
             raise StopIteration
         number = self._next
-        epoch, batch = divmod(number, self._engine.plan.batches_per_epoch)
+        epoch, batch = divmod(number, self._plan.batches_per_epoch)
         self._next += 1
-        return self._engine.make(self.first_epoch + epoch, batch, number)
+        return self._engine.make(self.first_epoch + epoch, batch, number, self._plan)
 
     def extend(self, limit: int) -> None:
         """More batches are wanted."""

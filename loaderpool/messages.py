@@ -59,6 +59,8 @@ class Control(enum.IntEnum):
     REDO = 12
     UPDATE = 13  # loader, offset, nbytes: changed attributes of the source's object
     PROBE = 14  # loader, epoch: the first sample failed and is tried again
+    # run, first position, full batches, last batch's rows: it is the rest of one epoch. Told while its limit is 0.
+    RUN_AFTER = 15
 
 
 class Order(enum.IntEnum):
@@ -67,7 +69,7 @@ class Order(enum.IntEnum):
     TICKET = 1  # ticket, run, first_batch, count|attempt, row_start|row_stop, slot
     PROBE = 2  # ticket, loader, epoch
     LAYOUT = 3  # loader, offset, nbytes
-    RUN = 4  # run, loader, first_epoch, batches_per_epoch
+    RUN = 4  # run, loader, first_epoch, batches_per_epoch, first position
     RUN_OVER = 5  # run
     EXIT = 6
     SLOT = 7  # slot, offset, nbytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.last_error import LastError
 from loaderpool.plan.order import Plan
+from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.tally import Tally
 
 __all__ = ["EpochHooks", "Pass", "PassBook"]
@@ -57,6 +59,10 @@ class PassBook:
         self.tally = Tally()
         self._last_error = LastError()
         self._parked: tuple[EngineRun, int] | None = None  # a run, and the epoch it stands before
+        self._resume: Position | None = None  # where the pass of its epoch begins
+        self.latest = Reading()  # of the latest iterator that has begun
+        self.latest_is_dataset = False
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators that have begun and are not at their end
         self._lock = threading.Lock()
         # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
@@ -64,9 +70,28 @@ class PassBook:
         self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next pass's."""
+        """Make `epoch`, the whole of it, the next pass's."""
+        self.resume_at(Position(epoch))
+
+    def resume_at(self, position: Position) -> None:
+        """The next pass begins there; where nothing of that epoch is left, with the next one."""
+        if (position.start or position.taken) and not self._log(position).batches:
+            position = Position(position.epoch + 1)
         with self._lock:
-            self.epoch = epoch
+            self.epoch = position.epoch
+            self._resume = position if position.start or position.taken else None
+
+    def next_log(self) -> PassLog:
+        """What the next pass will be, nothing delivered yet."""
+        return self._log(self._place(self.epoch))
+
+    def _place(self, epoch: int) -> Position:
+        resume = self._resume
+        return resume if resume is not None and resume.epoch == epoch else Position(epoch)
+
+    def _log(self, place: Position) -> PassLog:
+        plan = self.plan.after(place.start)
+        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic)
 
     @property
     def last_error(self) -> BaseException | None:
@@ -82,8 +107,8 @@ class PassBook:
         """Whether something of the user's runs between epochs."""
         return self.hooks is not None and self.hooks.changes_data
 
-    def open_run(self) -> tuple[EngineRun, int]:
-        """A run that stands before the next epoch, and that epoch's number, which is now taken."""
+    def open_run(self) -> tuple[EngineRun, PassLog]:
+        """A run that stands before the next epoch, whose number is now taken, and a log of what it gives."""
         if not self.has_hooks:
             return self._take_run()
         assert self.hooks is not None
@@ -92,36 +117,48 @@ class PassBook:
             self._tell(self.hooks.before_epoch())
             return self._take_run()
 
-    def _take_run(self) -> tuple[EngineRun, int]:
+    def _take_run(self) -> tuple[EngineRun, PassLog]:
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
         ahead = 0 if self.has_hooks else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
             epoch = self.epoch
+            place = self._place(epoch)
             self.epoch += 1
             parked, self._parked = self._parked, None
+        is_rest = bool(place.start or place.taken)
         try:
             per_epoch = self.plan.batches_per_epoch
+            log = self._log(place)
             if parked is not None:
                 run, stands_before = parked
-                if stands_before == epoch:
+                if stands_before == epoch and not is_rest:
                     run.extend((epoch - run.first_epoch + 1) * per_epoch + ahead)
-                    return run, epoch
+                    return run, log
                 run.end()
-            return engine.begin(epoch, 0, per_epoch + ahead), epoch
+            # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
+            limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
+            return engine.begin(epoch, limit, log.plan, place.taken), log
         except BaseException:
             self.give_up_epoch(epoch)
             if parked is not None:
                 parked[0].end()
             raise
 
-    def park(self, run: EngineRun, epoch: int) -> None:
-        """Keep a run whose epoch before `epoch` is delivered for the pass that comes next."""
+    def park(self, run: EngineRun, log: PassLog) -> None:
+        """Keep a run, of which this pass has had its epoch, for the pass that comes next."""
+        epoch = log.epoch + 1
         with self._lock:
-            if self._parked is None and self.epoch == epoch:
+            if self._parked is None and self.epoch == epoch and log.plan is self.plan and log.batches == log.delivered:
                 self._parked = (run, epoch)
                 return
         run.end()
+
+    def note_begun(self, epoch: int) -> None:
+        """The pass that took this epoch has delivered: where it began is no later one's beginning."""
+        with self._lock:
+            if self._resume is not None and self._resume.epoch == epoch:
+                self._resume = None
 
     def give_up_epoch(self, epoch: int) -> None:
         """The pass that took this epoch delivered nothing: it does not count."""
@@ -163,13 +200,19 @@ class Pass:
     """One pass over a loader: the deliveries of one epoch.
 
     Ownership: `close` (or the end, or an error) lets go of the run; a pass that is dropped must be closed.
+
+    Attributes:
+        log: what it has handed out; None before the first delivery was asked for.
+
+    Args:
+        book: of the loader.
+        reading: it is one of these passes.
     """
 
-    def __init__(self, book: PassBook) -> None:
-        self._book = book
+    def __init__(self, book: PassBook, reading: Reading) -> None:
+        self._book, self._reading = book, reading
         self._run: EngineRun | None = None
-        self._epoch = -1
-        self._delivered = 0  # batches
+        self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
         self._end_is_owed = False
         self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
@@ -178,7 +221,7 @@ class Pass:
     @property
     def epoch(self) -> int:
         """The epoch, or -1 before the first delivery was asked for."""
-        return self._epoch
+        return -1 if self.log is None else self.log.epoch
 
     def next_delivery(self) -> Delivery:
         """The next batches of the epoch. Blocks until they are there.
@@ -192,30 +235,34 @@ class Pass:
             raise StopIteration
         try:
             if self._run is None:
-                self._run, self._epoch = book.open_run()
+                self._run, self.log = book.open_run()
+                self._reading.add(self.log)
+            log = self.log
+            assert log is not None
             self._budget.check()
-            delivery = self._take(self._run)
+            delivery = self._take(self._run, log)
             if delivery is not None and delivery.row_failures:
                 delivery = self._budget.admit(delivery)
         except BaseException as error:
             if isinstance(error, Exception):
                 book.note_error(error)
-            if not self._delivered and self._epoch >= 0:
-                book.give_up_epoch(self._epoch)
+            if self.log is not None and not self.log.delivered:
+                book.give_up_epoch(self.log.epoch)
             self.close()
             raise
         if delivery is None:
             raise StopIteration
-        if not self._delivered:
+        if not log.delivered:
             book.tally.passes += 1
-        self._delivered += delivery.count
+            book.note_begun(log.epoch)
+        log.note(delivery, self._run.first_epoch if self._run is not None else log.epoch)
         return delivery
 
-    def _take(self, run: EngineRun) -> Delivery | None:
+    def _take(self, run: EngineRun, log: PassLog) -> Delivery | None:
         """The run's next delivery; None: the epoch is over, or this pass was closed."""
         book = self._book
-        if self._delivered >= book.plan.batches_per_epoch:
-            self._finish()
+        if log.delivered >= log.batches:
+            self._finish(log)
             return None
         waited = run.wait_ns
         try:
@@ -224,17 +271,17 @@ class Pass:
             if self._is_over:  # closed on another thread
                 return None
             raise LoaderpoolError(
-                f"epoch {self._epoch} ended after {self._delivered} of {book.plan.batches_per_epoch} batches, though "
+                f"epoch {log.epoch} ended after {log.delivered} of {log.batches} batches, though "
                 "nobody closed the pass: a defect of loaderpool, please report it"
             ) from None
         book.tally.wait_ns += run.wait_ns - waited
         return delivery
 
-    def _finish(self) -> None:
+    def _finish(self, log: PassLog) -> None:
         self._is_over = True
         run, self._run = self._run, None
         assert run is not None
-        self._book.park(run, self._epoch + 1)
+        self._book.park(run, log)
         if self._book.has_hooks:
             self._owe_end()
             self._book.settle_ends()
@@ -246,7 +293,7 @@ class Pass:
         """
         self._budget.hand_over(count)
         self._handed_over += count
-        if self._handed_over == self._book.plan.batches_per_epoch:
+        if self.log is not None and self._handed_over == self.log.batches:
             self._owe_end()
 
     def _owe_end(self) -> None:

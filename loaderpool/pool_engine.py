@@ -128,8 +128,8 @@ class PoolEngine:
         assert self._form is not None
         return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
-    def begin(self, first_epoch: int, start: int, limit: int) -> PoolRun:
-        """Begin a run at batch `start` of the first epoch.
+    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> PoolRun:
+        """See `delivery.Engine`.
 
         Raises:
             MemoryLimitError: other runs are active and the budget has no slot for this one.
@@ -141,7 +141,7 @@ class PoolEngine:
             session.check_usable()
             self.raise_error()
             self.check_open()
-            run = PoolRun(self, first_epoch, start, limit, self.sharing.make_way())
+            run = PoolRun(self, first_epoch, limit, plan, taken, self.sharing.make_way())
             self.sharing.add(run)
             return run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from loaderpool import clock, fault_points
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.interrupts import InterruptsHeld
 from loaderpool.messages import Control
+from loaderpool.plan.order import Plan
 from loaderpool.ring import Ring
 from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
@@ -30,20 +31,23 @@ class PoolRun:
     Args:
         engine: whose batches.
         first_epoch: from whose first batch batches are counted.
-        start: the first batch.
         limit: batches before this one are wanted, or may be made ahead.
+        plan: of its batches: the loader's, or of the rest of this one epoch.
+        taken: stretches of them that are not wanted; only where there is no order.
         quota: slots that it may hold.
     """
 
-    def __init__(self, engine: PoolEngine, first_epoch: int, start: int, limit: int, quota: int) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: PoolEngine, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], quota: int
+    ) -> None:
+        self._engine, self._plan = engine, plan
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
         self.wait_ns = 0
-        per_epoch = engine.plan.batches_per_epoch
-        self._stretch = self._begin(
-            OrderedShelf(start) if engine.config.deterministic else UnorderedShelf(start, per_epoch)
-        )
+        shelf: Shelf = OrderedShelf(0)
+        if not engine.config.deterministic:
+            shelf = UnorderedShelf(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
+        self._stretch = self._begin(shelf)
 
     def take(self) -> Delivery:
         """The next batches. Blocks until they are there.
@@ -117,18 +121,23 @@ class PoolRun:
 
     def _begin(self, shelf: Shelf) -> Stretch:
         engine, session = self._engine, self._engine.session
-        stretch = Stretch(engine, session.take_number(), self.first_epoch, shelf)
-        per_epoch = engine.plan.batches_per_epoch
+        plan = self._plan
+        stretch = Stretch(engine, session.take_number(), self.first_epoch, plan, shelf)
+        number, is_rest = stretch.number, plan.start > 0
         session.order(
             Control.RUN_BEGIN,
-            stretch.number,
+            number,
             engine.number,
             self.first_epoch,
-            per_epoch,
+            plan.batches_per_epoch,
             shelf.begin_at,
-            self.limit,
+            0 if is_rest else self.limit,
             self.quota,
         )
+        if is_rest:
+            last_rows = plan.rows(plan.batches_per_epoch - 1)
+            session.order(Control.RUN_AFTER, number, plan.start, plan.full_batches, last_rows)
+            session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         engine.stretches[stretch.number] = stretch
         session.runs[stretch.number] = engine
         return stretch

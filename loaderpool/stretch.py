@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.failures import lost_error, sample_error
 from loaderpool.messages import Control, Status, Words, join32, split32
+from loaderpool.plan.order import Plan
 from loaderpool.shelf import Arrival, Shelf
 from loaderpool.worker.failures import Failure, LostReport
 
@@ -32,11 +33,12 @@ class Stretch:
         engine: whose batches.
         number: of the run, as the supervisor knows it.
         first_epoch: from whose first batch batches are counted.
+        plan: of its batches.
         shelf: where they wait.
     """
 
-    def __init__(self, engine: PoolEngine, number: int, first_epoch: int, shelf: Shelf) -> None:
-        self._engine = engine
+    def __init__(self, engine: PoolEngine, number: int, first_epoch: int, plan: Plan, shelf: Shelf) -> None:
+        self._engine, self._plan = engine, plan
         self.number = number
         self._first_epoch = first_epoch
         self.shelf = shelf
@@ -92,7 +94,7 @@ class Stretch:
         if len(self._seen) > _SEEN_KEYS:
             del self._seen[next(iter(self._seen))]
         status, _ = split32(status_worker)
-        plan = self._engine.plan
+        plan = self._plan
         rows = plan.rows(first % plan.batches_per_epoch)
         arrival = self._parts.pop(first, None)
         if arrival is None:
@@ -138,7 +140,7 @@ class Stretch:
         """
         if arrival.count == 1 or arrival.slot is None or self.is_over or not self._engine.config.deterministic:
             return False
-        plan = self._engine.plan
+        plan = self._plan
         epoch, batch = divmod(arrival.first, plan.batches_per_epoch)
         positions = plan.positions_of(batch, arrival.count).tolist()
         position = report.position if isinstance(report, Failure) else None

@@ -27,9 +27,10 @@ except ImportError as missing:
 from loaderpool import interrupts
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError
+from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, StateError
 from loaderpool.machine import restore_malloc_thresholds
 from loaderpool.passes import Pass
+from loaderpool.reading import Reading
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
@@ -58,7 +59,8 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
         raise ArgumentError("checkpointable=True is not there yet; it comes with exact resume")
     interrupts.tell_other_threads()
     wire = Wire.of(loader.form)
-    source = _Elements(loader, wire, epochs)
+    first_pass = loader._book.next_log()
+    source = _Elements(loader, wire, epochs, first_pass.batches)
     dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
     if wire.in_chunks:
         if prefetch:
@@ -67,7 +69,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     if wire.needs_restoring:
         dataset = dataset.map(tf.autograph.experimental.do_not_convert(wire.restore))
     if loader.config.on_error.action != "skip":
-        count = tf.data.INFINITE_CARDINALITY if epochs is None else epochs * len(loader)
+        count = tf.data.INFINITE_CARDINALITY if epochs is None else first_pass.batches + (epochs - 1) * len(loader)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
     dataset = dataset.with_options(_options(wire))
     if device is not None:
@@ -128,10 +130,11 @@ def _options(wire: Wire) -> Any:
 class _Elements:
     """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
-    def __init__(self, loader: Loader, wire: Wire, epochs: int | None) -> None:
+    def __init__(self, loader: Loader, wire: Wire, epochs: int | None, first_batches: int) -> None:
         self._loader = weakref.ref(loader)
         self._wire = wire
         self._epochs = epochs
+        self._first_batches = first_batches  # of its first epoch, as its length has it
 
     def __call__(self) -> Iterator[Any]:
         loader = self._loader()
@@ -139,7 +142,22 @@ class _Elements:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
         if _restores_malloc:
             restore_malloc_thresholds()  # by now TensorFlow has changed them
+        self._check_length(loader)
         return _Stream(_generate(loader, self._wire, self._epochs))
+
+    def _check_length(self, loader: Loader) -> None:
+        """A dataset has one length: after `load_state_dict` the first one's is shorter than the others'."""
+        now = loader._book.next_log().batches
+        if self._epochs is None or loader.config.on_error.action == "skip" or now == self._first_batches:
+            return
+        if now < self._first_batches:
+            raise StateError(
+                "this dataset was made before load_state_dict(); make another one, for the rest of the epoch"
+            )
+        raise StateError(
+            "this dataset is the rest of the epoch that load_state_dict() went on with, and that is over: make another "
+            "one with as_dataset() for whole epochs"
+        )
 
 
 def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
@@ -149,9 +167,11 @@ def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
     skips = loader.config.on_error.action == "skip"
     has_hooks = book.has_hooks
     left = epochs
+    reading = Reading()
+    book.latest, book.latest_is_dataset = reading, True
     while (left is None or left > 0) and not exit_gate.is_shut:
         left = None if left is None else left - 1
-        one_pass = Pass(book)
+        one_pass = Pass(book, reading)
         try:
             while True:
                 delivery = _next_delivery(one_pass)
@@ -175,6 +195,8 @@ def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
                     if must_tell:
                         one_pass.hand_over()
                     if skips and not batches[0][0]:
+                        assert one_pass.log is not None
+                        one_pass.log.omitted.append(one_pass.log.delivered - len(batches))
                         del batches[0]
                         continue
                     tally.batches += 1

@@ -13,11 +13,15 @@ S = `num_shards`, the global batch k is positions k·B·S to (k+1)·B·S, and sh
 The tail is dropped with `drop_remainder`. Else it is split evenly, the first shards having one row more, and where it
 has fewer rows than shards its rows are dealt again, so that every shard has the same number of batches: in
 data-parallel training a shard that has one batch less leaves the others waiting for it.
+
+The rest of an epoch, for a training that goes on where another one stopped, is a plan of its own (`Plan.after`): the
+same positions from some first one on, perhaps with another number of shards. Each row keeps its position, and so its
+item and its random stream.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -54,6 +58,8 @@ class Plan:
     """Processes that share the epoch among them."""
     shard_index: int = 0
     """This process's number among them, from 0."""
+    start: int = 0
+    """The first position: those before it were taken earlier."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= MAX_SIZE:
@@ -62,6 +68,8 @@ class Plan:
             raise ArgumentError(f"batch_size must be at least 1, or None, got {self.batch_size}")
         if self.seed < 0:
             raise ArgumentError(f"seed must not be negative, got {self.seed}")
+        if not 0 <= self.start <= self.size:
+            raise ArgumentError(f"start must be 0 to size={self.size}, got {self.start}")
         if self.num_shards < 1:
             raise ArgumentError(f"num_shards must be at least 1, got {self.num_shards}")
         if not 0 <= self.shard_index < self.num_shards:
@@ -83,6 +91,20 @@ class Plan:
     def repeated_rows(self) -> int:
         """Rows that come a second time in an epoch, over all shards, so that no shard is without a last batch."""
         return max(0, self.num_shards - self._tail_rows) if self._tail_rows else 0
+
+    def after(self, start: int) -> Plan:
+        """The rest of an epoch from this position on.
+
+        Raises:
+            ArgumentError: there is no such position, nor is it the size.
+        """
+        return self if start == self.start else _after(self, start)
+
+    def position_after(self, batches: int) -> int:
+        """The first position that no shard has in its first so many batches; the size after the last one."""
+        if batches >= self.batches_per_epoch:
+            return self.size
+        return self.start + batches * self._full_rows * self.num_shards
 
     def rows(self, batch: int) -> int:
         """How many rows a batch of this shard has, at least 1.
@@ -179,8 +201,8 @@ class Plan:
         Args:
             position: in the global order, 0 to size - 1.
         """
-        batch = position // (self._full_rows * self.num_shards)
-        if batch >= self.batches_per_epoch:
+        batch = (position - self.start) // (self._full_rows * self.num_shards)
+        if not 0 <= batch < self.batches_per_epoch:
             return None
         start, stop = self._span(batch)
         return (batch, position - start) if start <= position < stop else None
@@ -192,12 +214,12 @@ class Plan:
     @cached_property
     def _global_batches(self) -> int:
         """Batches that are full on every shard."""
-        return self.size // (self._full_rows * self.num_shards)
+        return (self.size - self.start) // (self._full_rows * self.num_shards)
 
     @cached_property
     def _tail_rows(self) -> int:
         """Rows after those batches, over all shards: less than `batch_size * num_shards`."""
-        return 0 if self.drop_remainder else self.size % (self._full_rows * self.num_shards)
+        return 0 if self.drop_remainder else (self.size - self.start) % (self._full_rows * self.num_shards)
 
     @cached_property
     def _tail(self) -> tuple[int, int]:
@@ -212,12 +234,17 @@ class Plan:
     def _span(self, batch: int) -> tuple[int, int]:
         """The first position of a batch and the one after its last; its positions are always consecutive."""
         if 0 <= batch < self._global_batches:
-            start = (batch * self.num_shards + self.shard_index) * self._full_rows
+            start = self.start + (batch * self.num_shards + self.shard_index) * self._full_rows
             return start, start + self._full_rows
         if not 0 <= batch < self.batches_per_epoch:
             raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
         start, rows = self._tail
         return start, start + rows
+
+
+@lru_cache(maxsize=8)
+def _after(plan: Plan, start: int) -> Plan:
+    return replace(plan, start=start)
 
 
 @lru_cache(maxsize=8)

@@ -86,7 +86,7 @@ class TicketCutter:
             # Chunks grow with an epoch, for the consumer waits for the first, and shrink towards its end, for the next
             # epoch's first would wait in a worker's pipe behind a large one. They also shrink towards the end of what
             # may be made, so that all workers end together.
-            to_edge = loader.full_batches - in_epoch
+            to_edge = run.full_batches - in_epoch
             taper = max(_LEAST_AT_EDGE, -(-to_edge // max(1, workers)))
             left = run.limit - run.next
             fair = -(-left // (TICKETS_PER_WORKER * max(1, workers)))

@@ -155,11 +155,19 @@ class RunRecord:
     is_ended: bool = False
     part_slot: int | None = None  # of a batch that is being cut into row ranges
     part_row: int = 0
+    after: int = 0  # the first position: it is the rest of an epoch
+    rest: tuple[int, int] | None = None  # full batches and rows of the last one, where that is so
+
+    @property
+    def full_batches(self) -> int:
+        """How many batches of an epoch have all their rows."""
+        return self.loader.full_batches if self.rest is None else self.rest[0]
 
     def rows_of(self, batch: int) -> int:
         """Rows that the plan gives a batch, counted from the run's first epoch on."""
-        loader = self.loader
-        return loader.batch_rows if batch % self.batches_per_epoch < loader.full_batches else loader.last_rows
+        if batch % self.batches_per_epoch < self.full_batches:
+            return self.loader.batch_rows
+        return self.loader.last_rows if self.rest is None else self.rest[1]
 
     def epoch_of(self, batch: int) -> int:
         """The epoch of a batch, counted likewise."""

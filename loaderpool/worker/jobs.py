@@ -35,6 +35,7 @@ class Job:
     row_start: int
     row_stop: int
     attempt: int = 0  # above 0 it has brought down a worker: rows are made one by one, so that the board names the last
+    after: int = 0  # the plan's first position: batches are counted from there
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,6 +62,7 @@ class _Run:
     loader: int
     first_epoch: int
     batches_per_epoch: int
+    after: int  # the first position of its epoch
 
 
 class WorkerLoop:
@@ -102,7 +103,7 @@ class WorkerLoop:
         if kind == Order.TICKET:
             self._ticket(words)
         elif kind == Order.RUN:
-            self._runs[words[1]] = _Run(words[2], words[3], words[4])
+            self._runs[words[1]] = _Run(words[2], words[3], words[4], words[5])
         elif kind == Order.RUN_OVER:
             self._runs.pop(words[1], None)
         elif kind == Order.SLOT:
@@ -156,7 +157,7 @@ class WorkerLoop:
         count, which = split32(count_which)
         run = self._runs[run_id]
         epoch, batch = divmod(first_batch, run.batches_per_epoch)
-        job = Job(run_id, run.first_epoch + epoch, batch, count, *split32(rows))
+        job = Job(run_id, run.first_epoch + epoch, batch, count, *split32(rows), after=run.after)
         self._words[self._base + Field.TICKET] = ticket
         status = Status.FINISHED
         total = 0
@@ -189,7 +190,7 @@ class WorkerLoop:
             work.ensure_setup()
             offset, capacity = self._slots[slot]
             epoch, batch = divmod(first_batch, run.batches_per_epoch)
-            job = Job(run_id, run.first_epoch + epoch, batch, count, row_start, row_stop, attempt)
+            job = Job(run_id, run.first_epoch + epoch, batch, count, row_start, row_stop, attempt, run.after)
             filled = work.fill(job, self._arena.map, offset, capacity)
             if filled.row_failures:
                 failure_bytes = _dumps(filled.row_failures)
@@ -197,7 +198,7 @@ class WorkerLoop:
             if filled.oversize is not None:
                 memory_file = _write_file(filled.oversize, failure_bytes)
                 status = Status.OVERSIZE
-            batches_ended = count if row_stop == work.plan.rows(batch) else 0
+            batches_ended = count if row_stop == work.plan.after(run.after).rows(batch) else 0
             row_count = filled.rows
         except Abandoned:
             status = Status.ABANDONED

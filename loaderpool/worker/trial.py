@@ -65,10 +65,11 @@ class Trial:
 
     def _calls_of(self, job: Job) -> list[npt.NDArray[np.int64]]:
         """The positions of each call."""
+        plan = self._plan.after(job.after)
         if job.count == 1:
-            batches = [self._plan.positions(job.batch, job.row_start, job.row_stop)]
+            batches = [plan.positions(job.batch, job.row_start, job.row_stop)]
         else:
-            batches = np.split(self._plan.positions_of(job.batch, job.count), job.count)
+            batches = np.split(plan.positions_of(job.batch, job.count), job.count)
         if self._unit == "batch":
             return batches
         return [positions[row : row + 1] for positions in batches for row in range(len(positions))]

@@ -144,11 +144,12 @@ class Work:
         """
         form = self.form
         assert form is not None, "a ticket before the layout"
+        plan = self.plan.after(job.after)
         if job.count == 1:
-            positions = self.plan.positions(job.batch, job.row_start, job.row_stop)
+            positions = plan.positions(job.batch, job.row_start, job.row_stop)
         else:
-            positions = self.plan.positions_of(job.batch, job.count)
-        indices = self.plan.indices(job.epoch, positions)
+            positions = plan.positions_of(job.batch, job.count)
+        indices = plan.indices(job.epoch, positions)
         if form.fixed is None:
             make = self._batches.fill_packed
         elif self.config.on_error.action == "raise":

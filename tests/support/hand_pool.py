@@ -27,6 +27,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
 from loaderpool.passes import Pass, PassBook
 from loaderpool.pool_engine import PoolEngine
+from loaderpool.reading import Reading
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.worker.jobs import Job
@@ -209,7 +210,7 @@ class HandPool:
 
     def batches(self) -> Iterator[Any]:
         """One pass, as a loader's iterator gives it."""
-        one_pass = Pass(self.book)
+        one_pass = Pass(self.book, Reading())
         try:
             while True:
                 try:

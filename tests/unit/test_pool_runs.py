@@ -162,7 +162,7 @@ def test_what_is_given_back_between_ready_and_taken_is_waited_for_again(
         result = is_ready(self)
         if result and not begun:
             begun.append(None)  # another thread begins a pass, before this one has the lock
-            on_another_thread(lambda: begun.append(small.engine.begin(1, 0, 1)))
+            on_another_thread(lambda: begun.append(small.engine.begin(1, 1, small.engine.plan, {})))
         return result
 
     monkeypatch.setattr(PoolRun, "_is_ready", ready_but_then)
@@ -193,7 +193,7 @@ def test_a_run_ended_while_it_begins_anew_is_ended_once_and_for_all(
     small: HandPool, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     told = Begun(small, monkeypatch)
-    run = small.engine.begin(0, 0, BATCHES)
+    run = small.engine.begin(0, BATCHES, small.engine.plan, {})
     with small.session.lock, monkeypatch.context() as race:
         if when == "before":
             on_another_thread(run.end)
@@ -224,7 +224,7 @@ def test_a_run_ended_while_it_begins_anew_is_ended_once_and_for_all(
 def test_an_extension_reaches_the_stretch_that_a_restart_begins(
     small: HandPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = small.engine.begin(0, 0, 3)
+    run = small.engine.begin(0, 3, small.engine.plan, {})
     begin = PoolRun._begin
 
     def begin_while_another_extends(self: PoolRun, shelf: Any) -> Stretch:
@@ -242,7 +242,7 @@ def test_an_extension_reaches_the_stretch_that_a_restart_begins(
 
 
 def test_a_consumer_that_waits_is_told_that_its_run_was_ended(small: HandPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = small.engine.begin(0, 0, 1)
+    run = small.engine.begin(0, 1, small.engine.plan, {})
     run.take()
     monkeypatch.setattr(small.session, "wait_for", lambda is_ready: on_another_thread(run.end))
     with pytest.raises(StopIteration):
@@ -250,7 +250,7 @@ def test_a_consumer_that_waits_is_told_that_its_run_was_ended(small: HandPool, m
 
 
 def test_slots_that_finalizers_return_meanwhile_do_not_disturb_who_counts_them(small: HandPool) -> None:
-    run = small.engine.begin(0, 0, 1)
+    run = small.engine.begin(0, 1, small.engine.plan, {})
     lent, is_over = run._stretch.lent, threading.Event()
 
     def churn() -> None:
@@ -329,7 +329,7 @@ def test_a_loader_that_cannot_be_told_of_leaves_nothing_in_its_pool(monkeypatch:
 
 def test_a_run_that_cannot_be_told_of_leaves_nothing_in_its_pool(small: HandPool) -> None:
     with pytest.raises(struct.error):
-        small.engine.begin(2**64, 0, 1)
+        small.engine.begin(2**64, 1, small.engine.plan, {})
     assert not small.engine.stretches and not small.session.runs and not small.quotas()
 
 

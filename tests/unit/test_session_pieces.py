@@ -28,6 +28,7 @@ from loaderpool.memory.lease import Lender, ReturnPipe
 from loaderpool.messages import MESSAGE_BYTES, Control, pack, unpack_all
 from loaderpool.passes import Pass, PassBook
 from loaderpool.plan.order import Plan
+from loaderpool.reading import Reading
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.spec import sample_spec
 
@@ -544,7 +545,7 @@ class FakeEngine:
     def read_ahead(self) -> int:
         return 0
 
-    def begin(self, first_epoch: int, start: int, limit: int) -> Any:
+    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Any) -> Any:
         self.runs.append(FakeRun(self, first_epoch, limit))
         return self.runs[-1]
 
@@ -572,7 +573,7 @@ def finish(one_pass: Pass) -> int:
 def test_passes_one_after_the_other_go_on_with_one_run(passes: tuple[FakeEngine, PassBook]) -> None:
     engine, book = passes
     for epoch in range(4):
-        one_pass = Pass(book)
+        one_pass = Pass(book, Reading())
         assert finish(one_pass) == 3 and one_pass.epoch == epoch
         assert finish(one_pass) == 0
     assert len(engine.runs) == 1 and engine.runs[0].taken == 12 and book.tally.passes == 4
@@ -580,35 +581,35 @@ def test_passes_one_after_the_other_go_on_with_one_run(passes: tuple[FakeEngine,
 
 def test_a_pass_that_was_left_early_counts_and_its_run_ends(passes: tuple[FakeEngine, PassBook]) -> None:
     engine, book = passes
-    left = Pass(book)
+    left = Pass(book, Reading())
     left.next_delivery()
     left.close()
     left.close()
     assert engine.runs[0].is_over and book.epoch == 1
-    again = Pass(book)
+    again = Pass(book, Reading())
     assert finish(again) == 3 and again.epoch == 1 and len(engine.runs) == 2
 
 
 def test_passes_side_by_side_have_numbers_and_runs_of_their_own(passes: tuple[FakeEngine, PassBook]) -> None:
     engine, book = passes
-    both = Pass(book), Pass(book)
+    both = Pass(book, Reading()), Pass(book, Reading())
     for one_pass in (*both, *both):
         one_pass.next_delivery()
     assert [one_pass.epoch for one_pass in both] == [0, 1] and len(engine.runs) == 2
     assert [finish(one_pass) for one_pass in both] == [1, 1]
     # Of the two only the one that stands before the next epoch is kept for it.
     assert [run.is_over for run in engine.runs] == [True, False]
-    after = Pass(book)
+    after = Pass(book, Reading())
     assert finish(after) == 3 and after.epoch == 2 and len(engine.runs) == 2
 
 
 def test_a_pass_that_delivered_nothing_does_not_count(passes: tuple[FakeEngine, PassBook]) -> None:
     engine, book = passes
-    unread = Pass(book)
+    unread = Pass(book, Reading())
     unread.close()
     assert (unread.epoch, book.epoch) == (-1, 0)
     engine.error = SampleError("first batch")
-    failed = Pass(book)
+    failed = Pass(book, Reading())
     with pytest.raises(SampleError):
         failed.next_delivery()
     with pytest.raises(StopIteration):
@@ -616,7 +617,7 @@ def test_a_pass_that_delivered_nothing_does_not_count(passes: tuple[FakeEngine, 
     assert book.epoch == 0 and book.tally.passes == 0
     assert isinstance(book.last_error, SampleError) and engine.runs[0].is_over
     engine.error = None
-    after = Pass(book)
+    after = Pass(book, Reading())
     assert finish(after) == 3 and after.epoch == 0
 
 
@@ -631,15 +632,15 @@ def test_a_pass_that_could_not_begin_does_not_count(
     with monkeypatch.context() as refusing:
         refusing.setattr(engine, "begin", refuse)
         with pytest.raises(MemoryLimitError):
-            Pass(book).next_delivery()
+            Pass(book, Reading()).next_delivery()
     assert book.epoch == 0
-    finish(Pass(book))
+    finish(Pass(book, Reading()))
     with monkeypatch.context() as refusing:
         refusing.setattr(engine.runs[0], "extend", refuse)
         with pytest.raises(MemoryLimitError):
-            Pass(book).next_delivery()
+            Pass(book, Reading()).next_delivery()
     assert book.epoch == 1 and engine.runs[0].is_over
-    after = Pass(book)
+    after = Pass(book, Reading())
     assert finish(after) == 3 and after.epoch == 1
 
 
@@ -647,7 +648,7 @@ def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoc
     passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, book = passes
-    one_pass = Pass(book)
+    one_pass = Pass(book, Reading())
     one_pass.next_delivery()
 
     def stop(self: FakeRun) -> None:
@@ -662,7 +663,7 @@ def test_a_pass_closed_while_it_waits_just_ends(
     passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, book = passes
-    one_pass = Pass(book)
+    one_pass = Pass(book, Reading())
 
     def closed_meanwhile(self: FakeRun) -> None:
         one_pass.close()
@@ -676,9 +677,9 @@ def test_a_pass_closed_while_it_waits_just_ends(
 
 def test_an_epoch_that_is_set_does_not_go_on_with_another_ones_run(passes: tuple[FakeEngine, PassBook]) -> None:
     engine, book = passes
-    finish(Pass(book))
+    finish(Pass(book, Reading()))
     book.set_epoch(5)
-    one_pass = Pass(book)
+    one_pass = Pass(book, Reading())
     assert finish(one_pass) == 3 and one_pass.epoch == 5 and book.epoch == 6
     assert [run.is_over for run in engine.runs] == [True, False]
     assert engine.runs[1].first_epoch == 5
@@ -686,7 +687,7 @@ def test_an_epoch_that_is_set_does_not_go_on_with_another_ones_run(passes: tuple
 
 def test_the_parked_run_ends_with_the_loader(passes: tuple[FakeEngine, PassBook]) -> None:
     engine, book = passes
-    finish(Pass(book))
+    finish(Pass(book, Reading()))
     assert not engine.runs[0].is_over
     book.drop_parked()
     book.drop_parked()

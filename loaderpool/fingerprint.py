@@ -1,0 +1,100 @@
+"""Which loader a saved state belongs to: source, function and plan in words that another process finds as well."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+import types
+from typing import Any
+
+import numpy as np
+
+from loaderpool.config import LoaderConfig
+from loaderpool.plan.order import Plan
+
+__all__ = ["Fingerprint"]
+
+_SHOWN_ITEMS = 3  # of a source: the first, the one in the middle, the last
+
+
+class Fingerprint:
+    """Which source, function and plan a loader has, in words and numbers that another process comes to as well.
+
+    It is made when it is first asked for, and costs some hundred microseconds then.
+
+    Args:
+        source: as the user gave it.
+        function: `fn` or `batch_fn`.
+        config: the loader's settings.
+        plan: its plan.
+    """
+
+    def __init__(self, source: Any, function: Any, config: LoaderConfig, plan: Plan) -> None:
+        self._source, self._function, self._config, self._plan = source, function, config, plan
+
+    @functools.cached_property
+    def fields(self) -> dict[str, Any]:
+        """By name."""
+        plan = self._plan
+        return {
+            "size": plan.size,
+            "batch_size": plan.batch_size,
+            "shuffle": plan.shuffle,
+            "seed": plan.seed,
+            "drop_remainder": plan.drop_remainder,
+            "deterministic": self._config.deterministic,
+            "source": _describe_source(self._source),
+            "function": _describe_function(self._function),
+        }
+
+
+def _describe_source(source: Any) -> str:
+    """The source's type, and, where items are cheap and plain, a checksum of some of them."""
+    kind = f"{type(source).__module__}.{type(source).__qualname__}"
+    if isinstance(source, range):
+        return repr(source)
+    items: list[Any] = []
+    if isinstance(source, np.ndarray):
+        kind += f" {source.dtype} {source.shape}"
+    if isinstance(source, (list, np.ndarray)) and len(source):
+        last = len(source) - 1
+        items = [source[last * part // (_SHOWN_ITEMS - 1)] for part in range(_SHOWN_ITEMS)]
+    state = hashlib.blake2b(digest_size=8)
+    for item in items:
+        plain = isinstance(item, (str, bytes, int, float))
+        array = isinstance(item, (np.ndarray, np.generic)) and not item.dtype.hasobject
+        if not plain and not array:  # another process may pickle the same in another way
+            return kind
+        state.update(pickle.dumps(item if plain else np.ascontiguousarray(item).tobytes(), 4))
+    return f"{kind} {state.hexdigest()}" if items else kind
+
+
+def _describe_function(function: Any) -> str:
+    """The function's name and a checksum of its code; what it calls is not looked at."""
+    if function is None:
+        return "none"
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    code = getattr(getattr(inner, "__func__", inner), "__code__", None)
+    if code is None:
+        code = getattr(vars(type(inner)).get("__call__"), "__code__", None)
+    return f"{name} {_code_mark(code)}" if isinstance(code, types.CodeType) else name
+
+
+def _code_mark(code: types.CodeType) -> str:
+    state = hashlib.blake2b(digest_size=8)
+
+    def feed(each: types.CodeType) -> None:
+        # Names and constants, not bytecode: that is another one in each version of Python.
+        state.update(repr((each.co_names, each.co_varnames, each.co_freevars)).encode())
+        for constant in each.co_consts:
+            if isinstance(constant, types.CodeType):
+                feed(constant)
+            elif isinstance(constant, (str, bytes, int, float, complex, type(None))):
+                state.update(repr(constant).encode())
+
+    feed(code)
+    return state.hexdigest()

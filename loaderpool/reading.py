@@ -1,0 +1,127 @@
+"""Where a consumer stands: how many batches of which epoch it has taken, whatever was made or fetched ahead of it.
+
+`tf.data` fetches ahead, workers make ahead, and a chunk brings several batches at once; a training that is to go on
+where it stopped must count what its consumer has taken. So each pass keeps a log of what it handed out, and a reading
+is the passes of one iterator: one for a loop over a loader, several for a dataset of several epochs.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+from loaderpool.delivery import Delivery
+from loaderpool.errors import StateError
+from loaderpool.plan.order import Plan
+
+__all__ = ["PassLog", "Position", "Reading"]
+
+_MOST_PASSES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """A place in the order of all epochs."""
+
+    epoch: int
+    start: int = 0
+    """The first position of the epoch, over all shards, that is not taken."""
+    taken: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    """Without an order: stretches of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
+
+
+class PassLog:
+    """What one pass has handed out.
+
+    Attributes:
+        delivered: how many of its batches came from the engine.
+        omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
+
+    Args:
+        epoch: its epoch.
+        plan: of its batches: the loader's, or the rest of that epoch.
+        taken: without an order: stretches of batches that were taken before.
+        keeps_numbers: batches come in no order, so their numbers must be kept.
+    """
+
+    def __init__(self, epoch: int, plan: Plan, taken: Mapping[int, int], keeps_numbers: bool) -> None:
+        self.epoch, self.plan = epoch, plan
+        self._taken_before = frozenset(n for first, count in taken.items() for n in range(first, first + count))
+        self._numbers: list[int] | None = [] if keeps_numbers else None
+        self.delivered = 0
+        self.omitted: list[int] = []
+
+    @property
+    def batches(self) -> int:
+        """How many batches the whole pass has."""
+        return self.plan.batches_per_epoch - len(self._taken_before)
+
+    def note(self, delivery: Delivery, first_epoch: int) -> None:
+        """This was delivered, by a run that counts batches from that epoch on."""
+        self.delivered += delivery.count
+        if self._numbers is not None:
+            before = (self.epoch - first_epoch) * self.plan.batches_per_epoch
+            self._numbers += [number - before for number in delivery.numbers()]
+
+    def given(self, batches: int) -> int:
+        """How many batches of the plan a consumer is past that was given so many: those left out count as well."""
+        for number in self.omitted:
+            if number > batches:
+                break
+            batches += 1
+        return batches
+
+    def position(self, consumed: int) -> Position:
+        """Where a consumer stands that is past so many of its batches."""
+        if consumed >= self.batches:
+            return Position(self.epoch + 1)
+        if self._numbers is None:
+            return Position(self.epoch, self.plan.position_after(consumed))
+        taken = sorted(self._taken_before.union(self._numbers[:consumed]))
+        prefix = next((at for at, number in enumerate(taken) if at != number), len(taken))
+        stretches: dict[int, int] = {}
+        first = -1
+        for number in taken[prefix:]:
+            if first >= 0 and number - prefix == first + stretches[first]:
+                stretches[first] += 1
+            else:
+                first = number - prefix
+                stretches[first] = 1
+        return Position(self.epoch, self.plan.position_after(prefix), stretches)
+
+
+class Reading:
+    """The passes of one iterator, in their order; of a stream without end the last thousand."""
+
+    def __init__(self) -> None:
+        self.passes: collections.deque[PassLog] = collections.deque()
+        self._forgotten = 0  # batches of passes before these
+
+    def add(self, log: PassLog) -> None:
+        """Another pass begins."""
+        self.passes.append(log)
+        if len(self.passes) > _MOST_PASSES:
+            oldest = self.passes.popleft()
+            self._forgotten += oldest.delivered - len(oldest.omitted)
+
+    def position(self, batches_taken: int) -> Position | None:
+        """Where a consumer stands that has taken so many batches since it began; None: nothing was begun.
+
+        Raises:
+            StateError: so many were never handed out, or that was long ago.
+        """
+        left = batches_taken - self._forgotten
+        if left < 0:
+            raise StateError(f"batches_taken={batches_taken} is more than {_MOST_PASSES} passes back")
+        for log in self.passes:
+            available = log.delivered - len(log.omitted)
+            if left < available or (left == available and log is self.passes[-1]):
+                return log.position(log.given(left))
+            left -= available
+        if left:
+            raise StateError(
+                f"batches_taken={batches_taken}, but only {batches_taken - left} batches were handed out since the "
+                "latest iteration began"
+            )
+        return None

@@ -1,0 +1,320 @@
+"""A stream that is stopped anywhere and goes on in another loader is the one that was never stopped, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import Place, shared_pools
+from tests.support.processes import parents
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+ITEMS = 101
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def sample(item: int, rng: np.random.Generator) -> Any:
+    return {"item": item, "noise": rng.random(3), "length": np.zeros(1 + item % 3) + item}
+
+
+def whole(items: list[int], rng: np.random.Generator) -> Any:
+    return np.array(items), rng.random(len(items))
+
+
+def failing(item: int) -> int:
+    if item % 7 == 3 or 40 <= item < 56:  # with batches of 4 and in order, whole batches of them
+        raise ValueError(f"item {item}")
+    return item
+
+
+class Pairs:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((3, 2), index), np.full(3, index)
+
+
+SHAPES: dict[str, Callable[..., lp.Loader]] = {
+    "samples": lambda **how: lp.Loader(range(ITEMS), sample, batch_size=4, shuffle=True, seed=3, pad=True, **how),
+    "tiny": lambda **how: lp.Loader(range(20 * ITEMS), lambda i: i, batch_size=2, shuffle=True, **how),
+    "in order": lambda **how: lp.Loader(np.arange(ITEMS), batch_size=7, drop_remainder=True, **how),
+    "batch_fn": lambda **how: lp.Loader(list(range(ITEMS)), batch_fn=whole, batch_size=6, shuffle=True, seed=1, **how),
+    "elements": lambda **how: lp.Loader(range(30), lambda i: np.arange(i % 5), batch_size=None, shuffle=True, **how),
+    "skip": lambda **how: lp.Loader(range(ITEMS), failing, batch_size=4, on_error="skip", **how),
+    "replace": lambda **how: lp.Loader(range(ITEMS - 61), failing, batch_size=5, on_error="replace", **how),
+    "sequence": lambda **how: lp.Loader.from_sequence(Pairs(), shuffle=True, **how),
+}
+
+
+def plain(part: Any) -> Any:
+    if isinstance(part, dict):
+        return [(key, plain(value)) for key, value in part.items()]
+    if isinstance(part, tuple):
+        return [plain(value) for value in part]
+    return part.dtype.str, part.shape, part.tobytes()
+
+
+def take(batches: Iterator[Any], count: int) -> list[Any]:
+    return [plain(batch) for _, batch in zip(range(count), batches, strict=False)]
+
+
+def over_json(state: dict[str, Any]) -> Any:
+    text = json.dumps(state)
+    assert len(text) < 1000
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (3, 1), (2, 0)])
+def test_the_rest_is_the_same_to_the_bit(name: str, before: int, after: int, on: Place) -> None:
+    make = SHAPES[name]
+    with make(workers=0) as reference:
+        epochs = [[plain(batch) for batch in reference] for _ in range(2)]
+    length = len(epochs[0])
+    for taken in {0, 1, length // 2, length - 1, length}:
+        with make(**on(before)) as stopped:
+            batches = iter(stopped)
+            assert take(batches, taken) == epochs[0][:taken]
+            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+            del batches
+        with make(**on(after), memory_limit="8MiB") as again:
+            again.load_state_dict(state)
+            rest = [plain(batch) for batch in again]
+            assert rest == (epochs[0][taken:] or epochs[1])
+            if taken < length:
+                assert [plain(batch) for batch in again] == epochs[1]
+
+
+@pytest.mark.parametrize("name", ["samples", "tiny", "elements"])
+def test_without_an_order_nothing_is_repeated_or_dropped(name: str, on: Place) -> None:
+    make = SHAPES[name]
+    with make(workers=0) as reference:
+        first, second = ([plain(batch) for batch in reference] for _ in range(2))
+    for taken in (0, 1, len(first) // 2, len(first) - 1):
+        with make(**on(3), deterministic=False) as stopped:
+            batches = iter(stopped)
+            got = take(batches, taken)
+            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+            del batches
+        for after in (2, 0):
+            with make(**on(after), deterministic=False) as again:
+                again.load_state_dict(state)
+                batches = iter(again)
+                middle = take(batches, 3)
+                once_more = over_json(batches.state_dict())  # type: ignore[attr-defined]
+                del batches
+            with make(**on(2), deterministic=False) as last:
+                last.load_state_dict(once_more)
+                rest = [plain(batch) for batch in last]
+                if len(got) + len(middle) < len(first):
+                    assert sorted(got + middle + rest) == sorted(first)
+                    assert sorted(plain(batch) for batch in last) == sorted(second)
+
+
+def test_stopped_time_and_again(on: Place) -> None:
+    make = SHAPES["samples"]
+    with make(workers=0) as reference:
+        expected = [plain(batch) for _ in range(2) for batch in reference]
+    got: list[Any] = []
+    state = None
+    while len(got) < len(expected):
+        with make(**on(1 + len(got) % 3)) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = iter(loader)
+            got += take(batches, 1 + len(got) % 5)
+            state = over_json(loader.state_dict() if len(got) % 2 else batches.state_dict())  # type: ignore[attr-defined]
+            del batches
+    assert got[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 16), (3, 1), (1, 5)])
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool, on: Place) -> None:
+    """Together the shards have each sample once, though their number changes in the middle of an epoch."""
+
+    def shard(index: int, shards: int) -> lp.Loader:
+        return lp.Loader(
+            range(1000), lambda i: i, batch_size=3, shuffle=True, seed=9, shard_index=index, num_shards=shards,
+            drop_remainder=drop_remainder, **on(index % 3),
+        )  # fmt: skip
+
+    seen: list[int] = []
+    states = []
+    for index in range(before):
+        with shard(index, before) as loader:
+            batches = iter(loader)
+            seen += [item for _, batch in zip(range(5), batches, strict=False) for item in batch.tolist()]
+            states.append(over_json(batches.state_dict()))  # type: ignore[attr-defined]
+            del batches
+    assert len({json.dumps(state) for state in states}) == 1, "each shard can go on from any shard's state"
+    lengths = set()
+    for index in range(after):
+        with shard(index, after) as loader:
+            loader.load_state_dict(states[0])
+            rest = list(loader)
+            lengths.add(len(rest))
+            seen += [item for batch in rest for item in batch.tolist()]
+            assert len(list(loader)) == len(loader)
+    assert len(lengths) == 1
+    missing = set(range(1000)) - set(seen)
+    repeated = len(seen) - len(set(seen))
+    if drop_remainder:
+        assert not repeated and len(missing) < 3 * after
+    else:
+        assert not missing and repeated < after
+
+
+def test_a_supervisor_that_dies_in_the_rest_changes_no_bit() -> None:
+    def slow(item: int, rng: np.random.Generator) -> Any:
+        time.sleep(0.004)
+        return item, rng.random()
+
+    def make(**how: Any) -> lp.Loader:
+        return lp.Loader(range(200), slow, batch_size=4, shuffle=True, **how)
+
+    with make(workers=0) as reference:
+        batches = iter(reference)
+        take(batches, 7)
+        state = batches.state_dict()  # type: ignore[attr-defined]
+        expected = take(batches, 100)
+    with make(workers=2) as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        got = take(batches, 2)
+        os.kill(parents()[loader.statistics().workers[0].pid], signal.SIGKILL)
+        got += take(batches, 100)
+        assert loader.statistics().supervisor_restarts == 1
+        assert got == expected
+        del batches
+
+
+# ---- which pass a state belongs to ----
+
+
+def test_the_loaders_state_is_never_a_guess(on: Place) -> None:
+    with SHAPES["samples"](**on(2)) as loader:
+        assert loader.state_dict()["epoch"] == 0
+        one = iter(loader)
+        assert loader.state_dict()["position"] == 0
+        next(one)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 4)
+        other = iter(loader)
+        next(other)
+        with pytest.raises(lp.StateError, match="2 iterators of this loader are live"):
+            loader.state_dict()
+        assert other.state_dict()["epoch"] == 1
+        del one
+        assert loader.state_dict() == other.state_dict()
+        other.close()
+        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2, 0)
+        assert loader.state_dict(batches_taken=1) == {**loader.state_dict(), "epoch": 1, "position": 4}
+        with pytest.raises(lp.StateError, match="only"):
+            loader.state_dict(batches_taken=100)
+        for wrong in ("3", 1.5, None.__class__):
+            with pytest.raises(lp.ArgumentTypeError, match="batches_taken"):
+                loader.state_dict(batches_taken=wrong)
+        for wrong in (-1, True):
+            with pytest.raises(lp.ArgumentError, match="batches_taken"):
+                loader.state_dict(batches_taken=wrong)
+
+
+def test_a_state_of_another_loader_is_refused_with_what_differs(on: Place) -> None:
+    with SHAPES["samples"](**on(1)) as loader:
+        state = over_json(loader.state_dict())
+        changes: list[tuple[dict[str, Any], str]] = [
+            ({"seed": 4}, r"seed \(saved 3, now 4\)"),
+            ({"batch_size": 5}, "batch_size"),
+            ({"source": range(100)}, "size"),
+            ({"source": list(range(ITEMS))}, "source"),
+            ({"shuffle": False}, "shuffle"),
+            ({"fn": whole}, "function"),
+            ({"deterministic": False}, "deterministic"),
+        ]
+        for change, told in changes:
+            with loader.replace(**change) as other, pytest.raises(lp.StateError, match=told):
+                other.load_state_dict(state)
+        for damaged in ({}, {**state, "epoch": -1}, {**state, "position": 10**9}, {**state, "taken": 3}):
+            with pytest.raises(lp.StateError):
+                loader.load_state_dict(damaged)
+        with pytest.raises(lp.ArgumentTypeError, match="state must be a dict"):
+            loader.load_state_dict(json.dumps(state))  # type: ignore[arg-type]
+        assert len(list(loader)) == len(loader)
+
+
+def test_a_sequence_whose_hooks_change_its_data_says_so(on: Place) -> None:
+    class Reshuffled(Pairs):
+        def on_epoch_end(self) -> None: ...
+
+    with lp.Loader.from_sequence(Reshuffled(), **on(1)) as loader:
+        with pytest.raises(lp.StateError, match="on_epoch_end"):
+            loader.state_dict()
+        with pytest.raises(lp.StateError, match="on_epoch_end"):
+            iter(loader).state_dict()
+
+
+def test_it_costs_the_same_at_any_position(on: Place) -> None:
+    far = 5 * 10**11
+    with lp.Loader(range(10**12), lambda i: i, batch_size=10, shuffle=True, **on(2)) as loader:
+        state = {**loader.state_dict(), "epoch": 3, "position": far}
+        loader.load_state_dict(state)
+        first = next(iter(loader)).tolist()
+        plan = loader._plan
+        assert first == plan.indices(3, np.arange(far, far + 10))
+
+
+def test_a_state_with_nothing_left_goes_on_with_the_next_epoch(on: Place) -> None:
+    """Three shards have taken all but four rows, which are too few for eight shards that drop the remainder."""
+
+    def shard(shards: int) -> lp.Loader:
+        return lp.Loader(range(31), lambda i: i, batch_size=3, num_shards=shards, drop_remainder=True, **on(1))
+
+    with shard(3) as loader, shard(8) as wider:
+        batches = iter(loader)
+        list(batches)
+        for state in (batches.state_dict(), {**batches.state_dict(), "epoch": 0, "position": 27}):  # type: ignore[attr-defined]
+            wider.load_state_dict(state)
+            assert wider.epoch == 1
+            assert len(list(wider)) == 1
+
+
+def test_setting_the_epoch_begins_it_anew(on: Place) -> None:
+    with SHAPES["in order"](**on(1)) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.load_state_dict(batches.state_dict())  # type: ignore[attr-defined]
+        loader.epoch = 0
+        assert len(list(loader)) == len(loader)
+
+
+def test_a_first_batch_that_fails_takes_nothing_of_the_rest(on: Place) -> None:
+    broken = [True]
+
+    def fn(item: int) -> int:
+        if broken and broken[0] and item == 8:
+            raise ValueError("not now")
+        return item
+
+    with lp.Loader(range(20), fn, batch_size=4, workers=0) as loader:
+        batches = iter(loader)
+        take(batches, 2)
+        loader.load_state_dict(batches.state_dict())  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="not now"):
+            list(loader)
+        broken[0] = False
+        assert [batch.tolist()[0] for batch in loader] == [8, 12, 16]
