@@ -25,6 +25,9 @@ _ORDER = (
     "Loader",
     "LoaderIterator",
     "Pool",
+    "mix",
+    "zip_sources",
+    "TextLines",
     "Statistics",
     "WorkerStatistics",
     "ArraySpec",
@@ -43,12 +46,20 @@ def main() -> None:
 def page() -> str:
     """The page's text."""
     public = {name: getattr(loaderpool, name) for name in loaderpool.__all__ if name != "__version__"}
-    errors = {name: thing for name, thing in public.items() if issubclass(thing, BaseException)}
+    errors = {
+        name: thing for name, thing in public.items() if inspect.isclass(thing) and issubclass(thing, BaseException)
+    }
     others = [name for name in public if name not in errors and name not in _ORDER]
-    parts = [_HEAD, *(_describe_class(name, public[name]) for name in (*_ORDER, *others)), "## Errors\n"]
+    parts = [_HEAD, *(_describe(name, public[name]) for name in (*_ORDER, *others)), "## Errors\n"]
     parts.append("What raises which, with each message: [errors by symptom](errors.md).\n")
     parts += [_describe_error(name, error) for name, error in errors.items()]
     return "\n".join(parts)
+
+
+def _describe(name: str, thing: Any) -> str:
+    if inspect.isclass(thing):
+        return _describe_class(name, thing)
+    return f"## {name}\n\n```text\n{_signature(name, thing)}\n```\n\n{_docstring(thing.__doc__)}"
 
 
 def _describe_class(name: str, cls: type) -> str:
@@ -97,7 +108,7 @@ def _signature(name: str, thing: Callable[..., Any]) -> str:
     arrow = f" -> {returned}" if isinstance(returned, str) and returned not in ("", "None") else ""
     parts: list[str] = []
     for parameter in shown:
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
             parts.append("*")
         parts.append(_parameter(parameter))
     one_line = f"{name}({', '.join(parts)}){arrow}"

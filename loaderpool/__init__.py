@@ -34,6 +34,9 @@ from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
 
 if TYPE_CHECKING:
+    from loaderpool.sources.mix import mix
+    from loaderpool.sources.text_lines import TextLines
+    from loaderpool.sources.zipped import zip_sources
     from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
 __version__ = "0.1.0"
@@ -60,20 +63,33 @@ __all__ = [
     "StateError",
     "Statistics",
     "SupervisorLostError",
+    "TextLines",
     "UnpicklableError",
     "WorkerLostError",
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
+    "mix",
+    "zip_sources",
 ]
+
+# Imported when named: few programs name them, and `import loaderpool` is not to wait for them.
+_ON_DEMAND = {
+    "Statistics": "telemetry.statistics",
+    "TextLines": "sources.text_lines",
+    "WorkerStatistics": "telemetry.statistics",
+    "mix": "sources.mix",
+    "zip_sources": "sources.zipped",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Statistics", "WorkerStatistics"):  # types to annotate with, which few programs name
-        from loaderpool.telemetry import statistics
+    module = _ON_DEMAND.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        return getattr(statistics, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

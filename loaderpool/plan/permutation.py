@@ -77,7 +77,8 @@ class Permutation:
         self._table = _sorted_by_hash(size, seed) if size <= TABLE_SIZE else None
         self._low_bits = (size - 1).bit_length() // 2
         self._high_count = -(-size >> self._low_bits)
-        self._rounds = tuple(_round_keys(seed))
+        # With a table there are no rounds: a mix makes many small permutations, and their keys would be half the time.
+        self._rounds = tuple(_round_keys(seed)) if self._table is None else ()
         # 0-d arrays: as ufunc operands they cost half of what NumPy scalars do, and they never change the dtype.
         self._vectors = tuple(tuple(np.array(word, np.uint64) for word in words) for words in self._rounds)
         self._scalars = tuple(

@@ -80,7 +80,7 @@ def _column(leaf: Any, path: str) -> Any:
     is_number = isinstance(leaf, numbers.Number)  # range(number), the advice for a whole source, is none here
     reason = f"is the number {leaf!r}" if is_number else refusal(leaf)
     if reason is None and not isinstance(leaf, list) and not is_array(leaf):
-        reason = f"is a {type(leaf).__name__}, not an array or list"
+        reason = f"is a {type(leaf).__name__}, not an array or list (zip_sources takes sources of any kind)"
     if reason is not None:
         raise SourceError(
             f"source{path} {reason}. A dict is read as columns, one row of each array or list being an item; to read a "

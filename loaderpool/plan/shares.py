@@ -1,0 +1,179 @@
+"""How many of the first n items fall to each source, exactly by weight, and in which order a mix takes them.
+
+A tree halves the sources again and again, and at each fork n items are dealt to the left and the right side:
+
+```
+    left(n)  = floor(n · weight of the left / weight of both + offset)        0 <= offset < 1, hashed from the seed
+    right(n) = n - left(n)
+```
+
+Neither side ever falls, or grows by more than n does, so this is true of the counts of all sources too, and they
+always sum to n. Where n is a multiple of the sum of the weights, every count is exact: what is added is less than one,
+and floor takes it away. As the offset is uniform, the expected count is n · weight at every n; with a fixed one a rare
+source would come first at the same place under every seed. Weights are integers, so that no rounding of floats makes
+two machines differ.
+
+Items are taken in blocks of `BLOCK`. The counts at its two ends say what a block has of each source, and a keyed order
+says where. So nothing has to be added up from the start to know the item at any position.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.errors import ArgumentError
+from loaderpool.plan.keys import stream_key
+from loaderpool.plan.permutation import MAX_SIZE, Permutation
+
+__all__ = ["BLOCK", "MixOrder", "Shares"]
+
+BLOCK = 256
+"""Items whose order is drawn together. Smaller: the order is less random, down to strict alternation of two sources.
+Larger: an item read out of order, for which a whole block is made, takes longer than the 0.1 ms it takes now."""
+
+_KEPT_BLOCKS = 512
+"""Blocks that are kept, 4 KiB each. Fewer: a shuffled pass over some ten thousand items makes each of them many times.
+More: more than the 2 MiB that each worker has of them now."""
+
+_OFFSET_BITS = 32
+"""Of an offset. Fewer: expected counts are off by more than a 2**32th of an item. More: longer numbers to divide."""
+
+Block = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class Shares:
+    """Counts of the first n items for each source; a pure function of weights and seed.
+
+    Args:
+        weights: of each source, 0 or more, not all 0; as large as they like.
+        seed: of the offsets, from 0.
+    """
+
+    def __init__(self, weights: Sequence[int], seed: int) -> None:
+        import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
+        self._weights = list(weights)
+        count = len(self._weights)
+        key = stream_key("mix-offsets", seed, count).to_bytes(16, "little")
+        stream = hashlib.shake_256(b"loaderpool shares" + key).digest(_OFFSET_BITS // 8 * count)
+        self._forks = self._planted(struct.unpack(f"<{count}I", stream))
+
+    def _planted(self, offsets: Sequence[int]) -> list[tuple[int, int, int]]:
+        """For each fork, by the first source on its right side, what `between` multiplies by, adds and divides by."""
+        ends = list(itertools.accumulate(self._weights, initial=0))
+        forks = [(0, 0, 1)] * len(self._weights)
+        ranges = [(0, len(self._weights))]
+        while ranges:
+            first, last = ranges.pop()
+            if last - first == 1:
+                continue
+            middle = (first + last) // 2
+            left, both = ends[middle] - ends[first], ends[last] - ends[first]
+            if both:  # else nothing ever comes here
+                forks[middle] = (left << _OFFSET_BITS, offsets[middle] * both, both << _OFFSET_BITS)
+            ranges += [(first, middle), (middle, last)]
+        return forks
+
+    def counts(self, stop: int) -> list[int]:
+        """How many of the first `stop` items fall to each source; they sum to `stop`."""
+        counts = [0] * len(self._weights)
+        for source, _, count in self.between(0, stop):
+            counts[source] = count
+        return counts
+
+    def between(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """The sources that items `start` to `stop` fall to, ascending: source, items it had before, items it has here.
+
+        Takes a time that grows with the sources that have any, not with all there are.
+        """
+        found = []
+        ranges = [(0, len(self._weights), start, stop)] if start < stop else []
+        while ranges:
+            first, last, before, until = ranges.pop()
+            if last - first == 1:
+                found.append((first, before, until - before))
+                continue
+            middle = (first + last) // 2
+            factor, offset, divisor = self._forks[middle]
+            left_before = (before * factor + offset) // divisor
+            left_until = (until * factor + offset) // divisor
+            if before - left_before != until - left_until:
+                ranges.append((middle, last, before - left_before, until - left_until))
+            if left_before != left_until:
+                ranges.append((first, middle, left_before, left_until))
+        return found
+
+    def longest(self, sizes: Sequence[int]) -> int:
+        """The most items for which no source is asked for more than its size."""
+        return _last(lambda stop: all(count <= size for count, size in zip(self.counts(stop), sizes, strict=True)))
+
+    def shortest(self, sizes: Sequence[int]) -> int:
+        """The fewest items for which every source of a weight above 0 has been asked for as many as its size."""
+        wanted = [size if weight else 0 for size, weight in zip(sizes, self._weights, strict=True)]
+        return 1 + _last(lambda stop: any(count < size for count, size in zip(self.counts(stop), wanted, strict=True)))
+
+
+def _last(holds: Callable[[int], bool]) -> int:
+    """The last number for which it holds, where it holds up to some number and for none after it.
+
+    Raises:
+        ArgumentError: it still holds at `MAX_SIZE`.
+    """
+    step = 1
+    while step < MAX_SIZE and holds(step):
+        step *= 2
+    if step >= MAX_SIZE:
+        raise ArgumentError("weights are so far apart that the mix would have more than 2**62 items")
+    low, high = step // 2, step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+class MixOrder:
+    """Which source each of `size` items comes from, and which item of it, counted on without end.
+
+    A source's items come in their order: its n-th one before its n+1-th. Threads may share it.
+
+    Args:
+        shares: how many fall to each source.
+        seed: of the order within blocks, from 0.
+        size: items; the last block is shorter, so that the counts are right at the end too.
+    """
+
+    def __init__(self, shares: Shares, seed: int, size: int) -> None:
+        self._shares = shares
+        self._seed = seed
+        self._size = size
+        self._blocks: dict[int, Block] = {}
+
+    def origin(self, position: int) -> tuple[int, int]:
+        """The source at a position, 0 to size - 1, and how many of its items come before."""
+        number, place = divmod(position, BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._made(number)
+            if len(self._blocks) >= _KEPT_BLOCKS:
+                self._blocks.clear()  # rather than the oldest: one call, which no other thread can come between
+            self._blocks[number] = block
+        sources, counts = block
+        return int(sources[place]), int(counts[place])
+
+    def _made(self, number: int) -> Block:
+        start = number * BLOCK
+        stop = min(start + BLOCK, self._size)
+        dealt = np.array(self._shares.between(start, stop), np.int64)
+        source, before, count = dealt.T
+        order = Permutation(stop - start, stream_key("mix", self._seed, number)).take(np.arange(stop - start))
+        which = np.repeat(np.arange(len(dealt)), count)[order]
+        # A source's places in the block, ascending, one source after the other: they take its items as they come.
+        places = which.argsort(kind="stable")
+        counts = np.empty(stop - start, np.int64)
+        counts[places] = np.arange(stop - start) + np.repeat(before - (count.cumsum() - count), count)
+        return source[which], counts

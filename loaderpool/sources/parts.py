@@ -1,0 +1,43 @@
+"""What sources made of others have in common: their parts are named in errors, an index is as that of a list."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, SupportsIndex
+
+from loaderpool.errors import ArgumentError, SourceError
+from loaderpool.sources.recognise import Source, as_source
+
+__all__ = ["named_source", "position_of"]
+
+
+def named_source(source: Any, name: str) -> Source:
+    """`as_source` of one of several; what is wrong with it is said of its name.
+
+    Raises:
+        SourceError: it cannot be read by index.
+        ArgumentError: it is empty, or its columns are of different lengths.
+    """
+    try:
+        return as_source(source)
+    except (ArgumentError, SourceError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def position_of(index: SupportsIndex, size: int) -> int:
+    """The position that an index means in a source of `size` items, 0 to size - 1.
+
+    Args:
+        index: -size to size - 1, of any integer type.
+        size: items.
+
+    Raises:
+        IndexError: there is no such item; also what ends a plain `for` over the source.
+        TypeError: it is no integer, such as a slice.
+    """
+    position = operator.index(index)
+    if position < 0:
+        position += size
+    if not 0 <= position < size:
+        raise IndexError(f"index {operator.index(index)} is not in a source of {size} items")
+    return position

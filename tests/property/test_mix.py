@@ -1,0 +1,101 @@
+"""For any mix: weights are hit, all records of a source come before any comes again, an item is always the same."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from loaderpool.plan.shares import Shares
+
+whole_weights = st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)
+any_weights = st.lists(st.integers(0, 9) | st.floats(0.01, 9), min_size=1, max_size=6).filter(any)
+
+
+@st.composite
+def mixes(draw: st.DrawFn, stops: Any = ("first", "all", None)) -> Any:
+    """A mix of a few hundred items, and the arguments it was made of."""
+    weights = draw(st.none() | any_weights)
+    count = len(weights) if weights else draw(st.integers(1, 6))
+    sizes = draw(st.lists(st.integers(1, 120), min_size=count, max_size=count))
+    stop = draw(st.sampled_from(stops)) or draw(st.integers(1, 900))
+    seed = draw(st.integers(0, 2**70))
+    mixed = lp.mix([range(size) for size in sizes], weights, seed, stop)
+    assume(len(mixed) < 5000)
+    return mixed, weights or sizes, sizes, stop
+
+
+@given(whole_weights, st.integers(0, 2**70), st.integers(0, 2000), st.integers(0, 400))
+@settings(max_examples=150)
+def test_shares_sum_up_never_fall_and_stay_near_their_weights(
+    weights: list[int], seed: int, start: int, more: int
+) -> None:
+    shares, total = Shares(weights, seed), sum(weights)
+    before, after = shares.counts(start), shares.counts(start + more)
+    assert (sum(before), sum(after)) == (start, start + more)
+    gained = {source: (first, count) for source, first, count in shares.between(start, start + more)}
+    for source, weight in enumerate(weights):
+        growth = after[source] - before[source]
+        assert 0 <= growth <= more
+        assert gained.get(source, (before[source], 0)) == (before[source], growth)
+        assert abs(before[source] - Fraction(start * weight, total)) < 4  # at most one for each fork above it
+        assert weight or not growth
+    assert shares.counts(total * start) == [weight * start for weight in weights]
+
+
+@given(mixes())
+@settings(max_examples=100)
+def test_a_mix_hits_its_weights(made: Any) -> None:
+    mixed, weights, _, _ = made
+    counts = Counter(mixed.origin(index)[0] for index in range(len(mixed)))
+    total = sum(map(Fraction, weights))
+    for source, weight in enumerate(weights):
+        assert abs(counts[source] - len(mixed) * Fraction(weight) / total) < 3
+
+
+@given(mixes())
+@settings(max_examples=100)
+def test_each_sources_records_come_in_order_and_all_before_any_comes_again(made: Any) -> None:
+    mixed, weights, sizes, stop = made
+    taken: Counter[int] = Counter()
+    for index in range(len(mixed)):
+        source, record = mixed.origin(index)
+        assert record == taken[source] % sizes[source] == mixed[index]
+        taken[source] += 1
+    drawn = [source for source, weight in enumerate(weights) if weight]
+    assert set(taken) <= set(drawn)
+    if stop == "first":
+        assert all(taken[source] <= sizes[source] for source in drawn)
+    elif stop == "all":
+        assert all(taken[source] >= sizes[source] for source in drawn)
+    else:
+        assert len(mixed) == stop
+
+
+@given(mixes(stops=("first", "all")))
+@settings(max_examples=60)
+def test_first_is_as_long_and_all_as_short_as_can_be(made: Any) -> None:
+    mixed, _, sizes, stop = made
+    shares = mixed._order._shares
+    beyond = shares.counts(len(mixed) + (1 if stop == "first" else -1))
+    if stop == "first":
+        assert any(count > size for count, size in zip(beyond, sizes, strict=True))
+    else:
+        assert any(count < size for count, size, weight in zip(beyond, sizes, mixed._weights, strict=True) if weight)
+
+
+@given(mixes(), st.data())
+@settings(max_examples=60)
+def test_an_item_is_the_same_however_it_is_reached(made: Any, data: st.DataObject) -> None:
+    mixed = made[0]
+    expected = [mixed.origin(index) for index in range(len(mixed))]
+    indices = data.draw(st.lists(st.integers(-len(mixed), len(mixed) - 1), max_size=20))
+    for index in indices:
+        assert pickle.loads(pickle.dumps(mixed)).origin(index) == expected[index]
+    there = pickle.loads(pickle.dumps(mixed))
+    assert [there.origin(index) for index in indices] == [expected[index] for index in indices]
