@@ -62,6 +62,7 @@ class PassBook:
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = Reading()  # of the latest iterator that has begun
         self.latest_is_dataset = False
+        self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators that have begun and are not at their end
         self._lock = threading.Lock()
         # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs

@@ -1,6 +1,7 @@
 """`Loader.from_sequence`: a `keras.utils.PyDataset` / `Sequence` as it is, its hooks on the user's own object.
 
-Imports nothing of Keras: whatever has `__len__` and `__getitem__(batch_index)` will do.
+Imports nothing of Keras: whatever has `__len__` and `__getitem__(batch_index)` will do. `BackupCallback` does, and is
+imported when it is named.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError, LoaderpoolError
 from loaderpool.sources.sequence import BatchSequence, attributes_of
 
 if TYPE_CHECKING:
+    from loaderpool.adapters.backup import BackupCallback
     from loaderpool.loader import Loader
 
-__all__ = ["SequenceHooks", "loader_from_sequence"]
+__all__ = ["BackupCallback", "SequenceHooks", "loader_from_sequence"]
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 # Hooks that come from these are Keras' own, which do nothing.
@@ -29,6 +31,14 @@ _NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "pad", "ragged")
 _CONTAINERS = (list, dict, set, bytearray, collections.deque, array.array, np.ndarray)
 # Where a value cannot be pickled it never travelled (`__getstate__` left it out), so workers need no news of it.
 _UNPICKLABLE = b"unpicklable"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BackupCallback":
+        from loaderpool.adapters.backup import BackupCallback
+
+        return BackupCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]) -> Loader:

@@ -60,7 +60,9 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     interrupts.tell_other_threads()
     wire = Wire.of(loader.form)
     first_pass = loader._book.next_log()
-    source = _Elements(loader, wire, epochs, first_pass.batches)
+    skips = loader.config.on_error.action == "skip"
+    tells_length = not skips and not loader._book.is_backed_up
+    source = _Elements(loader, wire, epochs, first_pass.batches, tells_length and epochs is not None)
     dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
     if wire.in_chunks:
         if prefetch:
@@ -68,7 +70,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
         dataset = dataset.unbatch()
     if wire.needs_restoring:
         dataset = dataset.map(tf.autograph.experimental.do_not_convert(wire.restore))
-    if loader.config.on_error.action != "skip":
+    if tells_length:
         count = tf.data.INFINITE_CARDINALITY if epochs is None else first_pass.batches + (epochs - 1) * len(loader)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
     dataset = dataset.with_options(_options(wire))
@@ -79,6 +81,11 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     # TensorFlow's registry may keep the generator for ever, so that holds the loader weakly; the dataset holds it, and
     # every dataset made from this one holds this one.
     dataset._loaderpool_loader = loader
+    if loader._book.is_backed_up and epochs is not None and not skips:
+        # `BackupCallback` ends the epoch in which a training goes on before Keras would. An assertion in C++ would make
+        # an error of that, where Keras fetches several steps at once.
+        length = tf.constant(epochs * len(loader), tf.int64)
+        dataset.cardinality = lambda: length
     return dataset
 
 
@@ -130,11 +137,12 @@ def _options(wire: Wire) -> Any:
 class _Elements:
     """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
-    def __init__(self, loader: Loader, wire: Wire, epochs: int | None, first_batches: int) -> None:
+    def __init__(self, loader: Loader, wire: Wire, epochs: int | None, first_batches: int, has_length: bool) -> None:
         self._loader = weakref.ref(loader)
         self._wire = wire
         self._epochs = epochs
         self._first_batches = first_batches  # of its first epoch, as its length has it
+        self._has_length = has_length
 
     def __call__(self) -> Iterator[Any]:
         loader = self._loader()
@@ -148,7 +156,7 @@ class _Elements:
     def _check_length(self, loader: Loader) -> None:
         """A dataset has one length: after `load_state_dict` the first one's is shorter than the others'."""
         now = loader._book.next_log().batches
-        if self._epochs is None or loader.config.on_error.action == "skip" or now == self._first_batches:
+        if not self._has_length or now == self._first_batches:
             return
         if now < self._first_batches:
             raise StateError(

@@ -1,0 +1,106 @@
+"""A training that was killed in the middle of an epoch and started again ends with the weights of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.child import ChildResult, run_child
+
+TRAIN = """
+import json, os, signal, sys
+import numpy as np
+import keras, tensorflow as tf
+import loaderpool as lp
+from loaderpool.adapters.keras import BackupCallback
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+class Kill(keras.callbacks.Callback):
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def augment(item, rng):
+    x = rng.normal(size=6).astype(np.float32) + item % 5
+    return x, np.float32(x.sum() > 12)
+
+def make_model(**how):
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.3),
+                              keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.BinaryCrossentropy(from_logits=True), **how)
+    return model
+
+def train(kind, path, kill_after=0):
+    loader = lp.Loader(range(90), augment, batch_size=4, shuffle=True, seed=2, workers=2)  # 23 batches an epoch
+    backup = BackupCallback(loader, path, save_freq=5)
+    callbacks = [backup, Kill(kill_after)] if kill_after else [backup]
+    if kind == "mirrored":
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            model = make_model()
+    else:
+        model = make_model(steps_per_execution=3 if kind == "executions" else 1)
+    if kind == "steps":
+        model.fit(loader.as_dataset(epochs=None), steps_per_epoch=10, epochs=5, callbacks=callbacks, verbose=0)
+    else:
+        model.fit(loader.as_dataset(), epochs=3, callbacks=callbacks, verbose=0)
+    loader.close()
+    weights = np.concatenate([np.ravel(each) for each in model.get_weights()])
+    return weights.tolist(), int(model.optimizer.iterations.numpy())
+"""
+KINDS = {"plain": 40, "executions": 10, "steps": 27, "mirrored": 30}  # after how many ends of batches it is killed
+
+
+def trained(code: str, folder: Path) -> ChildResult:
+    return run_child(TRAIN + code, env={"TF_CPP_MIN_LOG_LEVEL": "3"}, cwd=folder, timeout_s=110)
+
+
+def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+    for kind, kill_after in KINDS.items():
+        assert trained(f"train({kind!r}, {kind!r}, {kill_after})", tmp_path).returncode == -signal.SIGKILL
+        (backup,) = [each for each in (tmp_path / kind).iterdir() if each.is_dir()]
+        training = json.loads((backup / "training.json").read_text())
+        assert training["loader"]["position"] > 0 and training["step"] > 0, "in the middle of an epoch"
+    code = f"print(json.dumps([[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]))"
+    result = trained(code, tmp_path).check()
+    for kind, (again, whole) in zip(KINDS, json.loads(result.stdout.splitlines()[-1]), strict=True):
+        assert again[1] == whole[1], f"{kind}: another number of steps"
+        assert again[0] == whole[0], f"{kind}: other weights"
+    assert not [path for path in tmp_path.iterdir() if path.name in KINDS], "deleted when fit is through"
+
+
+def test_a_mistake_in_its_arguments_is_told(tmp_path: Path, tf: Any) -> None:
+    from loaderpool.adapters.keras import BackupCallback
+
+    with lp.Loader(range(8), batch_size=2, workers=0) as loader:
+        for wrong, error in ((0, lp.ArgumentError), (-3, lp.ArgumentError), ("batch", lp.ArgumentTypeError)):
+            with pytest.raises(error, match="save_freq"):
+                BackupCallback(loader, tmp_path, save_freq=wrong)  # type: ignore[arg-type]
+
+    class Sequence:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return np.zeros((2, 2))
+
+        def on_epoch_end(self) -> None: ...
+
+    with lp.Loader.from_sequence(Sequence(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
+        BackupCallback(loader, tmp_path)
+    assert os.listdir(tmp_path) == []
