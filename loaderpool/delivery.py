@@ -16,7 +16,7 @@ from loaderpool.plan.order import Plan
 if TYPE_CHECKING:
     from loaderpool.worker.failures import Failure, RowFailure
 
-__all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty"]
+__all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty", "data_bytes"]
 
 
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
@@ -84,11 +84,9 @@ class Delivery:
         return range(self._stored) if self._keep is None else self._keep
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of data."""
-        if self.form.fixed is not None:
-            return self.form.fixed.used_bytes(self.rows * self.count)
-        return self.form.used_bytes(self._anchor, self.rows * self._stored)
+    def batch_bytes(self) -> int | None:
+        """Bytes of data in each batch; None: they differ, see `data_bytes`."""
+        return None if self.form.fixed is None else sum(self.form.fixed.row_bytes) * self.rows
 
     def numbers(self) -> range | list[int]:
         """Of the batches that are handed out, counted from their run's first epoch on."""
@@ -109,6 +107,14 @@ class Delivery:
         arrays = self.form.fixed.arrays(self._anchor, 0, self.rows * self._stored)
         parts = [array.reshape(self._stored, self.rows, *array.shape[1:]) for array in arrays]
         return parts if self._keep is None else [part[list(self._keep)] for part in parts]
+
+
+def data_bytes(parts: list[Any]) -> int:
+    """Bytes of data in a batch's components; of text its characters."""
+    return sum(
+        sum(map(len, part.flat)) if isinstance(part, np.ndarray) and part.dtype.hasobject else part.nbytes
+        for part in parts
+    )
 
 
 class EngineRun(Protocol):

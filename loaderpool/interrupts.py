@@ -16,7 +16,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["InterruptsHeld", "is_ctrl_c_told", "note_missed", "tell_other_threads", "told_descriptor"]
+__all__ = [
+    "InterruptsHeld",
+    "is_ctrl_c_told",
+    "note_exit",
+    "note_missed",
+    "tell_other_threads",
+    "told_descriptor",
+    "wait_for_the_end",
+]
 
 # Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
 # which costs ten times what the calls beneath them do.
@@ -38,12 +46,13 @@ class InterruptsHeld:
 
     Args:
         wake: ends the wait that the block may be in, called by the signal's handler.
+        is_last: the interpreter ends anyway, so what came meanwhile is dropped.
     """
 
-    __slots__ = ("_handler", "_wake", "is_pending")
+    __slots__ = ("_handler", "_is_last", "_wake", "is_pending")
 
-    def __init__(self, wake: Callable[[], None] | None = None) -> None:
-        self._wake = wake
+    def __init__(self, wake: Callable[[], None] | None = None, is_last: bool = False) -> None:
+        self._wake, self._is_last = wake, is_last
         self._handler: Any = None
         self.is_pending = False
 
@@ -60,7 +69,7 @@ class InterruptsHeld:
         handler, self._handler = self._handler, None
         if handler is not None:
             _signal.signal(_SIGINT, handler)
-            if self.is_pending or _was_missed:
+            if (self.is_pending or _was_missed) and not self._is_last:
                 self.is_pending = _was_missed = False
                 handler(signal.SIGINT, sys._getframe(1))
 
@@ -147,3 +156,25 @@ def is_ctrl_c_told() -> bool:
     except BlockingIOError:  # another thread was first
         return False
     return signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _on_ctrl_c)
+
+
+# ---- the interpreter's end ----
+
+_is_exiting = False
+
+
+def note_exit() -> None:
+    """The interpreter ends: all pools are closed now."""
+    global _is_exiting
+    _is_exiting = True
+
+
+def wait_for_the_end() -> None:
+    """A daemon thread of the program's that wants a batch at exit goes with the interpreter, without a word.
+
+    A thread of TensorFlow's must return instead, for the interpreter's end waits for that.
+    """
+    thread = threading.current_thread()
+    if _is_exiting and thread.daemon and not isinstance(thread, threading._DummyThread):
+        while True:
+            threading.Event().wait()

@@ -123,6 +123,7 @@ class Loader:
         self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch)
         if pool is not None or self._own_pool is not None:
             self._finalizer = weakref.finalize(self, end_engine, self._engine, self._own_pool)
+            self._finalizer.atexit = False  # then all sessions are closed in one step, which Ctrl-C does not break off
 
     # ---- the interface ----
 
@@ -173,6 +174,9 @@ class Loader:
             raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
         return self._plan.batches_per_epoch
 
+    def __bool__(self) -> bool:
+        return True  # without this `if loader:` would ask for its length, which may be unknown
+
     def __iter__(self) -> LoaderIterator:
         self._check_usable()
         return LoaderIterator(self)
@@ -211,12 +215,13 @@ class Loader:
 
     def replace(self, **changes: Any) -> Loader:
         """A new loader with other arguments where `changes` says so, and otherwise the same."""
-        unknown = sorted(set(changes) - set(self._arguments))
+        unknown = sorted(name for name in changes if name not in self._arguments or name.startswith("_"))
         if unknown:
             raise ArgumentTypeError(f"Loader has no argument named {', '.join(unknown)}")
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
-        return type(self)(**{**self._arguments, **changes})
+        hooks = self._book.hooks
+        return type(self)(**{**self._arguments, **changes, "_hooks": hooks and hooks.anew()})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
         """Where the consumer stands, as a small dict that JSON can hold; for `load_state_dict`.

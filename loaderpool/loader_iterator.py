@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.delivery import Delivery
+from loaderpool.delivery import Delivery, data_bytes
 from loaderpool.passes import Pass
 from loaderpool.reading import Position, Reading
 
@@ -16,16 +17,21 @@ __all__ = ["LoaderIterator"]
 
 
 class LoaderIterator(Iterator[Any]):
-    """One pass over a loader; batches as nested structures of NumPy arrays."""
+    """One pass over a loader; batches as nested structures of NumPy arrays.
+
+    Threads may share it: each batch comes once.
+    """
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader  # keeps the pool alive
         self._book = loader._book
+        self._turn = threading.RLock()
         self._reading = Reading()
         self._pass = Pass(self._book, self._reading)
         self._consumed = 0  # batches of the plan: those left out, too
         self._batches: Iterator[tuple[int, list[Any]]] = iter(())
         self._left = 0  # of these batches
+        self._batch_bytes: int | None = None
         self._pack: Callable[[list[Any]], Any] = _unpacked
         self._skips = loader.config.on_error.action == "skip"
         self._has_hooks = self._book.has_hooks
@@ -35,6 +41,10 @@ class LoaderIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Any:
         while True:
             for rows, parts in self._batches:
                 self._left -= 1
@@ -47,14 +57,14 @@ class LoaderIterator(Iterator[Any]):
                     assert self._pass.log is not None
                     self._pass.log.omitted.append(self._consumed - 1)
                 else:
-                    tally = self._book.tally
-                    tally.batches += 1
-                    tally.samples += rows
+                    nbytes = self._batch_bytes
+                    self._book.tally.hand_over(1, rows, data_bytes(parts) if nbytes is None else nbytes)
                     return self._pack(parts)
             self._batches = iter(())
             delivery = self._next_delivery()
             self._book.tally.tick(delivery)
             self._batches, self._left = delivery.batches(), delivery.count
+            self._batch_bytes = delivery.batch_bytes
             self._must_tell = self._has_hooks or bool(delivery.row_failures)
             if self._pack is _unpacked:
                 self._pack = delivery.form.spec.structure.pack

@@ -16,6 +16,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, Engine, EngineRun
 from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
+from loaderpool.interrupts import wait_for_the_end
 from loaderpool.last_error import LastError
 from loaderpool.plan.order import Plan
 from loaderpool.reading import PassLog, Position, Reading
@@ -26,6 +27,9 @@ __all__ = ["EpochHooks", "Pass", "PassBook"]
 
 class EpochHooks(Protocol):
     """What happens in the trainer between epochs: a Sequence's `on_epoch_begin` and `on_epoch_end`."""
+
+    def anew(self) -> EpochHooks:
+        """The same for another loader, which is told of changes from now on."""
 
     @property
     def changes_data(self) -> bool:
@@ -245,6 +249,8 @@ class Pass:
             if delivery is not None and delivery.row_failures:
                 delivery = self._budget.admit(delivery)
         except BaseException as error:
+            if isinstance(error, ClosedError):
+                wait_for_the_end()
             if isinstance(error, Exception):
                 book.note_error(error)
             if self.log is not None and not self.log.delivered:

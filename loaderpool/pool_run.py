@@ -161,6 +161,7 @@ class PoolRun:
         try:
             stretch.shelf.drop_front()
             is_ours = True
+            engine.session.note_progress()
             fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:
                 anchor: npt.NDArray[Any] = np.ndarray((arrival.oversize[1],), np.uint8, buffer=arrival.oversize[0])

@@ -23,6 +23,7 @@ from loaderpool.fork_warning import warn_of
 from loaderpool.interrupts import InterruptsHeld
 from loaderpool.link import Link
 from loaderpool.memory.arena import Arena
+from loaderpool.memory.board import Field
 from loaderpool.memory.lease import ReturnPipe
 from loaderpool.messages import Control, Notice, Words, pack
 from loaderpool.supervisor.fork_check import ForkObstacle
@@ -30,6 +31,9 @@ from loaderpool.supervisor.restart_limit import RestartLimit
 
 __all__ = ["Listener", "Session", "WorkerRecord"]
 
+# Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one
+# of them starts, end the pool. Larger: the longer a sample that takes its supervisor along is tried.
+_DEATHS_WITHOUT_PROGRESS = 8
 # Completions in a row that could not be received before somebody is told: they are made again, and a descriptor may
 # become free meanwhile.
 _MAIMED_IN_A_ROW = 5
@@ -113,6 +117,8 @@ class Session:
         self.restarts = 0
         self.supervisor_restarts = 0
         self._supervisor_deaths = RestartLimit(max_restarts)
+        self._deaths_without_progress = 0  # of supervisors, since a consumer took anything
+        self._last_indices: tuple[int, ...] = ()  # at which its workers were when the latest one died
         self.obstacles: tuple[ForkObstacle, ...] = ()  # why workers are not forked
         self._has_warned = False
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
@@ -199,10 +205,16 @@ class Session:
             raise ClosedError("the loader's pool is closed; make a new Loader (or Pool)")
         self.check_owner()
         if self._how_broken:
-            raise SupervisorLostError(
-                f"the supervisor process (pid {self._link.pid}) died ({self._how_broken}); its workers ended too. "
-                "If the machine ran out of memory, lower memory_limit or the number of workers"
+            at_work = ", ".join(map(str, self._last_indices))
+            stuck = (
+                f" It was the {self._deaths_without_progress}th in a row, and no batch was taken between; its workers "
+                f"were at source index {at_work} or a few behind: does the function end more than its own process, as "
+                "os.killpg does?"
+                if self._deaths_without_progress > _DEATHS_WITHOUT_PROGRESS and at_work
+                else " If the machine ran out of memory, lower memory_limit or the number of workers"
             )
+            died = f"the supervisor process (pid {self._link.pid}) died ({self._how_broken}); its workers ended too."
+            raise SupervisorLostError(died + stuck)
 
     def warn(self) -> None:
         """Say once, in the caller's line, that workers are not forked. Not while the lock is held: it may raise."""
@@ -304,6 +316,7 @@ class Session:
         how = old.reap()
         old.end_workers(self.workers.values())
         self._take_in(old)
+        self._last_indices = self._indices_at_work()
         self.workers.clear()
         if self._gave_up or not self._may_go_on(how):
             self._how_broken = how
@@ -331,7 +344,19 @@ class Session:
         if not self.listeners:
             return False
         self._supervisor_deaths.note(clock.monotonic_ns())
-        return not self._supervisor_deaths.is_exceeded
+        self._deaths_without_progress += 1
+        is_stuck = self._max_restarts is not None and self._deaths_without_progress > _DEATHS_WITHOUT_PROGRESS
+        return not self._supervisor_deaths.is_exceeded and not is_stuck
+
+    def _indices_at_work(self) -> tuple[int, ...]:
+        """The source indices of the samples that the workers were at."""
+        board = self.arena.board
+        found = {board.read(worker.cell, Field.INDEX) for worker in self.workers.values()}
+        return tuple(sorted(index - 1 for index in found if index))
+
+    def note_progress(self) -> None:
+        """A consumer has taken something: whatever ended supervisors before, it was not for good."""
+        self._deaths_without_progress = 0
 
     def _dispatch(self, words: Words, attachment: Attachment) -> None:
         kind = words[0]
@@ -408,8 +433,10 @@ def live_sessions() -> Iterator[Session]:
 
 
 def _close_all() -> None:
-    for session in list(_live):
-        session.close()
+    with InterruptsHeld(is_last=True):
+        interrupts.note_exit()
+        for session in list(_live):
+            session.close()
 
 
 # Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.

@@ -18,6 +18,7 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
     """The counts of a loader's passes, and of its ring and pool where it has them."""
     tally = book.tally
     elapsed_s = (tally.last_ns - tally.first_ns) / 1e9
+    samples_per_s = (tally.samples - tally.first_samples) / elapsed_s if elapsed_s > 0 else 0.0
     workers: tuple[WorkerStatistics, ...] = ()
     slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = supervisor_restarts = 0
     workers_start: Literal["fork", "exec"] | None = None
@@ -37,8 +38,8 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         samples=tally.samples,
         bytes=tally.nbytes,
         elapsed_s=elapsed_s,
-        samples_per_s=(tally.samples - tally.first_samples) / elapsed_s if elapsed_s > 0 else 0.0,
-        bytes_per_s=(tally.nbytes - tally.first_bytes) / elapsed_s if elapsed_s > 0 else 0.0,
+        samples_per_s=samples_per_s,
+        bytes_per_s=samples_per_s * tally.nbytes / max(1, tally.samples),
         consumer_wait_s=tally.wait_ns / 1e9,
         worker_wait_s=sum(worker.wait_s for worker in workers),
         slots=slots,

@@ -23,19 +23,24 @@ class Tally:
     def __init__(self) -> None:
         self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
         self.first_ns = self.last_ns = 0
-        self.first_samples = self.first_bytes = 0  # of the first delivery: they came before the clock ran
+        self.first_samples = 0  # of the first delivery: they came before the clock ran
         self.wait_ns = 0
         self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
         self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
 
     def tick(self, delivery: Delivery) -> None:
-        """Note a delivery's time and bytes; who unpacks it counts batches and rows."""
+        """Note a delivery's time; who unpacks it counts what it hands over."""
         now = clock.monotonic_ns()
         if not self.first_ns:
             self.first_ns = now
-            self.first_samples, self.first_bytes = delivery.count * delivery.rows, delivery.nbytes
+            self.first_samples = delivery.count * delivery.rows
         self.last_ns = now
-        self.nbytes += delivery.nbytes
+
+    def hand_over(self, batches: int, samples: int, nbytes: int) -> None:
+        """A consumer is given so much."""
+        self.batches += batches
+        self.samples += samples
+        self.nbytes += nbytes
 
     def note_failures(self, failures: Iterable[Failure], action: str) -> None:
         """Note the samples that failed in a batch, and that `on_error` skips or replaces."""

@@ -6,6 +6,7 @@ import atexit
 import threading
 
 from loaderpool.clock import monotonic_s
+from loaderpool.interrupts import InterruptsHeld, note_exit
 from loaderpool.session import live_sessions
 
 __all__ = ["exit_gate"]
@@ -42,16 +43,18 @@ class ExitGate:
 
     def shut(self) -> None:
         """Let nobody in any more and wait until all are out, 2 s at most."""
-        self.is_shut = True
-        for session in live_sessions():
-            session.close()
-        if not self._calls:
-            return
-        gone_by = monotonic_s() + 2.0
-        calls = -1
-        while monotonic_s() < gone_by and (self._inside or self.ending or calls != self._calls):
-            calls = self._calls
-            threading.Event().wait(_QUIET_S)
+        with InterruptsHeld(is_last=True):
+            self.is_shut = True
+            note_exit()
+            for session in live_sessions():
+                session.close()
+            if not self._calls:
+                return
+            gone_by = monotonic_s() + 2.0
+            calls = -1
+            while monotonic_s() < gone_by and (self._inside or self.ending or calls != self._calls):
+                calls = self._calls
+                threading.Event().wait(_QUIET_S)
 
 
 exit_gate = ExitGate()

@@ -88,6 +88,10 @@ class SequenceHooks:
         self._ran = ""  # the hook that ran since; what it changed was not told yet
         self._batches = len(BatchSequence(sequence))
 
+    def anew(self) -> SequenceHooks:
+        """The same hooks for another loader, whose workers know the sequence as it is now."""
+        return SequenceHooks(self._sequence)
+
     @property
     def changes_data(self) -> bool:
         """Whether the user has overridden a hook."""

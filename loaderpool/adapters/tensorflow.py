@@ -27,6 +27,7 @@ except ImportError as missing:
 from loaderpool import interrupts
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
+from loaderpool.delivery import data_bytes
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, StateError
 from loaderpool.machine import restore_malloc_thresholds
 from loaderpool.passes import Pass
@@ -191,13 +192,13 @@ def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
                 if wire.in_chunks:
                     if must_tell:
                         one_pass.hand_over(delivery.count)
-                    tally.batches += delivery.count
-                    tally.samples += delivery.count * delivery.rows
+                    count = delivery.count
+                    tally.hand_over(count, count * delivery.rows, count * (delivery.batch_bytes or 0))
                     elements = [wire.element(delivery.joined())]
                     del delivery
                     yield elements.pop()
                     continue
-                batches = list(delivery.batches())
+                batches, nbytes = list(delivery.batches()), delivery.batch_bytes
                 del delivery
                 while batches:
                     if must_tell:
@@ -207,8 +208,7 @@ def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
                         one_pass.log.omitted.append(one_pass.log.delivered - len(batches))
                         del batches[0]
                         continue
-                    tally.batches += 1
-                    tally.samples += batches[0][0]
+                    tally.hand_over(1, batches[0][0], data_bytes(batches[0][1]) if nbytes is None else nbytes)
                     yield wire.element(batches.pop(0)[1])
         finally:
             one_pass.close()

@@ -65,8 +65,9 @@ def measure_counts(
 ) -> tuple[Measurement, ...]:
     """Each count's measurement, in the order of `counts`; `loader` itself is not iterated.
 
-    The rounds go forth and back through the counts (0, 1, 2, 4, 4, 2, 1, 0), so that a machine that gets slower or
-    busier meanwhile is not held against the later ones.
+    The rounds go forth and back through the counts (1, 2, 4, 0, 0, 4, 2, 1), so that a machine that gets slower or
+    busier meanwhile is not held against the later ones. 0 comes behind the others: a function that ends its process
+    ends this one then, and in a worker it is an error that names the sample.
 
     Blocks: `seconds` for each count, and longer where batches take longer.
 
@@ -79,8 +80,9 @@ def measure_counts(
     """
     watcher = watcher or Watcher()
     windows: dict[int, list[Window]] = {count: [] for count in counts}
+    order = sorted(counts, key=lambda count: count == 0)
     for number in range(1, rounds + 1):
-        for count in counts if number % 2 else reversed(counts):
+        for count in order if number % 2 else reversed(order):
             # A window that lasted for all rounds together has the accuracy of all of them: slow batches end sooner.
             if any(window.elapsed_s >= seconds for window in windows[count]):
                 watcher.skip(count, number)

@@ -95,6 +95,8 @@ class HandSession:
         if self.is_closed:
             raise ClosedError("closed")
 
+    def note_progress(self) -> None: ...
+
     def wake(self) -> None: ...
 
     def run_todo(self) -> None:

@@ -185,7 +185,7 @@ def test_a_chunk_is_read_batch_by_batch(sample: Any, count: int) -> None:
         for part in parts:
             assert part.reshape(4, -1)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
             assert np.shares_memory(part, slot)
-    assert delivery.nbytes == form.fixed.used_bytes(4 * count)
+    assert delivery.batch_bytes == form.fixed.used_bytes(4)
     joined = delivery.joined()
     assert [array.shape[:2] for array in joined] == [(count, 4)] * len(joined)
 

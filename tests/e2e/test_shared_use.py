@@ -1,0 +1,135 @@
+"""What several users share: an iterator by threads, a sequence by loaders, an exit by a thread that still waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.child import run_child
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_threads_that_share_an_iterator_get_each_batch_once(workers: int) -> None:
+    with lp.Loader(range(20_000), lambda item: item, batch_size=4, workers=workers) as loader:
+        batches = iter(loader)
+        seen: list[list[int]] = [[] for _ in range(4)]
+        failed: list[BaseException] = []
+
+        def take(mine: list[int]) -> None:
+            try:
+                for batch in batches:
+                    mine += batch.tolist()
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=take, args=(mine,)) for mine in seen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        assert sorted(item for mine in seen for item in mine) == list(range(20_000))
+
+
+class Growing:
+    def __init__(self) -> None:
+        self.by = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((2,), self.by + index)
+
+    def on_epoch_end(self) -> None:
+        self.by = 100  # changes once
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_made_by_replace_is_told_of_changes_itself(workers: int) -> None:
+    with lp.Loader.from_sequence(Growing(), workers=1) as one, one.replace(workers=workers) as other:
+        assert [int(batch[0]) for batch in one] == [0, 1, 2]
+        assert [int(batch[0]) for batch in one] == [100, 101, 102]
+        assert [int(batch[0]) for batch in other][1:] == ([101, 102] if workers == 0 else [1, 2])
+        assert [int(batch[0]) for batch in other] == [100, 101, 102]
+    with pytest.raises(lp.ArgumentTypeError, match="no argument named _hooks"):
+        one.replace(_hooks=None)
+
+
+def test_a_loader_is_true_though_its_length_is_unknown() -> None:
+    with lp.Loader(range(8), workers=0, on_error="skip") as loader:
+        assert loader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_daemon_thread_that_waits_for_a_batch_at_exit_says_nothing(workers: int) -> None:
+    result = run_child(f"""
+        import threading, time
+        import loaderpool as lp
+        loader = lp.Loader(range(10**6), lambda item: time.sleep(0.01) or item, batch_size=4, workers={workers})
+        def read():
+            for _ in loader:
+                pass
+        threading.Thread(target=read, daemon=True).start()
+        time.sleep(0.7)
+    """).check()  # fmt: skip
+    assert (result.stdout, result.stderr) == ("", "")
+    assert result.elapsed_s < 30
+
+
+def test_a_ctrl_c_while_the_interpreter_ends_is_no_noise() -> None:
+    result = run_child("""
+        import os, signal
+        import loaderpool as lp
+        from loaderpool.session import Session
+        loader = lp.Loader(range(10**6), lambda item: item, batch_size=4, workers=2)
+        batches = iter(loader)
+        next(batches)
+        close = Session._close
+        def interrupted(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            close(self)
+            os.kill(os.getpid(), signal.SIGINT)
+        Session._close = interrupted
+    """).check()
+    assert (result.stdout, result.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("action", ["raise", "skip"])
+def test_a_sample_that_takes_the_supervisor_along_does_not_go_on_for_ever(action: str) -> None:
+    def fn(item: int) -> int:
+        if item == 9:
+            os.killpg(0, signal.SIGKILL)
+        return item
+
+    loader = lp.Loader(range(40), fn, batch_size=4, workers=1, on_error=action)
+    told = r"in a row, and no batch was taken.*source index [89] or a few behind"
+    with loader, pytest.raises(lp.SupervisorLostError, match=told):
+        list(loader)
+
+
+def ragged(item: int) -> Any:
+    return np.arange(item % 4, dtype=np.int32), "é" * (item % 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"fn": lambda item: (np.float32(item), np.zeros(3, np.int16)), "batch_size": 3}, 40 * (4 + 6)),
+        ({"fn": ragged, "batch_size": 4, "ragged": True}, 10 * (6 * 4 + 2 * 0) + 10 * 5 * 8 + sum(i % 3 for i in range(40))),
+        ({"fn": lambda item: item if item % 2 else 1 / 0, "batch_size": 4, "on_error": "skip"}, 20 * 8),
+    ],
+    ids=["fixed", "ragged and text", "skip"],
+)  # fmt: skip
+def test_bytes_are_those_of_the_batches_handed_over(settings: dict[str, Any], expected: int) -> None:
+    for workers in (0, 2):
+        with lp.Loader(range(40), workers=workers, **settings) as loader:
+            list(loader)
+            assert loader.statistics().bytes == expected
+            assert loader.statistics().batches == len(list(loader))
