@@ -43,9 +43,13 @@ def main() -> None:
 def page() -> str:
     """The page's text."""
     public = {name: getattr(loaderpool, name) for name in loaderpool.__all__ if name != "__version__"}
-    errors = {name: thing for name, thing in public.items() if issubclass(thing, BaseException)}
-    others = [name for name in public if name not in errors and name not in _ORDER]
-    parts = [_HEAD, *(_describe_class(name, public[name]) for name in (*_ORDER, *others)), "## Errors\n"]
+    functions = {name: thing for name, thing in public.items() if inspect.isfunction(thing)}
+    classes = {name: thing for name, thing in public.items() if name not in functions}
+    errors = {name: thing for name, thing in classes.items() if issubclass(thing, BaseException)}
+    others = [name for name in classes if name not in errors and name not in _ORDER]
+    parts = [_HEAD, *(_describe_class(name, classes[name]) for name in (*_ORDER, *others))]
+    parts += [_describe_function(name, function) for name, function in functions.items()]
+    parts.append("## Errors\n")
     parts.append("What raises which, with each message: [errors by symptom](errors.md).\n")
     parts += [_describe_error(name, error) for name, error in errors.items()]
     return "\n".join(parts)
@@ -61,6 +65,10 @@ def _describe_class(name: str, cls: type) -> str:
         if f"{name}.{member}" not in _INTERNAL:
             lines.append(_describe_member(name, member, value))
     return "\n".join(lines)
+
+
+def _describe_function(name: str, function: Callable[..., Any]) -> str:
+    return f"## {name}\n\n```text\n{_signature(name, function)}\n```\n\n{_docstring(function.__doc__)}"
 
 
 def _describe_member(owner: str, member: str, value: Any) -> str:

@@ -28,6 +28,7 @@ from loaderpool.errors import (
 )
 from loaderpool.loader import Loader
 from loaderpool.loader_iterator import LoaderIterator
+from loaderpool.memory.share import share
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
@@ -63,6 +64,7 @@ __all__ = [
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
+    "share",
 ]
 
 

@@ -102,11 +102,11 @@ class Packer:
             raise ItemFailedError(len(ends) - 1) from error
         return PackedItems(
             np.frombuffer(file.getbuffer(), np.uint8),
-            np.frombuffer(ends, np.int64),
+            np.array(ends, np.int64),
             Parts(self._key, self._parts.things),
             self._buffers,
             np.array(self._wanted, np.int64),
-            np.frombuffer(wanted_ends, np.int64) if self._wanted else None,
+            np.array(wanted_ends, np.int64) if self._wanted else None,
         )
 
     def _is_in_band(self, buffer: pickle.PickleBuffer) -> bool:
