@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import resource
@@ -249,12 +250,12 @@ def thread_ids() -> frozenset[int]:
 
 
 def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> None:
-    """Copy memory into a file. The interpreter's lock is held meanwhile, so that no other Python thread writes there.
+    """Copy memory into a file.
 
     Raises:
         OSError: no memory is left for the file's pages.
     """
-    pwrite = ctypes.PyDLL(None, use_errno=True).pwrite
+    pwrite = ctypes.CDLL(None, use_errno=True).pwrite
     pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
     pwrite.restype = ctypes.c_ssize_t
     done = 0
@@ -267,25 +268,39 @@ def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> Non
         done += written
 
 
-def map_over(address: int, nbytes: int, descriptor: int, offset: int) -> None:
+def map_over(address: int, nbytes: int, descriptor: int, offset: int, view: int | None = None) -> bool:
     """Have a part of a file take the place of this process's own memory, in one step; writes to it stay private.
 
     Args:
         address: of whole pages that `why_not_replaceable` has nothing against.
         nbytes: a multiple of the page size.
-        descriptor: a file that holds the same bytes.
-        offset: where they are, a multiple of the page size.
+        descriptor: the file.
+        offset: where the part begins, a multiple of the page size.
+        view: where this process sees the same part. Given, both are compared first, and no other Python thread runs
+            between that and the exchange, so that nothing that one has written is lost.
+
+    Returns:
+        False where they differ: somebody writes there, and nothing has happened.
 
     Raises:
         OSError: the memory is what it was.
     """
-    replace = ctypes.PyDLL(None, use_errno=True).mmap
+    libc = ctypes.PyDLL(None, use_errno=True)  # holds the interpreter's lock during a call
+    compare, replace = libc.memcmp, libc.mmap
+    compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     replace.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
     replace.restype = ctypes.c_void_p
-    flags = mmap.MAP_PRIVATE | _MAP_FIXED
-    found = replace(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
-    if found != address:
+    rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+    calls = [functools.partial(replace, address, nbytes, rights, flags, descriptor, offset)]
+    if view is not None:
+        calls.insert(0, functools.partial(compare, address, view, nbytes))
+    # Both calls from C: the interpreter gives its lock to another thread only between two bytecodes.
+    found = next(filter(None, map(functools.partial.__call__, calls)))
+    if found == address:
+        return True
+    if found == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap over an array failed")
+    return False
 
 
 def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:

@@ -8,6 +8,7 @@ is more than a piece in memory twice (docs/explanation/memory.md, "Adoption").
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import threading
 from typing import Any
@@ -24,7 +25,9 @@ __all__ = ["LEAST_BYTES", "address_of", "is_in_passing", "is_shared", "place_of"
 # and a mapping in every worker. Larger: more stands in memory twice.
 LEAST_BYTES = 16 << 20
 # What is in memory twice for a moment. Smaller: more system calls; larger: that much more memory.
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 4 << 20
+# A piece that somebody writes to is copied anew so often; then the array is left alone.
+_MOST_TURNS = 3
 
 
 def place_of(buffer: memoryview) -> tuple[DataFile, int] | None:
@@ -125,9 +128,17 @@ def _adopt(address: int, nbytes: int) -> DataFile:
     file = DataFile(base, -(-end // page) * page - base)
     machine.write_memory(file.descriptor, address - base, address, first - address)
     for at in range(first, last, _PIECE_BYTES):
-        size = min(_PIECE_BYTES, last - at)
-        machine.write_memory(file.descriptor, at - base, at, size)
-        machine.map_over(at, size, file.descriptor, at - base)
+        _move(file, at, min(_PIECE_BYTES, last - at), at - base)
     machine.write_memory(file.descriptor, last - base, last, end - last)
     file.note()
     return file
+
+
+def _move(file: DataFile, address: int, nbytes: int, offset: int) -> None:
+    with mmap.mmap(file.descriptor, nbytes, prot=mmap.PROT_READ, offset=offset) as view:
+        seen = address_of(memoryview(view))
+        for _ in range(_MOST_TURNS):
+            machine.write_memory(file.descriptor, offset, address, nbytes)
+            if machine.map_over(address, nbytes, file.descriptor, offset, seen):
+                return
+    raise OSError(errno.EBUSY, "another thread writes to it")

@@ -206,11 +206,11 @@ def test_where_memory_ends_in_the_middle_the_array_is_whole_and_is_copied(
     expected = array.copy()
     real, left = machine.map_over, [after]
 
-    def failing(*arguments: Any) -> None:
+    def failing(*arguments: Any) -> bool:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(12, "no memory")
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(machine, "map_over", failing)
     placement = place(ship({"x": array}))
@@ -323,6 +323,32 @@ def test_a_reader_on_another_thread_never_sees_anything_else() -> None:
         stop.set()
         thread.join()
     assert all(seen) and len(seen) > 2
+
+
+@pytest.mark.parametrize("times", [1, 2, 1000])
+def test_what_another_thread_writes_between_copy_and_exchange_is_not_lost(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = array_of()
+    expected = array.copy()
+    real, left = machine.write_memory, [times]
+
+    def write_then_be_overtaken(*arguments: Any) -> None:
+        real(*arguments)
+        if left[0] and arguments[-1] == adoption._PIECE_BYTES:
+            left[0] -= 1
+            for each in (array, expected):
+                each[LARGE // 2] += 1
+                each[5 * 4096] += 1
+
+    monkeypatch.setattr(machine, "write_memory", write_then_be_overtaken)
+    placement = place(ship({"x": array}))
+    assert np.array_equal(array, expected)
+    if times == 1000:
+        assert placement.files == [] and "another thread writes to it" in placement.copied_because[0]
+    monkeypatch.undo()
+    file, offset = adopted(array)
+    assert contents(file)[offset : offset + LARGE] == expected.tobytes() == array.tobytes()
 
 
 # -- arrays made shared
