@@ -56,9 +56,9 @@ class Parcels:
         poll.register(self._source, select.POLLIN)
         if not poll.poll(_ARRIVE_S * 1000):
             raise TimeoutError("the trainer's data files have not arrived")
-        data, files, flags, _ = socket.recv_fds(
-            self._source, MESSAGE_BYTES, _MOST_DESCRIPTORS, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-        )
+        data, files, flags, _ = socket.recv_fds(self._source, MESSAGE_BYTES, _MOST_DESCRIPTORS)
+        for descriptor in files:  # recv_fds has an argument for flags, and ignores it
+            os.set_inheritable(descriptor, False)
         if flags & socket.MSG_CTRUNC or not data:
             for descriptor in files:
                 os.close(descriptor)
