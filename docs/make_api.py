@@ -74,6 +74,10 @@ def _describe_class(name: str, cls: type) -> str:
     return "\n".join(lines)
 
 
+def _describe_function(name: str, function: Callable[..., Any]) -> str:
+    return f"## {name}\n\n```text\n{_signature(name, function)}\n```\n\n{_docstring(function.__doc__)}"
+
+
 def _describe_member(owner: str, member: str, value: Any) -> str:
     if isinstance(value, property):
         assert value.fget is not None

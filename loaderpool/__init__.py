@@ -29,6 +29,7 @@ from loaderpool.errors import (
 )
 from loaderpool.loader import Loader
 from loaderpool.loader_iterator import LoaderIterator
+from loaderpool.memory.share import share
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
@@ -70,6 +71,7 @@ __all__ = [
     "WorkersNotForkedWarning",
     "__version__",
     "mix",
+    "share",
     "zip_sources",
 ]
 

@@ -13,6 +13,7 @@ __all__ = [
     "cgroup_memory_limit",
     "cgroup_pids",
     "oom_kill_count",
+    "resident_bytes",
     "start_advice",
     "usable_cpu_count",
 ]
@@ -45,6 +46,14 @@ def available_memory_bytes() -> int:
         if used is not None:
             free.append(max(0, limit - used + _reclaimable_bytes(directory)))
     return min(free)
+
+
+def resident_bytes() -> int:
+    """Bytes of memory that this process has now; more than any where it cannot be read."""
+    try:
+        return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 1 << 62
 
 
 def cgroup_memory_limit() -> int | None:

@@ -7,12 +7,14 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from loaderpool import clock, fault_points, interrupts, machine
+from loaderpool.errors import PoolBrokenError
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Words, unpack_all
@@ -21,6 +23,8 @@ __all__ = ["Link", "tickets_after"]
 
 # How long a close waits for the supervisor to end by itself before it is killed.
 _CLOSE_TIMEOUT_S = 2.0
+# How long the supervisor may take to make room for another message with descriptors; it reads them when it loads.
+_SEND_TIMEOUT_S = 5.0
 # Without pidfds its process is looked at this often; and so it is, to see whether it is stopped.
 _LOOK_MS = 200
 # A stopped supervisor is replaced after so long; of one that merely is busy no such thing is said.
@@ -120,6 +124,22 @@ class Link:
             return False
         inbox.extend(unpack_all(data))
         return len(data) == READ_BYTES
+
+    def send_files(self, message: bytes, descriptors: Sequence[int]) -> None:
+        """Send a message with descriptors. Blocks: while the supervisor has very many unread, at most some seconds.
+
+        Raises:
+            PoolBrokenError: it does not read them, or the kernel has no room for them.
+        """
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        poll.poll(_SEND_TIMEOUT_S * 1000)
+        try:
+            socket.send_fds(self.socket, [message], descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it is dead: another one will be told anew
+        except OSError as error:
+            raise PoolBrokenError(f"the arrays' memory could not be handed to the supervisor: {error}") from error
 
     def has_ended(self) -> bool:
         """Whether the supervisor is dead."""

@@ -7,6 +7,8 @@ process table for `pidfd_open`, `getppid` for `PR_SET_PDEATHSIG`.
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
 import mmap
 import os
 import resource
@@ -22,6 +24,7 @@ __all__ = [
     "die_with_parent",
     "flush_standard_streams",
     "is_stopped",
+    "map_over",
     "map_pages",
     "open_pidfd",
     "pipe_capacity_bytes",
@@ -33,6 +36,8 @@ __all__ = [
     "return_pages",
     "start_time",
     "thread_ids",
+    "why_not_replaceable",
+    "write_memory",
 ]
 
 LINUX = sys.platform.startswith("linux")
@@ -42,6 +47,9 @@ _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _GLIBC_DEFAULT_TRIM = 128 * 1024
+_MAP_FIXED = 0x10
+_CHUNK_HEADER_BYTES = 16  # of glibc's malloc: the size before, and the chunk's own with three flags
+_IS_MMAPPED = 2
 
 
 def create_memory_file(name: str) -> int:
@@ -236,3 +244,97 @@ def thread_ids() -> frozenset[int]:
 
     others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
     return frozenset(thread.native_id or 0 for thread in others)
+
+
+# ---- memory that another mapping takes the place of ----
+
+
+def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> None:
+    """Copy memory into a file.
+
+    Raises:
+        OSError: no memory is left for the file's pages.
+    """
+    pwrite = ctypes.CDLL(None, use_errno=True).pwrite
+    pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
+    pwrite.restype = ctypes.c_ssize_t
+    done = 0
+    while done < nbytes:
+        written = pwrite(descriptor, address + done, nbytes - done, offset + done)
+        if written < 0 and ctypes.get_errno() == errno.EINTR:
+            continue
+        if written <= 0:
+            raise OSError(ctypes.get_errno(), "writing to a memory file failed")
+        done += written
+
+
+def map_over(address: int, nbytes: int, descriptor: int, offset: int, view: int | None = None) -> bool:
+    """Have a part of a file take the place of this process's own memory, in one step; writes to it stay private.
+
+    Args:
+        address: of whole pages that `why_not_replaceable` has nothing against.
+        nbytes: a multiple of the page size.
+        descriptor: the file.
+        offset: where the part begins, a multiple of the page size.
+        view: where this process sees the same part. Given, both are compared first, and no other Python thread runs
+            between that and the exchange, so that nothing that one has written is lost.
+
+    Returns:
+        False where they differ: somebody writes there, and nothing has happened.
+
+    Raises:
+        OSError: the memory is what it was.
+    """
+    libc = ctypes.PyDLL(None, use_errno=True)  # holds the interpreter's lock during a call
+    compare, replace = libc.memcmp, libc.mmap
+    compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    replace.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    replace.restype = ctypes.c_void_p
+    rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+    calls = [functools.partial(replace, address, nbytes, rights, flags, descriptor, offset)]
+    if view is not None:
+        calls.insert(0, functools.partial(compare, address, view, nbytes))
+    # Both calls from C: the interpreter gives its lock to another thread only between two bytecodes.
+    found = next(filter(None, map(functools.partial.__call__, calls)))
+    if found == address:
+        return True
+    if found == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap over an array failed")
+    return False
+
+
+def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
+    """Why another mapping must not take the place of memory that malloc has given; None where it may.
+
+    It may where the memory is a mapping of its own, which glibc unmaps as a whole when it is freed. Memory of a heap is
+    used again, and of another allocator we do not know what it believes of pages that it takes back.
+
+    Args:
+        address: what malloc gave.
+        nbytes: how many bytes were asked for.
+        known: how the names of memory files begin that may lie there already.
+    """
+    if not LINUX:
+        return "only Linux can move it"
+    page = mmap.PAGESIZE
+    if address % page != _CHUNK_HEADER_BYTES:
+        return "it does not lie on pages of its own"
+    before, size = (int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8))
+    spare = address - _CHUNK_HEADER_BYTES + size - _IS_MMAPPED - (address + nbytes)
+    if before or size % page != _IS_MMAPPED or not 0 <= spare < 2 * page:
+        return "it does not lie on pages of its own"
+    try:
+        with open("/proc/self/status") as file:
+            if any(line.startswith(("VmLck:", "VmPin:")) and line.split()[1] != "0" for line in file):
+                return "this process has memory locked or pinned"
+        with open("/proc/self/maps") as file:
+            fields = [line.split(maxsplit=5) for line in file]
+    except OSError:
+        return "/proc cannot be read"
+    for span, rights, _, _, inode, *name in fields:
+        start, stop = (int(part, 16) for part in span.split("-"))
+        if stop > address and start < address + nbytes:
+            is_known = bool(name) and name[0].startswith(f"/memfd:loaderpool-{known}")
+            if rights != "rw-p" or (inode != "0" and not is_known):
+                return "a part of it is another mapping, or is protected"
+    return None

@@ -8,6 +8,7 @@ one `read` drains many. The first number is the kind; the others are listed besi
     worker -> supervisor    report pipe       Report
     worker, supervisor -> trainer  completion pipe  Notice
     worker, supervisor -> trainer  socket     a Notice, then bytes, in the same packet or in a memory file beside it
+    trainer -> supervisor   socket            Control.FILES, with descriptors
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Control(enum.IntEnum):
     PROBE = 14  # loader, epoch: the first sample failed and is tried again
     # run, first position, full batches, last batch's rows: it is the rest of one epoch. Told while its limit is 0.
     RUN_AFTER = 15
+    FILES = 16  # loader, count: over the socket, with the descriptors of its data files, before its LOAD
 
 
 class Order(enum.IntEnum):

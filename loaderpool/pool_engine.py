@@ -24,6 +24,7 @@ from loaderpool.sharing import Sharing
 from loaderpool.spec import ElementSpec
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.loading import put_shipment
+from loaderpool.supervisor.placing import place
 from loaderpool.supervisor.shipping import ship
 from loaderpool.updates import Updates
 from loaderpool.worker.jobs import Probe
@@ -86,9 +87,11 @@ class PoolEngine:
         with session.lock:
             self.number = session.take_number()
             self._updates = Updates(session, self.number, by_reference)
-            self._extents, offset, nbytes = put_shipment(session.arena, shipment)
+            self.placement, self.packed_items = place(shipment), shipment.packed_items
+            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
             try:
                 self._shipment = offset, nbytes
+                session.send_files(self.number, self.placement.descriptors)
                 session.order(Control.LOAD, *self._load_words(probes=True))
             except BaseException:  # a number that no message can hold
                 for extent in self._extents:
@@ -277,6 +280,7 @@ class PoolEngine:
         if self._is_closed:
             self._forget()
             return
+        self.session.send_files(self.number, self.placement.descriptors)
         self.session.order(Control.LOAD, *self._load_words(probes=self._probe is None and self._make_error is None))
         self._is_loaded = False
         self._updates.repeat()
@@ -347,6 +351,7 @@ class PoolEngine:
         for extent in [*self._extents, *filter(None, [self._layout_extent])]:
             arena.give_back(extent)
         self._extents, self._layout_extent = [], None
+        self.placement.files.clear()
         self._updates.give_back_all()
         if self.ring is not None:
             self.ring.give_back_all()

@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from loaderpool import clock, fault_points, interrupts, machine
@@ -139,6 +139,12 @@ class Session:
             return
         with self.lock:
             self.pipe.order(pack(kind, *words))
+
+    def send_files(self, loader: int, descriptors: Sequence[int]) -> None:
+        """Hand a loader's data files to the supervisor, before the order to load it."""
+        if descriptors and not self.is_foreign:
+            with self.lock:
+                self._link.send_files(pack(Control.FILES, loader, len(descriptors)), descriptors)
 
     def wait_for(self, is_ready: Callable[[], bool]) -> None:
         """Blocks until `is_ready()`, which is asked with the lock held, or until the session is closed or broken.

@@ -9,6 +9,7 @@ from loaderpool.delivery import Engine
 from loaderpool.memory.board import Field
 from loaderpool.passes import PassBook
 from loaderpool.pool_engine import PoolEngine
+from loaderpool.supervisor.placing import Placement
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
 __all__ = ["take_snapshot"]
@@ -22,9 +23,11 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
     workers: tuple[WorkerStatistics, ...] = ()
     slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = supervisor_restarts = 0
     workers_start: Literal["fork", "exec"] | None = None
+    placement, packed = Placement(), 0
     if isinstance(engine, PoolEngine):
         workers_start = "exec" if engine.session.obstacles else "fork"
         workers = _workers(engine)
+        placement, packed = engine.placement, engine.packed_items
         restarts = engine.session.restarts
         supervisor_restarts = engine.session.supervisor_restarts
         lent, copied, oversize = engine.batches_lent, engine.batches_copied, engine.batches_oversize
@@ -54,6 +57,10 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         errors=tally.errors,
         restarts=restarts,
         supervisor_restarts=supervisor_restarts,
+        items_packed=packed,
+        data_bytes_shared=placement.shared_bytes,
+        data_bytes_copied=placement.copied_bytes,
+        data_copied_because=placement.copied_because,
         workers_start=workers_start,
         workers=workers,
     )

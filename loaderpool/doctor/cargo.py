@@ -11,6 +11,7 @@ from loaderpool.doctor.checks import Check, bytes_in_words
 from loaderpool.doctor.drill import DEADLINE_S, in_time
 from loaderpool.errors import UnpicklableError
 from loaderpool.loader import Loader
+from loaderpool.memory.adoption import is_in_passing, is_shared, why_copied
 from loaderpool.supervisor.framework_imports import FrameworkImports, is_framework
 from loaderpool.supervisor.manifest import Manifest, list_code
 from loaderpool.supervisor.shipping import Shipment, ship
@@ -57,13 +58,24 @@ def _arrays(buffers: Sequence[memoryview], free_bytes: int) -> Check:
         return Check(_GROUP, "arrays in shared memory", "ok", "none")
     nbytes = sum(buffer.nbytes for buffer in buffers)
     largest = sorted(buffers, key=lambda buffer: -buffer.nbytes)
-    shown = [f"{_array_name(buffer)} {bytes_in_words(buffer.nbytes)}" for buffer in largest[:_SHOWN]]
+    shown = [f"{_array_name(buffer)} {bytes_in_words(buffer.nbytes)} {_fate(buffer)}" for buffer in largest[:_SHOWN]]
     more = f", and {len(buffers) - _SHOWN} more" if len(buffers) > _SHOWN else ""
     found = f"{len(buffers)}, {bytes_in_words(nbytes)}: {', '.join(shown)}{more}"
-    if nbytes <= free_bytes // 2:
+    copied = sum(buffer.nbytes for buffer in buffers if not is_shared(buffer) and why_copied(buffer) is not None)
+    if copied <= free_bytes // 2:
         return Check(_GROUP, "arrays in shared memory", "ok", found)
-    change = f"they are copied once, and {bytes_in_words(free_bytes)} are free: a numpy.memmap goes by path instead"
+    change = (
+        f"{bytes_in_words(copied)} are copied, and {bytes_in_words(free_bytes)} are free: a numpy.memmap goes by path "
+        "instead, and NumPy's own large arrays are adopted (docs/how-to/large-arrays.md)"
+    )
     return Check(_GROUP, "arrays in shared memory", "warn", found, change)
+
+
+def _fate(buffer: memoryview) -> str:
+    if is_in_passing(buffer):
+        return "(packed items)"
+    reason = None if is_shared(buffer) else why_copied(buffer)
+    return "(shared)" if reason is None else f"(copied: {reason})"
 
 
 def _array_name(buffer: memoryview) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,11 @@ class Columns:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Columns, (self._structure, self._columns, self._size)
+
+    def map(self, function: Callable[[Any, str], Any]) -> Columns:
+        """Other columns of as many rows: the function's results for each, which it gets with its path."""
+        columns = [function(column, path) for column, path in zip(self._columns, self._structure.paths, strict=True)]
+        return Columns(self._structure, columns, self._size)
 
     def __repr__(self) -> str:
         return f"<{self._size} rows of {self._structure}>"

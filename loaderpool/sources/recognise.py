@@ -37,6 +37,11 @@ class Sized:
         self._items = items
         self._size = size
 
+    @property
+    def items(self) -> Any:
+        """The user's object."""
+        return self._items
+
     def __len__(self) -> int:
         return self._size
 

@@ -18,6 +18,7 @@ from loaderpool import boot, role
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor.changes import Change, read_changes
 from loaderpool.supervisor.loading import Payloads
+from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.shipping import describe_load_error
 from loaderpool.supervisor.watch import StackFile
 from loaderpool.worker.failures import describe_failure
@@ -76,8 +77,11 @@ class CleanStart:
             OSError: no memory, no more processes, no descriptors, or no interpreter any more.
         """
         changes = payloads.changes.file()
+        files = [[loader, *found] for loader, found in payloads.parcels.by_loader().items()]
         inherited = [self._common["arena"], *descriptors.values(), *([] if changes is None else [changes])]
+        inherited += (file for _, *found in files for file in found)
         settings = {**self._common, **descriptors, "number": number, "cell": cell, "changes": changes}
+        settings["files"] = files
         settings["places"] = [(loader, *place) for loader, place in payloads.places.items()]
         file, nbytes = boot.write_settings(settings)
         try:
@@ -101,10 +105,15 @@ class _LatePayloads(dict[int, dict[str, Any]]):
     """
 
     def __init__(
-        self, arena: Arena, places: Iterable[tuple[int, int, int]], changes: Sequence[Change], worker: int
+        self,
+        arena: Arena,
+        places: Iterable[tuple[int, int, int]],
+        files: Iterable[Sequence[int]],
+        changes: Sequence[Change],
+        worker: int,
     ) -> None:
         super().__init__()
-        self._payloads = Payloads(arena)
+        self._payloads = Payloads(arena, Parcels(None, {loader: found for loader, *found in files}))
         self._places = {loader: (offset, nbytes) for loader, offset, nbytes in places}
         self._changes = changes
         self._worker = worker
@@ -133,11 +142,14 @@ def main(start: Mapping[str, Any]) -> None:
     become_worker(start["supervisor_pid"], (), ())
     for name in ("tickets", "reports", "completions", "socket", "stacks", "arena"):
         os.set_inheritable(start[name], False)  # the exec needed them inheritable; what the function starts needs none
+    for _, *files in start["files"]:
+        for file in files:
+            os.set_inheritable(file, False)
     sys.argv = list(start["argv"])
     StackFile(start["stacks"]).arm()
     arena = Arena(start["arena"], start["arena_bytes"])
     to_trainer = socket.socket(fileno=start["socket"])
     channels = WorkerChannels(start["tickets"], start["reports"], start["completions"], to_trainer)
     changes = [] if start["changes"] is None else read_changes(start["changes"])
-    payloads = _LatePayloads(arena, start["places"], changes, start["number"])
+    payloads = _LatePayloads(arena, start["places"], start["files"], changes, start["number"])
     serve(WorkerLoop(start["number"], start["cell"], arena, channels, payloads).run)

@@ -35,6 +35,7 @@ from loaderpool.supervisor.clean_worker import CleanStart
 from loaderpool.supervisor.fork_check import ForkCheck
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.outlet import Outlet, SocketOutlet
+from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.processes import Processes, WorkerProcess
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
@@ -72,7 +73,7 @@ class Supervisor:
         self._control: int = start["control"]
         to_trainer = socket.socket(fileno=start["socket"])
         self._arena = Arena(start["arena"], start["arena_bytes"])
-        self._payloads = Payloads(self._arena)
+        self._payloads = Payloads(self._arena, Parcels(to_trainer))
         self._fork_check = ForkCheck()
         self._has_told_of_exec = False
         os.set_blocking(self._control, False)

@@ -12,6 +12,8 @@ from loaderpool.memory.arena import Arena, map_private
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.supervisor.changes import Change, Changes
+from loaderpool.supervisor.parcels import Parcels
+from loaderpool.supervisor.placing import Placement
 from loaderpool.supervisor.shipping import Shipment, unship
 
 __all__ = ["Payloads", "put_shipment"]
@@ -20,8 +22,9 @@ __all__ = ["Payloads", "put_shipment"]
 class Payloads:
     """The loaders' payloads by number. `loaded` is what workers inherit."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, parcels: Parcels | None = None) -> None:
         self._arena = arena
+        self.parcels = parcels or Parcels(None)
         self.loaded: dict[int, dict[str, Any]] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
         self.changes = Changes()
@@ -32,10 +35,12 @@ class Payloads:
         Its arrays lie on the arena's own pages, of which reads are shared and writes are not: the trainer keeps their
         extent until the loader is unloaded.
         """
-        pickled, (start, length), places = self._read(offset, nbytes)
+        pickled, (start, length), places, sizes = self._read(offset, nbytes)
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
-        arrays = memoryview(map_private(self._arena.descriptor, start, length)).cast("B") if places else memoryview(b"")
-        self.loaded[loader] = unship(pickled, [arrays[at : at + size] for at, size in places])
+        parts = [(self._arena.descriptor, start, length)]
+        parts += ((file, 0, size) for file, size in zip(self.parcels.of(loader, len(sizes)), sizes, strict=True))
+        views = [memoryview(map_private(*part)).cast("B") if part[2] else memoryview(b"") for part in parts]
+        self.loaded[loader] = unship(pickled, [views[part][at : at + size] for part, at, size in places])
         self.places[loader] = offset, nbytes
 
     def update(self, loader: int, offset: int, nbytes: int) -> None:
@@ -44,9 +49,9 @@ class Payloads:
         All is copied out of the arena, so that the trainer may give its extents back at once: an epoch's changes would
         else stay there for as long as the loader lives.
         """
-        pickled, (start, _), places = self._read(offset, nbytes)
+        pickled, (start, _), places, _ = self._read(offset, nbytes)
         view = memoryview(self._arena.map)
-        change = Change(loader, pickled, [bytearray(view[start + at : start + at + size]) for at, size in places])
+        change = Change(loader, pickled, [bytearray(view[start + at : start + at + size]) for _, at, size in places])
         self.changes.keep(change, self.apply(change))
 
     def apply(self, change: Change) -> frozenset[str]:
@@ -59,38 +64,55 @@ class Payloads:
         """Forget a payload."""
         self.loaded.pop(loader, None)
         self.places.pop(loader, None)
+        self.parcels.drop(loader)
         self.changes.forget(loader)
 
-    def _read(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], Sequence[tuple[int, int]]]:
-        """Of the shipment with this table: its pickle, where its arrays are, and each one's place among them."""
-        (start, length), arrays, places = self._arena.get_object(offset, nbytes)
-        return self._arena.map[start : start + length], arrays, places
+    def _read(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int]]:
+        """Of the shipment with this table: pickle, where arrays are in the arena, places of all, the files' sizes."""
+        (start, length), arrays, places, sizes = self._arena.get_object(offset, nbytes)
+        return self._arena.map[start : start + length], arrays, places, sizes
 
 
-def put_shipment(arena: Arena, shipment: Shipment) -> tuple[list[Extent], int, int]:
+# Part 0 is what was copied into the arena, the others are data files; then offset in it, and length.
+_Place = tuple[int, int, int]
+
+
+def put_shipment(arena: Arena, shipment: Shipment, placement: Placement | None = None) -> tuple[list[Extent], int, int]:
     """Copy a shipment into the arena; returns all its extents, and offset and length of its table.
 
     Runs in: the trainer. Ownership: the extents are given back when the loader is unloaded; those of an update when the
     supervisor has read it.
+
+    Args:
+        arena: where to.
+        shipment: what.
+        placement: which of its arrays stand in data files, and are not copied. None: all are copied.
     """
-    flat = [buffer.cast("B") for buffer in shipment.buffers]
-    places = []
+    placement = placement or Placement()
+    places: list[_Place] = []
+    copies = []
     end = 0
-    for buffer in flat:
-        places.append((end, buffer.nbytes))
+    for number, buffer in enumerate(shipment.buffers):
+        found = placement.places.get(number)
+        if found is not None:
+            places.append((1 + found[0], found[1], buffer.nbytes))
+            continue
+        places.append((0, end, buffer.nbytes))
+        copies.append((end, buffer.cast("B")))
         end += aligned(buffer.nbytes)
     extents = []
     try:
         pickled = arena.put(shipment.pickled)
         extents.append(pickled)
         arrays = (0, 0)
-        if flat:
+        if copies:
             extent = arena.take(end, "the arrays that function and source hold")
             extents.append(extent)
             arrays = (extent.offset, end)
-            for buffer, (at, size) in zip(flat, places, strict=True):
-                arena.map[extent.offset + at : extent.offset + at + size] = buffer
-        table, nbytes = arena.put_object(((pickled.offset, len(shipment.pickled)), arrays, places))
+            for at, flat in copies:
+                arena.map[extent.offset + at : extent.offset + at + flat.nbytes] = flat
+        sizes = [file.nbytes for file in placement.files]
+        table, nbytes = arena.put_object(((pickled.offset, len(shipment.pickled)), arrays, places, sizes))
     except BaseException:
         for extent in extents:
             arena.give_back(extent)

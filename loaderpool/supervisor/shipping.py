@@ -19,6 +19,8 @@ from loaderpool.receiving import receive
 from loaderpool.supervisor.by_value import FrameworkFreePickler
 from loaderpool.supervisor.framework_imports import is_framework_loaded
 from loaderpool.supervisor.offender import describe_offender
+from loaderpool.supervisor.packer import flat_bytes
+from loaderpool.supervisor.packing import ItemError, Packing
 from loaderpool.supervisor.reducers import PayloadPickler
 
 __all__ = ["OUT_OF_BAND_BYTES", "Shipment", "describe_load_error", "ship", "unship"]
@@ -36,6 +38,8 @@ class Shipment:
     """One pickle of protocol 5."""
     buffers: tuple[memoryview, ...]
     """uint8[n] each, contiguous, at least `OUT_OF_BAND_BYTES` long, in the order in which the pickle asks for them."""
+    packed_items: int = 0
+    """Items of the source that are packed, see `packing`; they lie in buffers, too."""
     is_framework_free: bool = False
     """Code of modules that import TensorFlow or Keras is in the pickle by value, so that loading it imports neither."""
 
@@ -57,8 +61,7 @@ def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
     """
     if is_framework_loaded() and not by_reference:
         try:
-            pickled, buffers = _pickled(payload, FrameworkFreePickler)
-            return Shipment(pickled, buffers, is_framework_free=True)
+            return Shipment(*_pickled(payload, FrameworkFreePickler), is_framework_free=True)
         except MemoryError:
             raise
         except Exception:
@@ -68,8 +71,11 @@ def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
         return Shipment(*_pickled(payload, _payload_pickler))
     except MemoryError:
         raise
+    except ItemError as error:
+        found = describe_offender({error.place: error.item}, error.reason, _why_unpicklable)
+        raise UnpicklableError(found) from error.reason
     except Exception as error:
-        raise UnpicklableError(describe_offender(payload, error, _why_unpicklable)) from error
+        raise UnpicklableError(_describe(payload, error)) from error
 
 
 def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[str, Any]:
@@ -115,39 +121,41 @@ def describe_load_error(error: BaseException) -> str:
     )
 
 
+def _describe(payload: dict[str, object], error: Exception) -> str:
+    others = {name: part for name, part in payload.items() if name != "source"}
+    # Its source may have been packed all right, and takes long to look through.
+    suspects = payload if _why_unpicklable(others) is None else others
+    return describe_offender(suspects, error, _why_unpicklable)
+
+
 def _payload_pickler(file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> PayloadPickler:
     return PayloadPickler(file, protocol=5, buffer_callback=buffer_callback)
 
 
 def _pickled(
-    payload: object, make_pickler: Callable[[Any, Callable[[pickle.PickleBuffer], bool]], PayloadPickler]
-) -> tuple[bytes, tuple[memoryview, ...]]:
+    payload: dict[str, object], make_pickler: Callable[[Any, Callable[[pickle.PickleBuffer], bool]], PayloadPickler]
+) -> tuple[bytes, tuple[memoryview, ...], int]:
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
-        flat = _flat(buffer)
+        flat = flat_bytes(buffer)
         if flat is None or flat.nbytes < OUT_OF_BAND_BYTES:
             return True
         buffers.append(flat)
         return False
 
+    packing = Packing(OUT_OF_BAND_BYTES, _why_unpicklable)
     with io.BytesIO() as file:
-        make_pickler(file, is_in_band).dump(payload)
-        return file.getvalue(), tuple(buffers)
-
-
-def _flat(buffer: pickle.PickleBuffer) -> memoryview | None:
-    """The buffer's bytes; None where they are not contiguous, which pickle refuses with a message of its own."""
-    try:
-        return buffer.raw()
-    except BufferError:
-        return None
+        pickler = make_pickler(file, is_in_band)
+        pickler.met = packing.met
+        pickler.dump(packing.prepare(payload))
+        return file.getvalue(), tuple(buffers), packing.packed
 
 
 def _why_unpicklable(part: object) -> Exception | None:
     """What pickling this part alone raises; None where it works. Nothing is kept of it and no array is copied."""
     try:
-        _payload_pickler(_Nowhere(), lambda buffer: _flat(buffer) is None).dump(part)
+        _payload_pickler(_Nowhere(), lambda buffer: flat_bytes(buffer) is None).dump(part)
     except MemoryError:
         raise
     except Exception as error:

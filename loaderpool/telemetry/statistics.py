@@ -47,5 +47,9 @@ class Statistics:
     errors: int  # samples skipped or replaced in the batches handed to consumers
     restarts: int  # workers that died and were replaced
     supervisor_restarts: int  # supervisors that died and were replaced
+    items_packed: int  # of the source, which workers read from bytes and not as objects
+    data_bytes_shared: int  # of arrays of function and source that stand in memory once: adopted, or made by `share`
+    data_bytes_copied: int  # of those that were copied into shared memory
+    data_copied_because: tuple[str, ...]  # why, a line for each reason with its bytes
     workers_start: Literal["fork", "exec"] | None  # exec: modules start threads on import; None: workers=0
     workers: tuple[WorkerStatistics, ...]

@@ -1,0 +1,144 @@
+"""A large array of the trainer's moves into a file that workers map, and stays where it is: adopted in place.
+
+Piece by piece it is copied into the file, and the piece of the file takes the place of the array's own pages in one
+step. So the array keeps its address and its contents, what the trainer writes later stays the trainer's, and at no time
+is more than a piece in memory twice (docs/explanation/memory.md, "Adoption").
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import threading
+from typing import Any
+
+import numpy as np
+
+from loaderpool import machine
+from loaderpool.memory import datafile
+from loaderpool.memory.datafile import DataFile, find_file
+
+__all__ = ["LEAST_BYTES", "address_of", "is_in_passing", "is_shared", "place_of", "why_copied"]
+
+# Smaller arrays are copied: their second copy is little, and each file takes a descriptor in trainer and supervisor,
+# and a mapping in every worker. Larger: more stands in memory twice.
+LEAST_BYTES = 16 << 20
+# What is in memory twice for a moment. Smaller: more system calls; larger: that much more memory.
+_PIECE_BYTES = 4 << 20
+# A piece that somebody writes to is copied anew so often; then the array is left alone.
+_MOST_TURNS = 3
+
+
+def place_of(buffer: memoryview) -> tuple[DataFile, int] | None:
+    """The file that holds an array's bytes, and where in it; None where they have to be copied (see `why_copied`).
+
+    The array is adopted now if it can be; if not all of it could be, what was is as good as before. Runs in: the
+    trainer, while nobody writes to the array.
+
+    Args:
+        buffer: the array's bytes, contiguous.
+
+    Raises:
+        OSError: no memory, or no descriptors.
+    """
+    if not buffer.nbytes:
+        return None
+    address = address_of(buffer)
+    file = find_file(address, buffer.nbytes)
+    if file is None:
+        if why_copied(buffer) is not None:
+            return None
+        owner = _owner(buffer)
+        # All of it where it is much of it, so that its other parts find it there, too: moving it takes no more memory.
+        is_most = 2 * buffer.nbytes >= owner.nbytes
+        file = _adopt(address_of(owner), owner.nbytes) if is_most else _adopt(address, buffer.nbytes)
+    file.freeze()
+    return file, address - file.address
+
+
+def why_copied(buffer: memoryview) -> str | None:
+    """Why an array has to be copied into shared memory; None where it can be adopted. Changes nothing."""
+    if buffer.nbytes < LEAST_BYTES:
+        return f"it is smaller than {LEAST_BYTES >> 20} MiB"
+    owner = _owner(buffer)
+    if isinstance(owner, ctypes.Array):
+        return "it is shared memory that was written to after another loader was made"
+    if type(owner) is not np.ndarray or not owner.flags.owndata:
+        return f"its memory is not NumPy's own but of a {type(owner).__name__}"
+    if _handler_name(owner) != "default_allocator":
+        return "its memory is of another allocator than NumPy's own"
+    other = _other_thread()
+    if other is not None:
+        return f"another thread runs ({other}), which might write to it"
+    return machine.why_not_replaceable(address_of(owner), owner.nbytes, datafile.NAME)
+
+
+def is_shared(buffer: memoryview) -> bool:
+    """Whether a file holds the bytes already."""
+    return bool(buffer.nbytes) and find_file(address_of(buffer), buffer.nbytes) is not None
+
+
+def is_in_passing(buffer: memoryview) -> bool:
+    """Whether the bytes were made on the way, as packed items are, and are gone when they have been copied."""
+    return type(_owner(buffer)).__name__ == "_BytesIOBuffer"
+
+
+def address_of(buffer: Any) -> int:
+    """Where a buffer's or an array's bytes begin."""
+    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    return int(array.__array_interface__["data"][0])
+
+
+def _owner(buffer: memoryview) -> Any:
+    """The object in whose memory the bytes lie."""
+    owner: Any = buffer
+    while True:
+        if isinstance(owner, memoryview):
+            owner = owner.obj
+        elif isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        else:
+            return owner
+
+
+def _handler_name(array: Any) -> str | None:
+    try:
+        from numpy._core.multiarray import get_handler_name
+    except ImportError:  # NumPy 1
+        from numpy.core.multiarray import get_handler_name  # type: ignore[no-redef]
+    name: str | None = get_handler_name(array)
+    return name
+
+
+def _other_thread() -> str | None:
+    """The name of a Python thread that may be in the middle of something; daemons and timers are taken to wait."""
+    for thread in threading.enumerate():
+        is_idle = thread.daemon or isinstance(thread, threading.Timer) or thread is threading.main_thread()
+        if thread is not threading.current_thread() and not is_idle:
+            return thread.name
+    return None
+
+
+def _adopt(address: int, nbytes: int) -> DataFile:
+    """Move memory into a file of its own, page by page; the ends that fill no page are copied into it."""
+    page = mmap.PAGESIZE
+    base, end = address // page * page, address + nbytes
+    first, last = -(-address // page) * page, end // page * page
+    file = DataFile(base, -(-end // page) * page - base)
+    machine.write_memory(file.descriptor, address - base, address, first - address)
+    for at in range(first, last, _PIECE_BYTES):
+        _move(file, at, min(_PIECE_BYTES, last - at), at - base)
+    machine.write_memory(file.descriptor, last - base, last, end - last)
+    file.note()
+    return file
+
+
+def _move(file: DataFile, address: int, nbytes: int, offset: int) -> None:
+    with mmap.mmap(file.descriptor, nbytes, prot=mmap.PROT_READ, offset=offset) as view:
+        seen = address_of(memoryview(view))
+        for _ in range(_MOST_TURNS):
+            machine.write_memory(file.descriptor, offset, address, nbytes)
+            if machine.map_over(address, nbytes, file.descriptor, offset, seen):
+                return
+    raise OSError(errno.EBUSY, "another thread writes to it")

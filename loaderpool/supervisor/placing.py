@@ -1,0 +1,60 @@
+"""Where a shipment's arrays go: into files in which they stand already or are adopted, or by a copy into the arena.
+
+Runs in: the trainer.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from loaderpool.memory.adoption import is_in_passing, place_of, why_copied
+from loaderpool.memory.datafile import DataFile
+from loaderpool.supervisor.shipping import Shipment
+
+__all__ = ["Placement", "place"]
+
+# Files of one shipment. More would not fit one message to the supervisor (253 descriptors), and each is a descriptor
+# here and there.
+_MOST_FILES = 64
+
+
+@dataclasses.dataclass
+class Placement:
+    """Of the arrays of one shipment. Ownership: holds the files, which must outlive the loader."""
+
+    files: list[DataFile] = dataclasses.field(default_factory=list)
+    places: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # by buffer: number of file, offset
+    shared_bytes: int = 0  # of arrays that stand in files
+    copied_bytes: int = 0  # of arrays that are copied
+    copied_because: tuple[str, ...] = ()  # why, a line for each reason
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the files, in their order."""
+        return [file.descriptor for file in self.files]
+
+
+def place(shipment: Shipment) -> Placement:
+    """Find or make the files for the shipment's large arrays, which are adopted in place where that can be."""
+    found = Placement()
+    reasons: collections.Counter[str] = collections.Counter()
+    for number, buffer in enumerate(shipment.buffers):
+        file, reason = None, ""
+        try:
+            if len(found.files) < _MOST_FILES:
+                file = place_of(buffer)
+            else:
+                reason = f"the loader has {_MOST_FILES} others"
+        except OSError as error:  # no memory for files, or no descriptors: there may be some in the arena
+            reason = str(error)
+        if file is not None:
+            if file[0] not in found.files:
+                found.files.append(file[0])
+            found.places[number] = found.files.index(file[0]), file[1]
+            found.shared_bytes += buffer.nbytes
+        elif not is_in_passing(buffer):
+            found.copied_bytes += buffer.nbytes
+            reasons[reason or why_copied(buffer) or "it was written to meanwhile"] += buffer.nbytes
+    found.copied_because = tuple(f"{nbytes:,} bytes: {reason}" for reason, nbytes in reasons.most_common())
+    return found

@@ -1,0 +1,213 @@
+"""Data stands in memory once: packed items, shared arrays and adopted ones give the same bits as a serial run."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import assert_same, read
+from tests.support.child import run_child
+from tests.support.processes import descendants, read_pss
+
+ITEMS = 30_000
+
+
+def records() -> list[dict[str, Any]]:
+    return [{"path": f"data/train/{i:06d}.jpg", "label": i % 1000, "weight": i / 7} for i in range(ITEMS)]
+
+
+def of_record(record: dict[str, Any], rng: np.random.Generator) -> Any:
+    return {"x": np.float64(record["weight"]) + rng.random(3), "label": record["label"], "path": record["path"]}
+
+
+def kill_supervisor(loader: lp.Loader) -> None:
+    worker = loader.statistics().workers[0].pid
+    with open(f"/proc/{worker}/stat") as file:
+        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+
+def tree_pss() -> int:
+    total = 0
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        try:
+            total += read_pss(pid)
+        except (OSError, ProcessLookupError):
+            continue
+    return total
+
+
+# -- packed items
+
+
+def test_packed_items_give_the_bits_of_a_serial_run() -> None:
+    settings: dict[str, Any] = {"batch_size": 500, "shuffle": True, "seed": 3}
+    expected = read(lp.Loader(records(), of_record, workers=0, **settings), passes=2)
+    with lp.Loader(records(), of_record, workers=2, **settings) as loader:
+        assert_same(read(loader, passes=2), expected)
+
+
+def test_packed_columns_and_batch_functions_give_the_bits_of_a_serial_run() -> None:
+    def batch(rows: list[Any]) -> Any:
+        return np.array([row["record"]["label"] + row["n"] for row in rows]), [row["text"] for row in rows]
+
+    source = {"record": records(), "n": np.arange(ITEMS), "text": tuple(f"é{i}" * 5 for i in range(ITEMS))}
+    source["text"] = list(source["text"])
+    expected = read(lp.Loader(source, batch_fn=batch, batch_size=400, workers=0))
+    with lp.Loader(source, batch_fn=batch, batch_size=400, workers=2) as loader:
+        assert_same(read(loader), expected)
+
+
+def test_packed_items_outlive_their_supervisor() -> None:
+    expected = read(lp.Loader(records(), of_record, batch_size=100, workers=0))
+    with lp.Loader(records(), of_record, batch_size=100, workers=2) as loader:
+        batches = iter(loader)
+        found = read([next(batches)])
+        kill_supervisor(loader)
+        assert_same(found + read(batches), expected)
+        assert loader.statistics().supervisor_restarts == 1
+
+
+def test_workers_that_read_packed_items_take_no_memory_of_their_own_for_them() -> None:
+    items = [{"path": f"data/train/{i:07d}.jpg", "label": i % 1000} for i in range(200_000)]
+    gc.collect()
+    before = read_pss(os.getpid())
+    with lp.Loader(items, lambda item: item["label"], batch_size=1000, workers=4, shuffle=True) as loader:
+        grown = []
+        for _ in range(3):
+            assert sum(int(batch.sum()) for batch in loader) == sum(i % 1000 for i in range(200_000))
+            grown.append(tree_pss() - before)
+    # Unpacked it is 200 MB; the interpreters alone are 50.
+    assert grown[0] < 110e6 and grown[2] < grown[0] + 10e6, grown
+
+
+# -- shared and adopted arrays
+
+ROWS = 48
+
+
+def large_array() -> Any:
+    """48 MiB, which malloc never has in a heap."""
+    return np.random.default_rng(1).integers(0, 1 << 60, (ROWS, 1 << 17), np.int64)
+
+
+def expected_of(array: Any) -> list[int]:
+    return [int(value) for value in array.sum(axis=1)]
+
+
+def sums_of(batches: Any) -> list[int]:
+    return [int(value) for batch in batches for value in batch]
+
+
+@pytest.mark.parametrize("how", ["captured", "source", "column", "shared"])
+def test_a_large_array_stands_in_memory_once_and_gives_the_bits_of_a_serial_run(how: str) -> None:
+    array = large_array()
+    expected = expected_of(array)
+    if how == "shared":
+        array = lp.share(array)
+    loaders: dict[str, Any] = {
+        "captured": (range(ROWS), lambda i: array[i].sum()),
+        "shared": (range(ROWS), lambda i: array[i].sum()),
+        "source": (array, lambda row: row.sum()),
+        "column": ({"row": array, "n": list(range(ROWS))}, lambda item: item["row"].sum()),
+    }
+    source, fn = loaders[how]
+    serial = read(lp.Loader(source, fn, batch_size=4, workers=0), passes=2)
+    address = array.ctypes.data
+    with lp.Loader(source, fn, batch_size=4, workers=2) as loader:
+        assert_same(read(loader, passes=2), serial)
+        statistics = loader.statistics()
+        assert (statistics.data_bytes_shared, statistics.data_bytes_copied) == (array.nbytes, 0)
+        array[:] = 0  # the trainer's own business
+        assert sums_of(loader) == expected
+    assert not array.any() and array.ctypes.data == address
+
+
+def test_a_shared_and_an_adopted_array_outlive_supervisors() -> None:
+    adopted, shared = large_array(), lp.share(np.arange(20_000))
+    sums = expected_of(adopted)
+    expected = [sums[at % ROWS] + at for at in range(20 * ROWS)]
+    with lp.Loader(range(20 * ROWS), lambda i: adopted[i % ROWS].sum() + shared[i], 2, workers=2) as loader:
+        for _ in range(2):
+            batches = iter(loader)
+            found = sums_of([next(batches)])
+            kill_supervisor(loader)
+            assert found + sums_of(batches) == expected
+        statistics = loader.statistics()
+        assert statistics.supervisor_restarts == 2
+        assert statistics.data_bytes_shared == adopted.nbytes + shared.nbytes
+    assert expected_of(adopted) == sums
+
+
+def test_loaders_of_one_pool_share_one_file_and_close_in_any_order() -> None:
+    array = large_array()
+    expected = expected_of(array)
+    with lp.Pool(2) as pool:
+        loaders = [lp.Loader(range(ROWS), lambda i: array[i].sum(), batch_size=5, pool=pool) for _ in range(3)]
+        for loader in loaders:
+            assert sums_of(loader) == expected
+        assert tree_pss() < 48 * (1 << 20) + (150 << 20)
+        loaders[0].close()
+        assert sums_of(loaders[2]) == expected
+        loaders[2].close()
+        assert sums_of(loaders[1]) == expected
+
+
+def test_workers_that_load_the_payload_themselves_map_the_files_too(tmp_path: Path) -> None:
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "def add(value): return value + 1\n"
+    )
+    code = f"""
+        import sys, warnings
+        sys.path.insert(0, {str(tmp_path)!r})
+        import numpy as np, loaderpool as lp
+        warnings.simplefilter("ignore")
+        array, shared = np.ones((48, 1 << 20), np.uint8), lp.share(np.arange(20_000))
+
+        def fn(i):
+            import starts_a_thread
+            return starts_a_thread.add(int(array[i].sum()) + shared[i])
+
+        class Needs:
+            def __reduce__(self): return __import__, ("starts_a_thread",)
+
+        with lp.Loader(range(48), lambda i, _=Needs(): fn(i), batch_size=4, workers=2) as loader:
+            assert [int(v) for b in loader for v in b] == [(1 << 20) + i + 1 for i in range(48)]
+            statistics = loader.statistics()
+        assert statistics.workers_start == "exec", statistics.workers_start
+        assert statistics.data_bytes_shared == array.nbytes + shared.nbytes, statistics
+    """
+    run_child(textwrap.dedent(code)).check()
+
+
+def test_memory_comes_back_when_loader_and_array_are_gone() -> None:
+    gc.collect()
+    before = tree_pss()
+    for _ in range(3):
+        array = large_array()
+        with lp.Loader(array, lambda row: row.sum(), batch_size=4, workers=2) as loader:
+            assert len(sums_of(loader)) == ROWS
+        del array, loader
+        gc.collect()
+        assert tree_pss() < before + (20 << 20)
+
+
+def test_statistics_say_what_was_copied_and_why() -> None:
+    small = np.ones(100_000)
+    borrowed = np.frombuffer(bytearray(20 << 20), np.uint8)
+    with lp.Loader(range(4), lambda i: small[i] + borrowed[i], workers=1) as loader:
+        assert sums_of(loader) == [1] * 4
+        statistics = loader.statistics()
+    assert statistics.data_bytes_copied == small.nbytes + borrowed.nbytes and statistics.data_bytes_shared == 0
+    assert statistics.data_copied_because == (
+        "20,971,520 bytes: its memory is not NumPy's own but of a bytearray",
+        "800,000 bytes: it is smaller than 16 MiB",
+    )

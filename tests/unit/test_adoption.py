@@ -1,0 +1,423 @@
+"""Arrays move into files under their owner's eyes: same address and contents, whoever looks, writes, frees or forks."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import random
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderpool import capacity, machine
+from loaderpool.errors import ArgumentTypeError, MemoryLimitError
+from loaderpool.memory import adoption
+from loaderpool.memory.adoption import LEAST_BYTES, place_of, why_copied
+from loaderpool.memory.arena import Arena
+from loaderpool.memory.datafile import DataFile
+from loaderpool.memory.share import share
+from loaderpool.supervisor.loading import Payloads, put_shipment
+from loaderpool.supervisor.parcels import Parcels
+from loaderpool.supervisor.placing import place
+from loaderpool.supervisor.shipping import ship
+from tests.support.processes import read_pss
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adoption is for Linux"),
+    pytest.mark.no_leaks,
+]
+
+# Above glibc's largest dynamic threshold, so that malloc always gives a mapping of its own.
+LARGE = 40 << 20
+
+
+def array_of(nbytes: int = LARGE, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 255, nbytes, np.uint8)
+
+
+def flat(array: Any) -> memoryview:
+    return memoryview(array.reshape(-1, order="A").view(np.uint8))
+
+
+def contents(file: DataFile) -> bytes:
+    with mmap.mmap(file.descriptor, file.nbytes, prot=mmap.PROT_READ) as view:
+        return view[:]
+
+
+def adopted(array: Any) -> tuple[DataFile, int]:
+    found = place_of(flat(array))
+    assert found is not None, why_copied(flat(array))
+    return found
+
+
+def mappings(array: Any) -> list[str]:
+    start = array.__array_interface__["data"][0]
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = [(line, *(int(each, 16) for each in line.split()[0].split("-"))) for line in lines]
+    return [line for line, first, last in spans if first < start + array.nbytes and last > start]
+
+
+def in_fork(check: Callable[[], None]) -> None:
+    """Run a check that leaves malloc's heaps in another state."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        try:
+            check()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+# -- in place
+
+
+@pytest.mark.parametrize("nbytes", [LARGE, LARGE + 1, LARGE + 4079, LARGE + 4080, LARGE + 4081, 5 * LARGE // 3])
+def test_an_adopted_array_keeps_address_and_contents_and_the_file_has_them(nbytes: int) -> None:
+    array = array_of(nbytes)
+    expected, address = array.copy(), array.ctypes.data
+    file, offset = adopted(array)
+    assert array.ctypes.data == address and np.array_equal(array, expected)
+    assert contents(file)[offset : offset + nbytes] == expected.tobytes()
+    files = [line for line in mappings(array) if "memfd:loaderpool-data" in line]
+    assert len(files) == 1 and files[0].split()[1] == "rw-p"
+
+
+def test_adoption_takes_no_memory() -> None:
+    array = array_of(4 * LARGE)
+    before = read_pss(os.getpid())
+    file, _ = adopted(array)
+    assert array.sum() > 0
+    assert read_pss(os.getpid()) < before + (4 << 20)
+    del file
+
+
+def test_what_the_trainer_writes_later_stays_its_own() -> None:
+    array = array_of()
+    file, offset = adopted(array)
+    before = contents(file)
+    array[:] = 7
+    assert contents(file) == before and (array == 7).all() and offset == 16
+
+
+def test_an_array_is_adopted_once_for_all_loaders_and_anew_when_it_was_written_to() -> None:
+    array = array_of()
+    first, _ = adopted(array)
+    second, _ = adopted(array)
+    assert first is second
+    array[LARGE // 2] += 1
+    third, offset = adopted(array)
+    assert third is not first
+    assert contents(third)[offset : offset + LARGE] == array.tobytes() != contents(first)[offset : offset + LARGE]
+    assert adopted(array)[0] is third
+
+
+def test_parts_of_an_array_find_themselves_in_the_whole() -> None:
+    array = array_of(3 * LARGE).reshape(3, -1)
+    file, offset = adopted(array[:2])
+    part, at = adopted(array[2])
+    assert part is file and at == offset + 2 * LARGE
+    assert adopted(array[1, 5000:9000])[0] is file
+
+
+def test_a_small_part_of_a_large_array_moves_alone() -> None:
+    array = array_of(4 * LARGE)
+    expected = array.copy()
+    file, offset = adopted(array[LARGE + 77 : 2 * LARGE])
+    assert file.nbytes < LARGE + 8192
+    assert contents(file)[offset : offset + LARGE - 77] == expected[LARGE + 77 : 2 * LARGE].tobytes()
+    assert np.array_equal(array, expected)
+
+
+def test_arrays_of_other_orders_and_types_are_adopted_too() -> None:
+    for array in (
+        np.asfortranarray(np.arange(LARGE // 8, dtype=np.float64).reshape(1024, -1)),
+        np.zeros(LARGE // 12, np.dtype([("a", np.float64), ("b", np.int32)])),
+        np.arange(LARGE // 8).T,
+    ):
+        expected = array.copy()
+        shipment = ship({"x": array})
+        placement = place(shipment)
+        assert placement.shared_bytes == array.nbytes and placement.copied_bytes == 0
+        assert np.array_equal(array, expected)
+
+
+# -- what cannot be adopted
+
+
+def test_what_is_not_numpy_s_own_is_copied_with_the_reason(tmp_path: Path) -> None:
+    np.zeros(LARGE, np.uint8).tofile(tmp_path / "data")
+    cases = {
+        "smaller than": np.zeros(LEAST_BYTES - 1, np.uint8),
+        "of a bytearray": np.frombuffer(bytearray(LARGE), np.uint8),
+        "of a bytes": np.frombuffer(bytes(LARGE), np.uint8),
+        "of a mmap": np.ndarray((LARGE,), np.uint8, buffer=mmap.mmap(-1, LARGE)),
+        "of a memmap": np.asarray(np.memmap(tmp_path / "data", np.uint8, "c")),
+    }
+    for reason, array in cases.items():
+        before = mappings(array)
+        assert place_of(flat(array)) is None
+        assert reason in str(why_copied(flat(array))) or reason == "of a memmap"
+        assert why_copied(flat(array)) is not None
+        assert mappings(array) == before
+
+
+def test_a_block_of_a_heap_is_not_adopted() -> None:
+    def check() -> None:
+        ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: now even large blocks come from the heap
+        array = np.zeros(LARGE, np.uint8)
+        array[:] = 3
+        assert "pages of its own" in str(why_copied(flat(array)))
+        assert place_of(flat(array)) is None
+
+    in_fork(check)
+
+
+def test_nothing_is_adopted_while_another_thread_works() -> None:
+    array, done = array_of(), threading.Event()
+    thread = threading.Thread(target=done.wait, name="filler")
+    thread.start()
+    try:
+        assert "another thread runs (filler)" in str(why_copied(flat(array)))
+        assert place_of(flat(array)) is None
+    finally:
+        done.set()
+        thread.join()
+    assert why_copied(flat(array)) is None
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_where_memory_ends_in_the_middle_the_array_is_whole_and_is_copied(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = array_of()
+    expected = array.copy()
+    real, left = machine.map_over, [after]
+
+    def failing(*arguments: Any) -> bool:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(12, "no memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(machine, "map_over", failing)
+    placement = place(ship({"x": array}))
+    assert placement.files == [] and placement.copied_bytes == LARGE and "no memory" in placement.copied_because[0]
+    assert np.array_equal(array, expected)
+    monkeypatch.undo()
+    assert place(ship({"x": array})).shared_bytes == LARGE  # what has moved already is no obstacle
+    assert np.array_equal(array, expected)
+
+
+# -- what becomes of the memory
+
+
+@pytest.mark.parametrize("threshold", [128 << 10, 32 << 20])
+def test_adopt_free_and_allocate_again_many_times_around_malloc_s_threshold(threshold: int) -> None:
+    def check() -> None:
+        libc, rng = ctypes.CDLL(None), random.Random(5)
+        assert libc.mallopt(-3, threshold)
+        kept: list[tuple[Any, int]] = []
+        moved = 0
+        for turn in range(150):
+            nbytes = rng.choice([LEAST_BYTES, LEAST_BYTES + 5, 31 << 20, (32 << 20) - 4096, 32 << 20, LARGE])
+            make = rng.choice([np.empty, np.zeros])
+            array = make(nbytes, np.uint8)
+            if make is np.zeros:
+                assert not array[:: 4096 + 1].any() and not array[-1]
+            array[:] = turn % 251
+            moved += place_of(flat(array)) is not None
+            if rng.random() < 0.3:
+                array[::4096] = turn % 251  # private pages over the file's
+            kept.append((array, turn % 251))
+            while len(kept) > 4:
+                old, value = kept.pop(rng.randrange(len(kept)))
+                assert old[0] == old[-1] == value and (old[::4099] == value).all()
+                del old
+            libc.malloc_trim(0)
+        assert moved > 20
+        del kept, array
+        gc.collect()
+        assert "memfd:loaderpool-data" not in Path("/proc/self/maps").read_text()
+
+    in_fork(check)
+
+
+@pytest.mark.parametrize("change", [-5_000_000, 100, 30 << 20])
+def test_an_adopted_array_can_be_resized(change: int) -> None:
+    array = array_of()
+    expected = array.copy()
+    adopted(array)
+    array.resize(LARGE + change, refcheck=False)
+    least = min(LARGE, LARGE + change)
+    assert np.array_equal(array[:least], expected[:least]) and not array[least:].any()
+
+
+def test_the_file_outlives_the_array_and_the_array_the_file() -> None:
+    array = array_of()
+    expected = array.tobytes()
+    file, offset = adopted(array)
+    del array
+    gc.collect()
+    assert contents(file)[offset : offset + LARGE] == expected
+    array = np.frombuffer(expected, np.uint8).copy()
+    file, _ = adopted(array)
+    del file
+    gc.collect()
+    assert array.tobytes() == expected
+
+
+def test_an_array_at_the_place_of_one_that_is_gone_is_not_taken_for_it() -> None:
+    files = []
+    for value in range(8):  # malloc gives the same place again and again
+        array = np.full(LARGE, value, np.uint8)
+        file, offset = adopted(array)
+        assert contents(file)[offset] == contents(file)[offset + LARGE - 1] == value
+        files.append(file)
+        del array
+    assert len(set(map(id, files))) == 8
+
+
+def test_a_fork_sees_what_was_there_and_writes_for_itself() -> None:
+    array = array_of()
+    expected = array.copy()
+    adopted(array)
+    pid = os.fork()
+    if not pid:
+        is_same = np.array_equal(array, expected)
+        array[:] = 9
+        os._exit(0 if is_same and (array == 9).all() else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert np.array_equal(array, expected)
+
+
+def test_a_reader_on_another_thread_never_sees_anything_else() -> None:
+    array = np.full(8 * LARGE, 77, np.uint8)
+    seen, stop = [], threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.append(int(array.min()) == int(array.max()) == 77)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        while not seen:
+            pass
+        for _ in range(3):
+            file, _ = adopted(array)
+            del file
+    finally:
+        stop.set()
+        thread.join()
+    assert all(seen) and len(seen) > 2
+
+
+@pytest.mark.parametrize("times", [1, 2, 1000])
+def test_what_another_thread_writes_between_copy_and_exchange_is_not_lost(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = array_of()
+    expected = array.copy()
+    real, left = machine.write_memory, [times]
+
+    def write_then_be_overtaken(*arguments: Any) -> None:
+        real(*arguments)
+        if left[0] and arguments[-1] == adoption._PIECE_BYTES:
+            left[0] -= 1
+            for each in (array, expected):
+                each[LARGE // 2] += 1
+                each[5 * 4096] += 1
+
+    monkeypatch.setattr(machine, "write_memory", write_then_be_overtaken)
+    placement = place(ship({"x": array}))
+    assert np.array_equal(array, expected)
+    if times == 1000:
+        assert placement.files == [] and "another thread writes to it" in placement.copied_because[0]
+    monkeypatch.undo()
+    file, offset = adopted(array)
+    assert contents(file)[offset : offset + LARGE] == expected.tobytes() == array.tobytes()
+
+
+# -- arrays made shared
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (100, 200), (7, 1 << 20)])
+def test_a_shared_array_is_an_array_as_any_other(shape: tuple[int, ...], order: Any) -> None:
+    source = np.asarray(np.random.default_rng(0).normal(size=shape), order=order)
+    shared = share(source)
+    assert type(shared) is np.ndarray and shared.flags.writeable and not np.shares_memory(shared, source)
+    assert (shared.dtype, shared.shape, shared.flags.f_contiguous) == (source.dtype, shape, source.flags.f_contiguous)
+    assert shared.tobytes() == source.tobytes()
+    shared[...] = 1
+    assert (shared == 1).all()
+
+
+def test_a_shared_array_is_shipped_without_a_copy_whatever_its_size() -> None:
+    shared = share(np.arange(100_000))
+    placement = place(ship({"x": shared, "part": shared[50_000:]}))
+    assert (placement.copied_bytes, placement.shared_bytes, len(placement.files)) == (0, 1_200_000, 1)
+    shared[5] = -1  # after it was shipped: the trainer's own
+    assert np.frombuffer(contents(placement.files[0]), np.int64)[5] == 5
+    again = place(ship({"x": shared}))
+    assert again.copied_bytes == 800_000
+
+
+def test_what_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentTypeError, match="Python objects"):
+        share(np.array([{}, []], object))
+    monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(MemoryLimitError, match="has only 1,000 bytes free"):
+        share(np.zeros(5000))
+
+
+def test_shared_memory_is_free_when_the_last_array_is_gone() -> None:
+    part = share(np.arange(1 << 20))[5:9]
+    assert "memfd:loaderpool-data" in Path("/proc/self/maps").read_text()
+    assert part.tolist() == [5, 6, 7, 8]
+    del part
+    gc.collect()
+    assert "memfd:loaderpool-data" not in Path("/proc/self/maps").read_text()
+
+
+# -- through the arena's table
+
+
+def test_payloads_lie_on_files_and_copies_side_by_side() -> None:
+    arena = Arena.create()
+    large, small, shared = array_of(), np.arange(100_000), share(np.arange(70_000))
+    shipment = ship({"large": large[100:], "small": small, "shared": shared, "source": []})
+    placement = place(shipment)
+    assert placement.shared_bytes == LARGE - 100 + shared.nbytes and placement.copied_bytes == small.nbytes
+    assert placement.copied_because == (f"{small.nbytes:,} bytes: it is smaller than 16 MiB",)
+    extents, offset, nbytes = put_shipment(arena, shipment, placement)
+    assert sum(extent.nbytes for extent in extents) < 2 * small.nbytes
+    payloads = Payloads(arena, Parcels(None, {1: [os.dup(file) for file in placement.descriptors]}))
+    payloads.load(1, offset, nbytes)
+    loaded = payloads.loaded[1]
+    for name, array in {"large": large[100:], "small": small, "shared": shared}.items():
+        assert np.array_equal(loaded[name], array), name
+        loaded[name][0] = 5  # private, as in every worker
+    assert not np.array_equal(loaded["large"], large[100:]) or large[100] == 5
+    payloads.unload(1)
+    arena.close_descriptor()
+
+
+def test_more_files_than_a_message_holds_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoption, "LEAST_BYTES", 1 << 20)
+    shared = [share(np.full(1000 * 100, number)) for number in range(70)]
+    placement = place(ship({"all": shared}))
+    assert len(placement.files) == 64 and "has 64 others" in placement.copied_because[0]
