@@ -28,12 +28,12 @@ from loaderpool.errors import (
 )
 from loaderpool.loader import Loader
 from loaderpool.loader_iterator import LoaderIterator
-from loaderpool.memory.share import share
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
 
 if TYPE_CHECKING:
+    from loaderpool.memory.share import share
     from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
 __version__ = "0.1.0"
@@ -73,6 +73,10 @@ def __getattr__(name: str) -> Any:
         from loaderpool.telemetry import statistics
 
         return getattr(statistics, name)
+    if name == "share":
+        from loaderpool.memory.share import share
+
+        return share
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
