@@ -29,12 +29,12 @@ from loaderpool.errors import (
 )
 from loaderpool.loader import Loader
 from loaderpool.loader_iterator import LoaderIterator
-from loaderpool.memory.share import share
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
 
 if TYPE_CHECKING:
+    from loaderpool.memory.share import share
     from loaderpool.sources.mix import mix
     from loaderpool.sources.text_lines import TextLines
     from loaderpool.sources.zipped import zip_sources
@@ -81,6 +81,7 @@ _ON_DEMAND = {
     "TextLines": "sources.text_lines",
     "WorkerStatistics": "telemetry.statistics",
     "mix": "sources.mix",
+    "share": "memory.share",
     "zip_sources": "sources.zipped",
 }
 

@@ -114,7 +114,7 @@ def _handler_name(array: Any) -> str | None:
 def _other_thread() -> str | None:
     """The name of a Python thread that may be in the middle of something; daemons and timers are taken to wait."""
     for thread in threading.enumerate():
-        is_idle = thread.daemon or isinstance(thread, threading.Timer) or thread is threading.main_thread()
+        is_idle = thread.daemon or isinstance(thread, threading.Timer)
         if thread is not threading.current_thread() and not is_idle:
             return thread.name
     return None

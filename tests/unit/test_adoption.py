@@ -198,6 +198,14 @@ def test_nothing_is_adopted_while_another_thread_works() -> None:
     assert why_copied(flat(array)) is None
 
 
+def test_nothing_is_adopted_by_another_thread_than_the_main_one() -> None:
+    array, found = array_of(), []
+    thread = threading.Thread(target=lambda: found.append(why_copied(flat(array))))
+    thread.start()
+    thread.join()
+    assert found == ["another thread runs (MainThread), which might write to it"]
+
+
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_where_memory_ends_in_the_middle_the_array_is_whole_and_is_copied(
     after: int, monkeypatch: pytest.MonkeyPatch
