@@ -18,6 +18,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.passes import Pass
 from loaderpool.ragged import RaggedArray
+from loaderpool.reading import Reading
 from tests.support.batches import Place, assert_same, copied, indices_in, read, shared_pools
 from tests.support.child import run_child
 
@@ -579,7 +580,7 @@ def test_oversize_batches_come_in_chunks_too(on: Place) -> None:
 def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None:
     loader = lp.Loader(range(4001), lambda index: np.full(4, index, np.float32), batch_size=4, **on(2))
     counts = []
-    one_pass = Pass(loader._book)
+    one_pass = Pass(loader._book, Reading())
     while True:
         try:
             counts.append(one_pass.next_delivery().count)

@@ -32,6 +32,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.lease import ReturnPipe
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
+from loaderpool.plan.order import Plan
 from loaderpool.session import Session
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor import watch
@@ -161,7 +162,7 @@ def test_rule_02_rows_then_the_note_then_the_completion_then_the_report(monkeypa
         seen.append("completion" if descriptor == completion_end else "report")
 
     monkeypatch.setattr(loop, "write_message", write)
-    work = SimpleNamespace(ensure_setup=lambda: None, fill=fill, plan=SimpleNamespace(rows=lambda batch: ROWS))
+    work = SimpleNamespace(ensure_setup=lambda: None, fill=fill, plan=Plan(100 * ROWS, ROWS))
     channels = loop.WorkerChannels(tickets, report_end, completion_end, ours)
     worker: Any = loop.WorkerLoop(0, 0, arena, channels, {})
     worker._works[1] = work
