@@ -57,8 +57,10 @@ class ArraySpec:
             raise ArgumentError(f"text={text!r} goes with dtype object, not {numpy_dtype}")
         if numpy_dtype == OBJECT and text is None:
             raise ArgumentError('dtype object needs text="str" or text="bytes": no other objects can be batched')
-        if ragged and (text is not None or None not in sizes):
-            cause = "holds no text" if text is not None else f"has an axis of None, and shape is {sizes}"
+        if not isinstance(ragged, bool):
+            raise ArgumentTypeError(f"ragged must be True or False, got {ragged!r}")
+        if ragged and (text is not None or None not in sizes[1:]):
+            cause = "holds no text" if text is not None else f"has the shape (batch, None, ...), not {sizes}"
             raise ArgumentError(f"a ragged component {cause}")
         for name, value in (("shape", sizes), ("dtype", numpy_dtype), ("text", text), ("ragged", bool(ragged))):
             object.__setattr__(self, name, value)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError, LoaderpoolError
+from loaderpool.sources.recognise import length_of
 from loaderpool.sources.sequence import BatchSequence, attributes_of
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
             raise ArgumentError(f"from_sequence takes no {name}: the sequence's [i] is a whole batch as it is")
     if isinstance(sequence, type):
         raise ArgumentTypeError(f"from_sequence needs an instance, got the class {sequence.__name__}")
+    if isinstance(sequence, (str, bytes)):
+        raise ArgumentTypeError(f"from_sequence needs a sequence of batches, got one {type(sequence).__name__}")
     if not hasattr(type(sequence), "__getitem__"):
         raise ArgumentTypeError(f"from_sequence needs __getitem__(batch_index); {type(sequence).__name__} has none")
     source = BatchSequence(sequence)
@@ -86,7 +89,7 @@ class SequenceHooks:
         self._parts = _checksums(sequence) if self._overridden else {}  # as the workers know it
         self._found: dict[str, bytes] = {}  # as it was when changes were last looked for
         self._ran = ""  # the hook that ran since; what it changed was not told yet
-        self._batches = len(BatchSequence(sequence))
+        self._batches = length_of(BatchSequence(sequence))
 
     def anew(self) -> SequenceHooks:
         """The same hooks for another loader, whose workers know the sequence as it is now."""

@@ -54,8 +54,9 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     prefetch = _whole(
         "prefetch", prefetch, "a number of batches from 0 on, or tf.data.AUTOTUNE", at_least=tf.data.AUTOTUNE
     )
-    if device is not None and not isinstance(device, str):
-        raise ArgumentTypeError(f'device must be a name such as "/GPU:0", got {device!r}')
+    _check_device(device)
+    if not isinstance(checkpointable, bool):
+        raise ArgumentTypeError(f"checkpointable must be True or False, got {checkpointable!r}")
     if checkpointable:
         raise ArgumentError("checkpointable=True is not there yet; it comes with exact resume")
     interrupts.tell_other_threads()
@@ -88,6 +89,21 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
         length = tf.constant(epochs * len(loader), tf.int64)
         dataset.cardinality = lambda: length
     return dataset
+
+
+def _check_device(device: Any) -> None:
+    """TensorFlow would put a dataset for a device that is not there on one that is, in silence."""
+    if device is None:
+        return
+    if not isinstance(device, str):
+        raise ArgumentTypeError(f'device must be a name such as "/GPU:0", got {device!r}')
+    there = [f"/{each.device_type}:{each.name.rpartition(':')[2]}" for each in tf.config.list_logical_devices()]
+    try:
+        asked = tf.DeviceSpec.from_string(device)
+    except ValueError as error:
+        raise ArgumentError(f'device must be a name such as "/GPU:0", got {device!r}: {error}') from None
+    if f"/{asked.device_type}:{asked.device_index or 0}" not in there:
+        raise ArgumentError(f"device={device!r}: TensorFlow has no such device here, it has {', '.join(there)}")
 
 
 def _whole(name: str, value: Any, what: str, *, at_least: int) -> int:

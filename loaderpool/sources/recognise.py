@@ -12,7 +12,7 @@ from loaderpool.sources.advice import refusal
 from loaderpool.sources.columns import Columns, is_array, is_table, table_columns, zip_columns
 from loaderpool.sources.sequence import BatchSequence
 
-__all__ = ["Source", "as_source"]
+__all__ = ["Source", "as_source", "length_of"]
 
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
 _READY = (list, range, Columns, BatchSequence)
@@ -84,7 +84,7 @@ def as_source(obj: Any) -> Source:
         source = zip_columns(obj)
     else:
         source = obj
-    size = _length(source)
+    size = length_of(source)
     if size == 0:
         raise ArgumentError(f"source is empty: {_describe(obj)} of length 0; is a path or a filter before it wrong?")
     is_ready = type(source) in _READY or isinstance(source, (tuple, np.ndarray))
@@ -103,7 +103,12 @@ def _are_columns(values: tuple[Any, ...]) -> bool:
     )
 
 
-def _length(source: Any) -> int:
+def length_of(source: Any) -> int:
+    """How many items it has.
+
+    Raises:
+        SourceError: it cannot say.
+    """
     try:
         return len(source)
     except SourceError:
@@ -116,6 +121,8 @@ def _length(source: Any) -> int:
 
 
 def _describe(obj: Any) -> str:
+    if isinstance(obj, BatchSequence):
+        return f"a {type(obj.target).__name__}"
     if isinstance(obj, np.ndarray):
         return f"an array of shape {obj.shape}"
     return f"a {type(obj).__name__}"

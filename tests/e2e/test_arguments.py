@@ -594,3 +594,47 @@ def test_errors_are_exported_with_their_builtins() -> None:
             assert len({base for base in error.__mro__ if isinstance(base, type) and base.__module__ == "builtins"}) > 3
     assert isinstance(lp.errors, types.ModuleType)
     assert SampleError.index is None
+
+
+# ---- what a fresh pair of hands got wrong without being told ----
+
+
+@pytest.mark.parametrize(
+    ("ragged", "shape", "error"),
+    [
+        (3, (None, None), lp.ArgumentTypeError),
+        ("no", (None, None), lp.ArgumentTypeError),
+        (True, (None,), lp.ArgumentError),
+    ],
+)
+def test_a_ragged_axis_is_one_behind_the_first(ragged: Any, shape: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="ragged"):
+        lp.ArraySpec(shape, "f4", ragged=ragged)
+
+
+class Odd:
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        if isinstance(self.length, Exception):
+            raise self.length
+        return self.length  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((2, 2))
+
+    def on_epoch_end(self) -> None: ...
+
+
+@pytest.mark.parametrize("length", [-1, "3", RuntimeError("the database is away")])
+def test_a_sequence_without_a_usable_length_is_named(length: Any) -> None:
+    with pytest.raises(lp.SourceError, match="a Odd raised"):
+        lp.Loader.from_sequence(Odd(length), workers=0)
+
+
+def test_an_empty_sequence_and_a_text_are_refused_by_name() -> None:
+    with pytest.raises(lp.ArgumentError, match="a Odd of length 0"):
+        lp.Loader.from_sequence(Odd(0), workers=0)
+    with pytest.raises(lp.ArgumentTypeError, match="one str"):
+        lp.Loader.from_sequence("abc", workers=0)

@@ -610,3 +610,20 @@ def test_restore_malloc_makes_large_arrays_cheap_again(tf: Any) -> None:
     found, restored, spoiled, restored_again = map(int, result.stdout.split())
     # 20 arrays of 1024 pages: a fault each (fewer where pages are huge), or next to none.
     assert 10 * max(restored, restored_again, 1) < min(found, spoiled)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("device", "x", lp.ArgumentError),
+        ("device", "", lp.ArgumentError),
+        ("device", "/CPU:99", lp.ArgumentError),
+        ("device", "/GPU:7", lp.ArgumentError),
+        ("device", 3, lp.ArgumentTypeError),
+        ("checkpointable", "x", lp.ArgumentTypeError),
+        ("checkpointable", 0, lp.ArgumentTypeError),
+    ],
+)
+def test_a_mistake_in_as_dataset_is_told(name: str, value: Any, error: type[Exception], tf: Any) -> None:
+    with lp.Loader(range(8), workers=0) as loader, pytest.raises(error, match=name):
+        loader.as_dataset(**{name: value})

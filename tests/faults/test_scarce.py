@@ -90,3 +90,32 @@ with lp.Loader(range(20), lambda item: item + 1, batch_size=4, workers=2) as loa
     result = run_child(code, timeout_s=60, cwd=tmp_path, env=env).check()
     assert (result.stdout, result.stderr) == ("[1, 5, 9, 13, 17]\n", "")
     assert list(tmp_path.iterdir()) == []
+
+
+NAMESPACE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x00020000):  # CLONE_NEWNS
+    print("skip"); raise SystemExit
+libc.mount(b"none", b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+if SIZE:
+    failed = libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=1m")
+else:
+    failed = libc.mount(b"/proc", b"/dev/shm", None, 0x1000, None)  # MS_BIND: nothing can be made there
+if failed:
+    print("skip"); raise SystemExit
+import numpy as np
+import loaderpool as lp
+with lp.Loader(range(40), lambda item: np.full((512, 512), item, np.float32), batch_size=8, workers=2) as loader:
+    for epoch in range(2):
+        assert [float(batch[0, 0, 0]) for batch in loader] == list(range(0, 40, 8))
+print(os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize <= 1 << 20)
+"""
+
+
+@pytest.mark.parametrize("size", ["1 MiB", "none"])
+def test_little_or_no_dev_shm(size: str) -> None:
+    result = run_child(f"SIZE = {size != 'none'}\n" + NAMESPACE, timeout_s=60).check()
+    if result.stdout == "skip\n":
+        pytest.skip("no mount namespace can be made here")
+    assert result.stdout == "True\n"
