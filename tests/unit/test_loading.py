@@ -47,6 +47,7 @@ def test_thousands_of_arrays_take_no_descriptors_and_one_mapping(arena: Arena) -
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:loaderpool-arena")
 
+    gc.collect()  # what other tests have left in cycles would go meanwhile
     descriptors, maps = len(os.listdir("/proc/self/fd")), mappings()
     payloads, payload = load(arena, {"source": many_arrays()})
     assert len(os.listdir("/proc/self/fd")) == descriptors
