@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -73,11 +74,11 @@ class LoaderIterator(Iterator[Any]):
         book = self._book
         if self._pass.log is None:
             book.latest, book.latest_is_dataset = self._reading, False
-            book.live.add(self)
+            book.live[id(self)] = weakref.ref(self)
         try:
             return self._pass.next_delivery()
         except BaseException:
-            book.live.discard(self)
+            book.live.pop(id(self), None)
             raise
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,13 +101,14 @@ class LoaderIterator(Iterator[Any]):
 
     def close(self) -> None:
         """End the pass; the next one starts anew."""
-        self._book.live.discard(self)
+        self._book.live.pop(id(self), None)
         self._batches = iter(())
         self._pass.close()
         self._book.settle_ends()
 
     def __del__(self) -> None:
         if hasattr(self, "_pass"):
+            self._book.live.pop(id(self), None)
             self._pass.close()
 
 

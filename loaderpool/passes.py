@@ -67,7 +67,8 @@ class PassBook:
         self.latest = Reading()  # of the latest iterator that has begun
         self.latest_is_dataset = False
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
-        self.live: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators that have begun and are not at their end
+        # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
+        self.live: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()
         # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
@@ -128,13 +129,16 @@ class PassBook:
         ahead = 0 if self.has_hooks else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
             epoch = self.epoch
-            place = self._place(epoch)
+            place = None if self._resume is None else self._place(epoch)
             self.epoch += 1
             parked, self._parked = self._parked, None
-        is_rest = bool(place.start or place.taken)
+        is_rest = place is not None and bool(place.start or place.taken)
         try:
             per_epoch = self.plan.batches_per_epoch
-            log = self._log(place)
+            if place is None:
+                log = PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
+            else:
+                log = self._log(place)
             if parked is not None:
                 run, stands_before = parked
                 if stands_before == epoch and not is_rest:
@@ -143,7 +147,7 @@ class PassBook:
                 run.end()
             # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
             limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
-            return engine.begin(epoch, limit, log.plan, place.taken), log
+            return engine.begin(epoch, limit, log.plan, {} if place is None else place.taken), log
         except BaseException:
             self.give_up_epoch(epoch)
             if parked is not None:

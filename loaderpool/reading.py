@@ -47,7 +47,8 @@ class PassLog:
 
     def __init__(self, epoch: int, plan: Plan, taken: Mapping[int, int], keeps_numbers: bool) -> None:
         self.epoch, self.plan = epoch, plan
-        self._taken_before = frozenset(n for first, count in taken.items() for n in range(first, first + count))
+        numbers = (n for first, count in taken.items() for n in range(first, first + count)) if taken else ()
+        self._taken_before = frozenset(numbers)
         self._numbers: list[int] | None = [] if keeps_numbers else None
         self.delivered = 0
         self.omitted: list[int] = []

@@ -37,7 +37,7 @@ def find_position(book: PassBook, batches_taken: int | None) -> Position:
         if count < 0 or isinstance(batches_taken, bool):
             raise ArgumentError(f"batches_taken must be a number from 0 on, got {batches_taken!r}")
         return book.latest.position(count) or book.next_log().position(0)
-    live = list(book.live)
+    live = [each for each in (reference() for reference in list(book.live.values())) if each is not None]
     if len(live) > 1:
         raise StateError(
             f"{len(live)} iterators of this loader are live, each at a place of its own: ask one of them, by its own "

@@ -118,6 +118,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save, if it is time; end the epoch, if an earlier process has done the other part of it."""
+        if self._save_freq == "epoch" and not self._is_rest:
+            return  # before the optimizer is asked for its steps, which waits for the device
         self._look()
         steps = self._steps()
         done = self._before + steps - self._epoch_began
