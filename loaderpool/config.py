@@ -20,6 +20,7 @@ __all__ = [
     "check_max_restarts",
     "check_workers",
     "read_bytes_count",
+    "whole_number",
 ]
 
 # The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
@@ -80,9 +81,9 @@ class LoaderConfig:
         batch_size = settings["batch_size"]
         if batch_size is not None:
             hint = "None means: one element per call"
-            batch_size = _whole("batch_size", batch_size, at_least=1, at_most=2**31, hint=hint)
-        num_shards = _whole("num_shards", settings["num_shards"], at_least=1)
-        shard_index = _whole("shard_index", settings["shard_index"], at_least=0)
+            batch_size = whole_number("batch_size", batch_size, at_least=1, at_most=2**31, hint=hint)
+        num_shards = whole_number("num_shards", settings["num_shards"], at_least=1)
+        shard_index = whole_number("shard_index", settings["shard_index"], at_least=0)
         if shard_index >= num_shards:
             raise ArgumentError(
                 f"shard_index must be in 0 .. num_shards-1 = {num_shards - 1}, got {shard_index} (shards count from 0)"
@@ -98,7 +99,7 @@ class LoaderConfig:
             batch_size=batch_size,
             workers=check_workers(settings["workers"]),
             shuffle=_flag("shuffle", settings["shuffle"]),
-            seed=_whole("seed", settings["seed"], at_least=0),
+            seed=whole_number("seed", settings["seed"], at_least=0),
             drop_remainder=_flag("drop_remainder", settings["drop_remainder"]),
             deterministic=_flag("deterministic", settings["deterministic"]),
             num_shards=num_shards,
@@ -110,7 +111,7 @@ class LoaderConfig:
             memory_limit=read_bytes_count("memory_limit", settings["memory_limit"]),
             seed_globals=_auto_flag("seed_globals", settings["seed_globals"]),
             max_restarts=check_max_restarts(settings["max_restarts"]),
-            max_restarts_per_item=_whole(
+            max_restarts_per_item=whole_number(
                 "max_restarts_per_item", settings["max_restarts_per_item"], at_least=1, at_most=_MAX_RESTARTS
             ),
         )
@@ -123,7 +124,7 @@ def check_workers(value: Any) -> int | Literal["auto"]:
             return "auto"
         raise ArgumentError(f'workers must be a number or "auto", got {value!r}')
     hint = '0 runs in this process, "auto" starts one per usable CPU'
-    return _whole("workers", value, at_least=0, at_most=MAX_WORKERS, hint=hint)
+    return whole_number("workers", value, at_least=0, at_most=MAX_WORKERS, hint=hint)
 
 
 def check_epoch(value: Any) -> int:
@@ -133,7 +134,7 @@ def check_epoch(value: Any) -> int:
         ArgumentError: below 0, or too large.
         ArgumentTypeError: not a whole number.
     """
-    return _whole("epoch", value, at_least=0, at_most=_MAX_EPOCH)
+    return whole_number("epoch", value, at_least=0, at_most=_MAX_EPOCH)
 
 
 def check_max_restarts(value: Any) -> tuple[int, float] | None:
@@ -142,7 +143,7 @@ def check_max_restarts(value: Any) -> tuple[int, float] | None:
         return None
     count, seconds = value if isinstance(value, tuple) and len(value) == 2 else (value, DEFAULT_MAX_RESTARTS[1])
     hint = "deaths of workers, or (deaths, seconds), or None for no limit"
-    count = _whole("max_restarts", count, at_least=0, at_most=_MAX_RESTARTS, hint=hint)
+    count = whole_number("max_restarts", count, at_least=0, at_most=_MAX_RESTARTS, hint=hint)
     window_s = _seconds("max_restarts' window", seconds)
     if window_s is None:
         raise ArgumentTypeError(f"max_restarts' window must be a number of seconds, got None ({hint})")
@@ -167,13 +168,19 @@ def read_bytes_count(name: str, value: Any) -> int | None:
             raise ArgumentError(f"{name} is more bytes than there are anywhere, got {value!r}")
         count = int(amount)
     else:
-        count = _whole(name, value, at_least=1, hint='bytes; "512MiB" is read too')
+        count = whole_number(name, value, at_least=1, hint='bytes; "512MiB" is read too')
     if count < 1:
         raise ArgumentError(f"{name} must be at least 1 byte, got {value!r}")
     return count
 
 
-def _whole(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
+def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
+    """A whole number within bounds, from anything that is one for Python.
+
+    Raises:
+        ArgumentTypeError: it is none.
+        ArgumentError: it is out of bounds.
+    """
     suffix = f" ({hint})" if hint else ""
     if isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}{suffix}")

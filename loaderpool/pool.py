@@ -90,7 +90,7 @@ class Pool:
                     raise ClosedError(_CLOSED)
                 self._session = session
                 self._finalizer = weakref.finalize(self, session.close)
-                self._finalizer.atexit = False  # see `session._close_all`
+                self._finalizer.atexit = False  # see `session.close_all`
             return self._session
 
     def _turn(self) -> threading.RLock:

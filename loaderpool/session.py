@@ -29,7 +29,7 @@ from loaderpool.messages import Control, Notice, Words, pack
 from loaderpool.supervisor.fork_check import ForkObstacle
 from loaderpool.supervisor.restart_limit import RestartLimit
 
-__all__ = ["Listener", "Session", "WorkerRecord"]
+__all__ = ["Listener", "Session", "WorkerRecord", "close_all", "live_sessions"]
 
 # Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one
 # of them starts, end the pool. Larger: the longer a sample that takes its supervisor along is tried.
@@ -438,12 +438,13 @@ def live_sessions() -> Iterator[Session]:
     return iter(list(_live))
 
 
-def _close_all() -> None:
+def close_all() -> None:
+    """The interpreter ends: close every session, in one step that Ctrl-C does not break off."""
     with InterruptsHeld(is_last=True):
         interrupts.note_exit()
-        for session in list(_live):
+        for session in live_sessions():
             session.close()
 
 
 # Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.
-atexit.register(_close_all)
+atexit.register(close_all)

@@ -6,8 +6,8 @@ import atexit
 import threading
 
 from loaderpool.clock import monotonic_s
-from loaderpool.interrupts import InterruptsHeld, note_exit
-from loaderpool.session import live_sessions
+from loaderpool.interrupts import InterruptsHeld
+from loaderpool.session import close_all
 
 __all__ = ["exit_gate"]
 
@@ -45,9 +45,7 @@ class ExitGate:
         """Let nobody in any more and wait until all are out, 2 s at most."""
         with InterruptsHeld(is_last=True):
             self.is_shut = True
-            note_exit()
-            for session in live_sessions():
-                session.close()
+            close_all()
             if not self._calls:
                 return
             gone_by = monotonic_s() + 2.0

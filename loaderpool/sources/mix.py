@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal, SupportsIndex
 
+from loaderpool.config import whole_number
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
@@ -93,7 +93,7 @@ def mix(
     if not sources:
         raise ArgumentError("sources is empty: give at least one source")
     read = [named_source(source, f"sources[{number}]") for number, source in enumerate(sources)]
-    seed = _whole("seed", seed, at_least=0)
+    seed = whole_number("seed", seed, at_least=0)
     sizes = [len(source) for source in read]
     shares = _in_whole_numbers(sizes if weights is None else _checked_weights(weights, len(read)))
     return Mix(read, shares, seed, _size(stop, Shares(shares, seed), sizes))
@@ -138,19 +138,7 @@ def _size(stop: Any, shares: Shares, sizes: list[int]) -> int:
         if stop == "all":
             return shares.shortest(sizes)
         raise ArgumentError(f'stop must be "first", "all" or a number of items, got {stop!r}')
-    return _whole("stop", stop, at_least=1, hint='items, or "first" or "all"')
-
-
-def _whole(name: str, value: Any, *, at_least: int, hint: str = "") -> int:
-    suffix = f" ({hint})" if hint else ""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}{suffix}")
-    if number < at_least:
-        raise ArgumentError(f"{name} must be at least {at_least}, got {number}{suffix}")
-    if name == "stop" and number > MAX_SIZE:
-        raise ArgumentError(f"stop must be at most 2**62 items, got {number}")
-    return number
+    size = whole_number("stop", stop, at_least=1, hint='items, or "first" or "all"')
+    if size > MAX_SIZE:
+        raise ArgumentError(f"stop must be at most 2**62 items, got {size}")
+    return size

@@ -112,8 +112,6 @@ class TicketCutter:
     def _new_ticket(self, run: RunRecord, slot: SlotRecord, first: int, count: int, start: int, stop: int) -> Ticket:
         ticket = Ticket(self.take_number(), run, run.loader, first, count, start, stop, slot.slot)
         slot.tickets.append(ticket)
-        run.outstanding += 1
-        run.loader.outstanding += 1
         return ticket
 
     def take_number(self) -> int:

@@ -69,7 +69,7 @@ class Ledger:
                 self.due.append(self.opened(again))
 
     def opened(self, ticket: Ticket) -> Ticket:
-        """One more ticket that must be settled before its run and its loader can be over; the cutter counts its own."""
+        """One more ticket that must be settled before its run and its loader can be over."""
         ticket.loader.outstanding += 1
         if ticket.run is not None:
             ticket.run.outstanding += 1

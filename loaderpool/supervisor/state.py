@@ -289,7 +289,7 @@ class SupervisorState:
                 cut = self.ledger.cutter.cut(must_be_short=bool(worker.tickets), workers=self.target_workers)
                 if cut is None:
                     return
-                ticket = cut
+                ticket = self.ledger.opened(cut)
             first_worker = ticket.loader.first_worker
             if ticket.run is not None and ticket.first == 0 and first_worker is not None:
                 # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.

@@ -369,7 +369,7 @@ def finalize_everything() -> None:
     """What an interpreter's end does, short of ending it: pytest's own hooks must not run in the fork."""
     import loaderpool.session
 
-    loaderpool.session._close_all()
+    loaderpool.session.close_all()
     gc.collect()
 
 
