@@ -224,7 +224,7 @@ class Pass:
         self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
         self._end_is_owed = False
-        self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
+        self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
         self._is_over = False
 
     @property
@@ -248,10 +248,11 @@ class Pass:
                 self._reading.add(self.log)
             log = self.log
             assert log is not None
-            self._budget.check()
+            if self._budget is not None:
+                self._budget.check()
             delivery = self._take(self._run, log)
             if delivery is not None and delivery.row_failures:
-                delivery = self._budget.admit(delivery)
+                delivery = self._admit(delivery)
         except BaseException as error:
             if isinstance(error, ClosedError):
                 wait_for_the_end()
@@ -268,6 +269,13 @@ class Pass:
             book.note_begun(log.epoch)
         log.note(delivery, self._run.first_epoch if self._run is not None else log.epoch)
         return delivery
+
+    def _admit(self, delivery: Delivery) -> Delivery:
+        """The delivery, or what comes of it before one failure too many."""
+        if self._budget is None:
+            book = self._book
+            self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
+        return self._budget.admit(delivery)
 
     def _take(self, run: EngineRun, log: PassLog) -> Delivery | None:
         """The run's next delivery; None: the epoch is over, or this pass was closed."""
@@ -302,7 +310,8 @@ class Pass:
 
         To be called where the book has hooks, and for the batches of a delivery that has `row_failures`.
         """
-        self._budget.hand_over(count)
+        if self._budget is not None:
+            self._budget.hand_over(count)
         self._handed_over += count
         if self.log is not None and self._handed_over == self.log.batches:
             self._owe_end()

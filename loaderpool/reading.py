@@ -7,7 +7,6 @@ is the passes of one iterator: one for a loop over a loader, several for a datas
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping
 
@@ -96,14 +95,14 @@ class Reading:
     """The passes of one iterator, in their order; of a stream without end the last thousand."""
 
     def __init__(self) -> None:
-        self.passes: collections.deque[PassLog] = collections.deque()
+        self.passes: list[PassLog] = []
         self._forgotten = 0  # batches of passes before these
 
     def add(self, log: PassLog) -> None:
         """Another pass begins."""
         self.passes.append(log)
         if len(self.passes) > _MOST_PASSES:
-            oldest = self.passes.popleft()
+            oldest = self.passes.pop(0)
             self._forgotten += oldest.delivered - len(oldest.omitted)
 
     def position(self, batches_taken: int) -> Position | None:
