@@ -12,9 +12,12 @@ from loaderpool.functions import check_functions, parameters_of
 from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import UnitKind, unit_of
 from loaderpool.plan.order import Plan
+from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.pool import Pool
 from loaderpool.sources import as_source
+from loaderpool.sources.stream import StreamSource
 from loaderpool.spec import ElementSpec
+from loaderpool.worker.items import StreamedItems
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
@@ -49,6 +52,7 @@ class CheckedArguments:
     plan: Plan  # which item is when
     unit: UnitKind  # what one call of the function makes
     given_spec: ElementSpec | None  # the user's `element_spec`
+    stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
 
 
@@ -66,10 +70,12 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     element_spec = arguments["element_spec"]
     given_spec = read_spec(element_spec) if element_spec is not None else None
     source = as_source(arguments["source"])
-    plan = _plan(len(source), config)
+    stream = source if isinstance(source, StreamSource) else None
+    _check_order(stream, config)
+    plan = _stream_plan(config) if isinstance(source, StreamSource) else _plan(len(source), config)
     parameters = parameters_of(batch_fn or fn)
     payload = {
-        "source": source,
+        "source": source if stream is None else StreamedItems(),
         "fn": fn,
         "batch_fn": batch_fn,
         "setup": setup,
@@ -79,7 +85,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "takes_rng": "rng" in parameters,
         "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
     }
-    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload)
+    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload)
 
 
 def payload_of(loader: Loader) -> dict[str, Any]:
@@ -96,6 +102,39 @@ def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:
         raise ArgumentError(f"pool and workers exclude each other: the pool has {pool.workers} workers already")
     if max_restarts != DEFAULT_MAX_RESTARTS:
         raise ArgumentError("pool and max_restarts exclude each other: give max_restarts to the Pool")
+
+
+def _check_order(stream: StreamSource | None, config: LoaderConfig) -> None:
+    """Whether the source can be read in the order, and by the rules, that are asked for."""
+    if stream is None:
+        if config.shuffle_window:
+            raise ArgumentError(
+                f"shuffle={config.shuffle_window} is a window for streams; over a source with an index all is "
+                "shuffled: shuffle=True"
+            )
+        return
+    if config.shuffle:
+        raise ArgumentError(
+            f"shuffle=True needs a source with __len__ and __getitem__; a stream ({stream.kind}) is shuffled within a "
+            "window: shuffle=n, with n the number of items that are held"
+        )
+    if isinstance(config.on_error.budget, float):
+        raise ArgumentError(
+            f"on_error's budget must be a number for a stream, got the rate {config.on_error.budget}: of how many rows "
+            "is not known before its end"
+        )
+
+
+def _stream_plan(config: LoaderConfig) -> Plan:
+    return Plan(
+        MAX_SIZE,
+        config.batch_size,
+        seed=config.seed,
+        drop_remainder=config.drop_remainder,
+        num_shards=config.num_shards,
+        shard_index=config.shard_index,
+        is_open=True,
+    )
 
 
 def _plan(size: int, config: LoaderConfig) -> Plan:

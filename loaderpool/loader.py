@@ -38,7 +38,9 @@ class Loader:
     Args:
         source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
             arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a DataFrame (by row), or any object with
-            `__len__` and `__getitem__`. Items may be any picklable objects.
+            `__len__` and `__getitem__`. Items may be any picklable objects. What can only be iterated (a database
+            cursor, a queue's items, a generator, a file of lines) is a stream: it is read once a pass, in order, on a
+            thread of this process, and its items are dealt to the workers.
         fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
             With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
             write into that (a structure of arrays like its result, lying in the batch itself; None at the first call)
@@ -47,7 +49,8 @@ class Loader:
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
         workers: worker processes, "auto" for one per usable CPU, or 0 to run in this process (same bits).
-        shuffle: another permutation of all indices each epoch, keyed by seed and epoch.
+        shuffle: another permutation of all indices each epoch, keyed by seed and epoch. For a stream a number: so many
+            items are held, and at each step a random one of them comes.
         seed: keys order and random streams, at least 0.
         drop_remainder: leave out the last batch if it is smaller.
         deterministic: False hands batches over as they are finished, each exactly once.
@@ -84,7 +87,7 @@ class Loader:
         batch_size: int | None = 32,
         batch_fn: Callable[..., Any] | None = None,
         workers: int | Literal["auto"] = "auto",
-        shuffle: bool = False,
+        shuffle: bool | int = False,
         seed: int = 0,
         drop_remainder: bool = False,
         deterministic: bool = True,
@@ -107,7 +110,7 @@ class Loader:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._arguments: dict[str, Any] = arguments
         checked = check_arguments(arguments)
-        self._config, self._plan = checked.config, checked.plan
+        self._config, self._plan, self._stream = checked.config, checked.plan, checked.stream
         self._owner_pid = os.getpid()
         self._engine: Engine | None = None
         self._own_pool: Pool | None = None
@@ -168,8 +171,10 @@ class Loader:
         """Batches of this shard in an epoch.
 
         Raises:
-            TypeError: unknown, as `on_error="skip"` may leave batches out.
+            TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream.
         """
+        if self._plan.is_open:
+            raise TypeError("the number of batches is unknown: the source is a stream, whose end shows when it comes")
         if self._config.on_error.action == "skip":
             raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
         return self._plan.batches_per_epoch
@@ -253,7 +258,7 @@ class Loader:
         """
         from loaderpool.saved_state import read_state
 
-        self._refuse_hooks()
+        self._refuse_what_cannot_go_on()
         position = read_state(state, self._fingerprint, self._plan)
         self._book.drop_parked()
         self._book.resume_at(position)
@@ -261,10 +266,16 @@ class Loader:
     def _state_at(self, position: Position) -> dict[str, Any]:
         from loaderpool.saved_state import write_state
 
-        self._refuse_hooks()
+        self._refuse_what_cannot_go_on()
         return write_state(position, self._fingerprint, self._plan)
 
-    def _refuse_hooks(self) -> None:
+    def _refuse_what_cannot_go_on(self) -> None:
+        if self._stream is not None and self._stream.is_one_shot:
+            raise StateError(
+                f"source is a {self._stream.kind}, which can be read only once: what it gave is gone in another "
+                "process. Pass an object whose __iter__ begins anew each time; the items before the place are then "
+                "read again and dropped"
+            )
         if self._book.has_hooks:
             raise StateError(
                 "on_epoch_begin or on_epoch_end of the sequence changes its data between epochs, and what they have "
@@ -304,7 +315,8 @@ class Loader:
 
     def __repr__(self) -> str:
         where = "closed" if self._is_closed else f"{self.workers} workers"
-        return f"<loaderpool.Loader of {self._plan.size:,} items, batch_size={self._config.batch_size}, {where}>"
+        items = "a stream" if self._plan.is_open else f"{self._plan.size:,} items"
+        return f"<loaderpool.Loader of {items}, batch_size={self._config.batch_size}, {where}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(

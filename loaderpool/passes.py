@@ -147,6 +147,8 @@ class PassBook:
                 run.end()
             # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
             limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
+            if log.plan.is_open:
+                limit = 0  # it grows as the stream is read
             return engine.begin(epoch, limit, log.plan, {} if place is None else place.taken), log
         except BaseException:
             self.give_up_epoch(epoch)
@@ -289,12 +291,24 @@ class Pass:
         except StopIteration:
             if self._is_over:  # closed on another thread
                 return None
+            if run.is_at_end:
+                self._end_of_stream(log)
+                return None
             raise LoaderpoolError(
                 f"epoch {log.epoch} ended after {log.delivered} of {log.batches} batches, though "
                 "nobody closed the pass: a defect of loaderpool, please report it"
             ) from None
         book.tally.wait_ns += run.wait_ns - waited
         return delivery
+
+    def _end_of_stream(self, log: PassLog) -> None:
+        self._is_over = True
+        log.close()
+        if not log.delivered:
+            self._book.give_up_epoch(log.epoch)
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
 
     def _finish(self, log: PassLog) -> None:
         self._is_over = True

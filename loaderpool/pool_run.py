@@ -18,6 +18,7 @@ from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
 
 if TYPE_CHECKING:
+    from loaderpool.feed import Feed
     from loaderpool.pool_engine import PoolEngine
 
 __all__ = ["PoolRun"]
@@ -35,12 +36,20 @@ class PoolRun:
         plan: of its batches: the loader's, or of the rest of this one epoch.
         taken: stretches of them that are not wanted; only where there is no order.
         quota: slots that it may hold.
+        feed: whence the items of its batches come, where the source is a stream.
     """
 
     def __init__(
-        self, engine: PoolEngine, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], quota: int
+        self,
+        engine: PoolEngine,
+        first_epoch: int,
+        limit: int,
+        plan: Plan,
+        taken: Mapping[int, int],
+        quota: int,
+        feed: Feed | None = None,
     ) -> None:
-        self._engine, self._plan = engine, plan
+        self._engine, self._plan, self.feed = engine, plan, feed
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
         self.wait_ns = 0
@@ -53,7 +62,7 @@ class PoolRun:
         """The next batches. Blocks until they are there.
 
         Raises:
-            StopIteration: the run was ended.
+            StopIteration: the run was ended, or the stream has.
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
         engine, session = self._engine, self._engine.session
@@ -64,7 +73,7 @@ class PoolRun:
             if not self._is_ready():
                 started = clock.monotonic_ns()
                 try:
-                    session.wait_for(lambda: self._is_ready() or engine.has_error or self.is_over)
+                    session.wait_for(lambda: self._is_ready() or engine.has_error or self.is_over or self.is_at_end)
                 finally:
                     self.wait_ns += clock.monotonic_ns() - started
             with InterruptsHeld(), session.lock:
@@ -78,9 +87,26 @@ class PoolRun:
                     return self._deliver()
                 engine.raise_error()
                 session.check_usable()
+                if self.is_at_end:
+                    assert self.feed is not None
+                    if self.feed.make_error is not None:
+                        raise self.feed.make_error()
+                    raise StopIteration
                 if self.is_over:
                     raise StopIteration
             # What was ready was given back by `restart`, on another thread, before we had the lock: wait again.
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all batches were taken that the stream has."""
+        feed = self.feed
+        return feed is not None and feed.end is not None and self._stretch.shelf.taken >= feed.end
+
+    def fed(self, feed: Feed) -> None:
+        """More of the stream's batches may be made. The session's lock is held."""
+        if feed.tail is not None and feed.made == feed.tail[0] + 1:
+            self._engine.session.order(Control.RUN_AFTER, self._stretch.number, 0, *feed.tail)
+        self.extend(feed.made)
 
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
@@ -117,13 +143,15 @@ class PoolRun:
     def end(self) -> None:
         """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
         self.is_over = True
+        if self.feed is not None:
+            self.feed.stop()
         self._stretch.end()
 
     def _begin(self, shelf: Shelf) -> Stretch:
         engine, session = self._engine, self._engine.session
-        plan = self._plan
-        stretch = Stretch(engine, session.take_number(), self.first_epoch, plan, shelf)
-        number, is_rest = stretch.number, plan.start > 0
+        plan, feed = self._plan, self.feed
+        stretch = Stretch(engine, session.take_number(), self.first_epoch, plan, shelf, feed)
+        number, is_rest = stretch.number, plan.start > 0 and feed is None
         session.order(
             Control.RUN_BEGIN,
             number,
@@ -131,12 +159,18 @@ class PoolRun:
             self.first_epoch,
             plan.batches_per_epoch,
             shelf.begin_at,
-            0 if is_rest else self.limit,
+            0 if is_rest or feed is not None else self.limit,
             self.quota,
         )
         if is_rest:
             last_rows = plan.rows(plan.batches_per_epoch - 1)
             session.order(Control.RUN_AFTER, number, plan.start, plan.full_batches, last_rows)
+            session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
+        if feed is not None:
+            session.order(Control.RUN_FEED, number, feed.offset)
+            if feed.tail is not None:
+                session.order(Control.RUN_AFTER, number, 0, *feed.tail)
+            self.limit = feed.made
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         engine.stretches[stretch.number] = stretch
         session.runs[stretch.number] = engine
@@ -161,6 +195,9 @@ class PoolRun:
         try:
             stretch.shelf.drop_front()
             is_ours = True
+            if self.feed is not None:
+                engine.latest_chunk = arrival.count
+                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.begin_at)
             engine.session.note_progress()
             fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:

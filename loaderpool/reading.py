@@ -50,12 +50,17 @@ class PassLog:
         self._taken_before = frozenset(numbers)
         self._numbers: list[int] | None = [] if keeps_numbers else None
         self.delivered = 0
+        self._end: int | None = None  # of a stream: how many there were
         self.omitted: list[int] = []
 
     @property
     def batches(self) -> int:
-        """How many batches the whole pass has."""
-        return self.plan.batches_per_epoch - len(self._taken_before)
+        """How many batches the whole pass has; of a stream, until its end, more than there can be."""
+        return self._end if self._end is not None else self.plan.batches_per_epoch - len(self._taken_before)
+
+    def close(self) -> None:
+        """The stream has ended: there are no more than were delivered."""
+        self._end = self.delivered
 
     def note(self, delivery: Delivery, first_epoch: int) -> None:
         """This was delivered, by a run that counts batches from that epoch on."""

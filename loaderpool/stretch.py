@@ -18,6 +18,7 @@ from loaderpool.shelf import Arrival, Shelf
 from loaderpool.worker.failures import Failure, LostReport
 
 if TYPE_CHECKING:
+    from loaderpool.feed import Feed
     from loaderpool.pool_engine import PoolEngine
 
 __all__ = ["Stretch"]
@@ -35,13 +36,17 @@ class Stretch:
         first_epoch: from whose first batch batches are counted.
         plan: of its batches.
         shelf: where they wait.
+        feed: whence the items of its batches come, where the source is a stream.
     """
 
-    def __init__(self, engine: PoolEngine, number: int, first_epoch: int, plan: Plan, shelf: Shelf) -> None:
+    def __init__(
+        self, engine: PoolEngine, number: int, first_epoch: int, plan: Plan, shelf: Shelf, feed: Feed | None
+    ) -> None:
         self._engine, self._plan = engine, plan
         self.number = number
         self._first_epoch = first_epoch
         self.shelf = shelf
+        self.feed = feed
         self.is_over = self._is_tidy = False
         self.lent: dict[int, None] = {}  # slots that the consumer looks at; changed by finalizers, on any thread
         self._parts: dict[int, Arrival] = {}  # batches of which some rows are there
@@ -95,7 +100,7 @@ class Stretch:
             del self._seen[next(iter(self._seen))]
         status, _ = split32(status_worker)
         plan = self._plan
-        rows = plan.rows(first % plan.batches_per_epoch)
+        rows = plan.rows(first % plan.batches_per_epoch) if self.feed is None else self.feed.rows_of(first)
         arrival = self._parts.pop(first, None)
         if arrival is None:
             arrival = Arrival(first, split32(count_attempt)[0], rows, slot)

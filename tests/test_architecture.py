@@ -27,10 +27,10 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "attachments", "delivery", "engine_choice", "error_budget", "failures", "fingerprint",
-        "fork_warning", "form_choice", "functions", "last_error", "launch", "link", "loader", "loader_iterator",
-        "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading", "replay", "ring", "saved_state",
-        "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
+        "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
+        "fingerprint", "fork_warning", "form_choice", "functions", "last_error", "launch", "link", "loader",
+        "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading", "replay", "ring",
+        "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

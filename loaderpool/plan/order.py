@@ -60,6 +60,8 @@ class Plan:
     """This process's number among them, from 0."""
     start: int = 0
     """The first position: those before it were taken earlier."""
+    is_open: bool = False
+    """Whether the size is only a bound: of a stream, whose end nobody knows before it comes."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= MAX_SIZE:
@@ -99,6 +101,10 @@ class Plan:
             ArgumentError: there is no such position, nor is it the size.
         """
         return self if start == self.start else _after(self, start)
+
+    def closed(self, size: int) -> Plan:
+        """The same plan, now that the stream has ended and had this many items."""
+        return replace(self, size=size, is_open=False)
 
     def position_after(self, batches: int) -> int:
         """The first position that no shard has in its first so many batches; the size after the last one."""

@@ -104,6 +104,12 @@ class Ledger:
         if run is not None:
             run.after, run.rest = after, (full_batches, last_rows)
 
+    def set_feed(self, number: int, feed: int) -> None:
+        """As Control.RUN_FEED says."""
+        run = self.runs.get(number)
+        if run is not None:
+            run.feed = feed
+
     def extend_run(self, number: int, limit: int, quota: int) -> None:
         """More of it may be made, in more slots."""
         run = self.runs.get(number)

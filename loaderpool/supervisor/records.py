@@ -42,7 +42,7 @@ class Ticket:
     def order(self) -> bytes:
         """What the worker is told."""
         if self.run is None:
-            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first)
+            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first, self.loader.feed)
         if self.suspect is not None:
             return pack(
                 Order.TRY,
@@ -120,6 +120,7 @@ class LoaderRecord:
     batch_ns: int = 0
     is_measured: bool = False
     first_worker: int | None = None  # ran the probe and keeps its result
+    feed: int = 0  # where the table lies that has the items of the probe; 0: the source has them
     free: list[int] = dataclasses.field(default_factory=list)  # last freed, first used: hot in cache
     is_unloading: bool = False
     outstanding: int = 0
@@ -157,6 +158,7 @@ class RunRecord:
     part_row: int = 0
     after: int = 0  # the first position: it is the rest of an epoch
     rest: tuple[int, int] | None = None  # full batches and rows of the last one, where that is so
+    feed: int = 0  # where the table of its stream lies; 0: the source has the items
 
     @property
     def full_batches(self) -> int:

@@ -77,6 +77,8 @@ class SupervisorState:
             ledger.begin_run(words)
         elif kind == Control.RUN_AFTER:
             ledger.set_rest(words[1], words[2], words[3], words[4])
+        elif kind == Control.RUN_FEED:
+            ledger.set_feed(words[1], words[2])
         elif kind == Control.RUN_EXTEND:
             ledger.extend_run(words[1], words[2], words[3])
         elif kind == Control.RUN_END:
@@ -103,7 +105,7 @@ class SupervisorState:
         elif kind == Control.UPDATE:
             ledger.out.append(Update(words[1], words[2], words[3]))
         elif kind == Control.PROBE:
-            ledger.probe(ledger.loaders[words[1]], words[2])
+            self._probe(ledger.loaders[words[1]], epoch=words[2], feed=words[3])
         elif kind == Control.UNLOAD:
             ledger.unload(ledger.loaders[words[1]])
         elif kind == Control.CLOSE:
@@ -247,6 +249,13 @@ class SupervisorState:
             self.ledger.settle(ticket)
         return self.on_worker_gone(number, last, now_ns)
 
+    def _probe(self, loader: LoaderRecord, epoch: int, feed: int) -> None:
+        loader.feed = feed
+        if loader.is_loaded:
+            self.ledger.probe(loader, epoch)
+        else:
+            loader.probe_epoch = epoch
+
     def timeouts(self) -> list[tuple[int, int]]:
         """The workers that must be watched, each with the timeout of its current sample in nanoseconds."""
         if not any(loader.timeout_ns for loader in self.ledger.loaders.values()):
@@ -313,7 +322,9 @@ class SupervisorState:
                 out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
             if run.run not in worker.runs:
                 worker.runs.add(run.run)
-                told = pack(Order.RUN, run.run, loader.loader, run.first_epoch, run.batches_per_epoch, run.after)
+                told = pack(
+                    Order.RUN, run.run, loader.loader, run.first_epoch, run.batches_per_epoch, run.after, run.feed
+                )
                 out.append(ToWorker(number, told))
             if ticket.slot not in worker.slots:
                 worker.slots.add(ticket.slot)
