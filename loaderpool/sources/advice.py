@@ -12,13 +12,16 @@ from typing import Any
 __all__ = ["is_stream", "refusal"]
 
 
+_NO_STREAMS = (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)
+
+
 def is_stream(obj: Any) -> bool:
     """Whether it can only be iterated. Nothing of it is called.
 
     Not what has no order, and not classes, numbers, text and paths, for which `refusal` has better advice.
     """
     kind = type(obj)
-    if isinstance(obj, (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)) or _of_tensorflow(obj):
+    if isinstance(obj, _NO_STREAMS) or _of_tensorflow(obj):
         return False
     return isinstance(obj, Iterator) or (hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"))
 
