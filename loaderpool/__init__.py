@@ -33,6 +33,7 @@ from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
+from loaderpool.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
     from loaderpool.memory.share import share
@@ -68,12 +69,14 @@ __all__ = [
     "SupervisorLostError",
     "TextLines",
     "UnpicklableError",
+    "WorkerInfo",
     "WorkerLostError",
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
     "mix",
     "share",
+    "worker_info",
     "zip_sources",
 ]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
 from loaderpool.arguments import check_arguments
-from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
+from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError, StateError
@@ -19,6 +19,7 @@ from loaderpool.memory.form import BatchForm
 from loaderpool.passes import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
 from loaderpool.reading import Position
+from loaderpool.sources.replicated import ReplicatedSource
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -174,7 +175,8 @@ class Loader:
             TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream.
         """
         if self._plan.is_open:
-            raise TypeError("the number of batches is unknown: the source is a stream, whose end shows when it comes")
+            what = "generators" if self._plan.lanes else "a stream"
+            raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
         if self._config.on_error.action == "skip":
             raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
         return self._plan.batches_per_epoch
@@ -217,6 +219,43 @@ class Loader:
         from loaderpool.adapters.keras import loader_from_sequence
 
         return loader_from_sequence(cls, sequence, workers, settings)
+
+    @classmethod
+    def from_generator(
+        cls,
+        make_generator: Callable[..., Any],
+        workers: int | Literal["auto"] = "auto",
+        *,
+        shards: Sequence[Any] | None = None,
+        cycle_length: int | None = None,
+        **settings: Any,
+    ) -> Loader:
+        """A loader for a generator that runs in copies, one in each worker, or once for each shard.
+
+        Copies differ by what `loaderpool.worker_info()` tells them: index, count, seed and epoch. Each opens its own
+        files, and has its own state of `random` and `numpy.random`. Their batches take turns, and a batch has items of
+        one copy; a pass ends when all have ended. What comes is fixed by the number of copies, so give `workers`; with
+        `shards` it is the same for any number of workers.
+
+        Args:
+            make_generator: called as `make_generator()` in each worker at an epoch's begin, or as
+                `make_generator(shard)` for each shard; returns a generator, or anything that can be iterated. With a
+                parameter named `rng` it gets a `numpy.random.Generator` of its own.
+            workers: as in `Loader`; without `shards` as many copies run, 1 with `workers=0`.
+            shards: files, ranges, any picklable things, dealt one by one. `shuffle=True` gives them another order each
+                epoch.
+            cycle_length: how many shards are open at once, their batches taking turns, at least 1; None: 16.
+            **settings: further arguments of `Loader` (not `source`). `fn` is called for what the generator yields;
+                `batch_size=None` where it yields whole batches; `shuffle=n` shuffles within a window in each copy.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: a wrong argument, named.
+        """
+        if cycle_length is not None:
+            cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards that are open at once")
+        if "source" in settings:
+            raise ArgumentTypeError("from_generator takes no source: make_generator is it")
+        return cls(ReplicatedSource(make_generator, shards, cycle_length), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
         """A new loader with other arguments where `changes` says so, and otherwise the same."""
@@ -270,6 +309,8 @@ class Loader:
         return write_state(position, self._fingerprint, self._plan)
 
     def _refuse_what_cannot_go_on(self) -> None:
+        if self._plan.lanes:
+            raise StateError("where generators stand cannot be saved: they are the user's own code")
         if self._stream is not None and self._stream.is_one_shot:
             raise StateError(
                 f"source is a {self._stream.kind}, which can be read only once: what it gave is gone in another "
@@ -315,7 +356,7 @@ class Loader:
 
     def __repr__(self) -> str:
         where = "closed" if self._is_closed else f"{self.workers} workers"
-        items = "a stream" if self._plan.is_open else f"{self._plan.size:,} items"
+        items = "generators" if self._plan.lanes else "a stream" if self._plan.is_open else f"{self._plan.size:,} items"
         return f"<loaderpool.Loader of {items}, batch_size={self._config.batch_size}, {where}>"
 
     def __reduce__(self) -> Any:

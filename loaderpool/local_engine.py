@@ -14,6 +14,7 @@ from loaderpool.failures import sample_error, source_error
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
+from loaderpool.memory.layout import is_empty
 from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
@@ -22,6 +23,7 @@ from loaderpool.spec import ElementSpec
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Filled, Job, WorkFailed
+from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
 __all__ = ["LocalEngine"]
@@ -118,6 +120,11 @@ class LocalEngine:
         self.work.items.put(*batch)
         return len(batch[1])
 
+    def forget(self, epoch: int) -> None:
+        """Nobody reads that epoch any more: its generators are ended."""
+        if isinstance(self.work.items, LaneItems):
+            self.work.items.forget(epoch)
+
     def update(self, changes: dict[str, Any]) -> None:
         """The function looks at the user's own object; only what was made of it before is out of date."""
         self.work.forget_probe()
@@ -140,10 +147,16 @@ class LocalEngine:
                 filled: Filled = self.work.fill(job, anchor, 0, anchor.nbytes)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
+        if plan.lanes and filled.oversize is None and is_empty(anchor):
+            raise _LaneEnded
         if filled.oversize is not None:
             anchor = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(anchor, 0)
         return Delivery(form, anchor, number, 1, rows, filled.row_failures)
+
+
+class _LaneEnded(Exception):
+    """The generator whose turn it was has no more."""
 
 
 class StreamReading:
@@ -204,12 +217,15 @@ class LocalRun:
         self.first_epoch = first_epoch
         self._next = 0
         self._limit = limit
+        self._ended: set[int] = set()  # lanes
         self.is_over = False
 
     def take(self) -> Delivery:
         """The next batch."""
         if self._reading is not None:
             return self._take_read(self._reading)
+        if self._plan.lanes:
+            return self._take_turn(self._plan.lanes)
         self._next += self._taken.get(self._next, 0)  # stretches never touch each other
         if self.is_over or self._next >= self._limit:
             raise StopIteration
@@ -221,7 +237,21 @@ class LocalRun:
     @property
     def is_at_end(self) -> bool:
         """See `delivery.EngineRun`."""
+        if self._plan.lanes:
+            return len(self._ended) == self._plan.lanes
         return self._reading is not None and self._reading.is_over
+
+    def _take_turn(self, lanes: int) -> Delivery:
+        """The next batch of the generators that take turns."""
+        while not self.is_over and len(self._ended) < lanes:
+            number, self._next = self._next, self._next + 1
+            if number % lanes in self._ended:
+                continue
+            try:
+                return self._engine.make(self.first_epoch, number, number, self._plan)
+            except _LaneEnded:
+                self._ended.add(number % lanes)
+        raise StopIteration
 
     def _take_read(self, reading: StreamReading) -> Delivery:
         while not self.is_over:
@@ -240,3 +270,4 @@ class LocalRun:
     def end(self) -> None:
         """Nobody wants the rest."""
         self.is_over = True
+        self._engine.forget(self.first_epoch)

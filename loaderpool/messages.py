@@ -66,6 +66,8 @@ class Control(enum.IntEnum):
     # of a stream that ends with a smaller batch, before that is within the limit
     RUN_AFTER = 15
     RUN_FEED = 17  # run, where the table of its stream lies. Told while its limit is 0.
+    RUN_LANES = 18  # run, how many generators' batches take turns in it. Told while its limit is 0.
+    LANE_OVER = 19  # run, lane: its generator has ended, there are no more batches of it
     FILES = 16  # loader, count: over the socket, with the descriptors of its data files, before its LOAD
 
 

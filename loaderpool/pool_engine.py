@@ -27,7 +27,7 @@ from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
 from loaderpool.plan.order import Plan
 from loaderpool.pool_run import PoolRun
-from loaderpool.ring import Ring, plan_ring
+from loaderpool.ring import Ring, plan_ring, with_chunk
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
 from loaderpool.sources.stream import StreamSource, read_batches
@@ -253,7 +253,10 @@ class PoolEngine:
         assert self._probe is not None
         session, config, plan = self.session, self.config, self.plan
         form = choose_form(self._probe, self._given_spec, config, plan, self.unit)
-        ring_plan = plan_ring(form, workers=session.workers_wanted, memory_limit=config.memory_limit)
+        if plan.lanes:
+            form = with_chunk(form, 1)
+        makers = max(session.workers_wanted, plan.lanes)  # each of which should have slots of its own
+        ring_plan = plan_ring(form, workers=makers, memory_limit=config.memory_limit)
         form = ring_plan.form
         extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
         try:
@@ -304,6 +307,8 @@ class PoolEngine:
     def reserve(self) -> int:
         """Slots of a run that are never lent, so that workers always have somewhere to write."""
         assert self.ring is not None
+        if self.plan.lanes:
+            return max(1, min(max(self.plan.lanes + 1, self.ring.count // 2), self.ring.count - 1))
         return max(1, min(self.session.workers_wanted + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----

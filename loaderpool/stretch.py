@@ -77,11 +77,12 @@ class Stretch:
             return
         self._is_tidy = True
         for arrival in self.shelf.clear():
-            self._give_back(arrival)
+            self.give_back(arrival)
         if not self._engine.session.is_closed:
             self._engine.session.order(Control.RUN_END, self.number)
 
-    def _give_back(self, arrival: Arrival) -> None:
+    def give_back(self, arrival: Arrival) -> None:
+        """Nobody wants it: its slot is free again."""
         ring = self._engine.ring
         if ring is not None and arrival.slot is not None:
             ring.lender.give_back(arrival.slot, arrival.ticket)
@@ -123,7 +124,7 @@ class Stretch:
         if arrival.rows_done < rows:
             self._parts[first] = arrival
         elif self.is_over or not self.shelf.put(arrival):
-            self._give_back(arrival)
+            self.give_back(arrival)
 
     def on_unsure(self, words: Words) -> None:
         """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.

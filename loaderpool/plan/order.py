@@ -60,6 +60,8 @@ class Plan:
     """This process's number among them, from 0."""
     start: int = 0
     """The first position: those before it were taken earlier."""
+    lanes: int = 0
+    """Generators whose batches take turns; 0: there are none. Their batches have any number of rows up to the full."""
     is_open: bool = False
     """Whether the size is only a bound: of a stream, whose end nobody knows before it comes."""
 

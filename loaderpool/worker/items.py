@@ -22,8 +22,8 @@ class WorkItems(Protocol):
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
         """The positions of all rows of a job, batch after batch; their items can be had by index from now on."""
 
-    def first(self, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The positions of the first batches, at most so many of them, for the probe."""
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The positions of an epoch's first batches, at most so many of them, for the probe."""
 
     def ends_batch(self, job: Job) -> bool:
         """Whether the last row of a job is the last one of its batch."""
@@ -42,7 +42,7 @@ class PlannedItems:
             return plan.positions(job.batch, job.row_start, job.row_stop)
         return plan.positions_of(job.batch, job.count)
 
-    def first(self, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """See `WorkItems`."""
         for batch in range(min(most, self._plan.batches_per_epoch)):
             yield self._plan.positions(batch)
@@ -86,7 +86,7 @@ class StreamedItems:
         positions = np.array(list(self._items), np.int64)
         return positions if job.count > 1 else positions[job.row_start : job.row_stop]
 
-    def first(self, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """See `WorkItems`. The first batch is there, no other may be."""
         if self.shared is not None:
             self._items = {}

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from loaderpool import clock
 from loaderpool.config import LoaderConfig
+from loaderpool.errors import SourceError
 from loaderpool.leaves import convert_leaf
 from loaderpool.memory.form import UnitKind
 from loaderpool.plan.order import Plan
@@ -78,15 +79,19 @@ class Prober:
                 return self._probe_at(epoch, positions)
             except WorkFailed as error:
                 first_error = first_error or error
-        assert first_error is not None
-        raise first_error
+        raise first_error or self._nothing_there(epoch)
+
+    def _nothing_there(self, epoch: int) -> WorkFailed:
+        enough = "" if self._config.batch_size is None or not self._config.drop_remainder else " enough for a batch"
+        error = SourceError(f"source is empty: no generator yielded anything{enough}")
+        return WorkFailed(describe_failure(error, epoch=epoch, worker=self._progress.worker), error)
 
     def _positions(self, epoch: int, feed: int, most: int) -> Iterator[npt.NDArray[np.int64]]:
-        batches = self._items.first(most, feed)
+        batches = self._items.first(epoch, most, feed)
         while True:
             try:
                 positions = next(batches, None)
-            except self._progress.catches as error:  # a stream's items cannot be unpickled here
+            except self._progress.catches as error:  # of a generator; or a stream's items cannot be unpickled here
                 failure = describe_failure(error, epoch=epoch, worker=self._progress.worker)
                 raise WorkFailed(failure, error) from None
             if positions is None:

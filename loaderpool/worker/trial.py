@@ -53,6 +53,8 @@ class Trial:
             Abandoned: nobody wants the job's run any more.
         """
         calls = self._calls_of(job)
+        if which >= len(calls):  # the generator has ended before
+            return len(calls)
         calls.sort(key=lambda positions: begin_with not in self._plan.indices(job.epoch, positions))
         positions = calls[which]
         indices = self._plan.indices(job.epoch, positions)

@@ -17,6 +17,7 @@ from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.board import Board
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
+from loaderpool.memory.layout import Packing
 from loaderpool.plan.order import Plan
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls
@@ -24,6 +25,7 @@ from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
+from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
@@ -71,7 +73,8 @@ class Work:
         self.config: LoaderConfig = payload["config"]
         self.plan: Plan = payload["plan"]
         source = payload["source"]
-        self.items: WorkItems = source if isinstance(source, StreamedItems) else PlannedItems(self.plan)
+        is_iterated = isinstance(source, (StreamedItems, LaneItems))
+        self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
         if isinstance(source, StreamedItems):
             source.shared = shared
         self._calls = Calls(payload)
@@ -166,8 +169,11 @@ class Work:
             positions = self.items.positions(job)
         except Abandoned:
             raise
-        except self._catches as error:  # a stream's items cannot be unpickled here
+        except self._catches as error:  # of a generator; or a stream's items cannot be unpickled here
             raise WorkFailed(describe_failure(error, epoch=job.epoch, worker=self._progress.worker), error) from None
+        if not len(positions):  # its lane has ended
+            Packing([]).write(buffer, base)
+            return Filled(0)
         indices = self.plan.indices(job.epoch, positions)
         if form.fixed is None:
             make = self._batches.fill_packed
