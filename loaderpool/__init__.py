@@ -37,6 +37,7 @@ from loaderpool.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
     from loaderpool.memory.share import share
+    from loaderpool.sources.interleave import interleave
     from loaderpool.sources.mix import mix
     from loaderpool.sources.text_lines import TextLines
     from loaderpool.sources.zipped import zip_sources
@@ -74,6 +75,7 @@ __all__ = [
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
+    "interleave",
     "mix",
     "share",
     "worker_info",
@@ -85,6 +87,7 @@ _ON_DEMAND = {
     "Statistics": "telemetry.statistics",
     "TextLines": "sources.text_lines",
     "WorkerStatistics": "telemetry.statistics",
+    "interleave": "sources.interleave",
     "mix": "sources.mix",
     "share": "memory.share",
     "zip_sources": "sources.zipped",
