@@ -81,11 +81,11 @@ class PassBook:
 
     def resume_at(self, position: Position) -> None:
         """The next pass begins there; where nothing of that epoch is left, with the next one."""
-        if (position.start or position.taken) and not self._log(position).batches:
+        if position.is_rest and not self._log(position).batches:
             position = Position(position.epoch + 1)
         with self._lock:
             self.epoch = position.epoch
-            self._resume = position if position.start or position.taken else None
+            self._resume = position if position.is_rest else None
 
     def next_log(self) -> PassLog:
         """What the next pass will be, nothing delivered yet."""
@@ -97,7 +97,7 @@ class PassBook:
 
     def _log(self, place: Position) -> PassLog:
         plan = self.plan.after(place.start)
-        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic)
+        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic, lanes=place.lanes)
 
     @property
     def last_error(self) -> BaseException | None:
@@ -132,7 +132,7 @@ class PassBook:
             place = None if self._resume is None else self._place(epoch)
             self.epoch += 1
             parked, self._parked = self._parked, None
-        is_rest = place is not None and bool(place.start or place.taken)
+        is_rest = place is not None and place.is_rest
         try:
             per_epoch = self.plan.batches_per_epoch
             if place is None:
@@ -149,7 +149,9 @@ class PassBook:
             limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
             if log.plan.is_open:
                 limit = 0  # it grows as the stream is read
-            return engine.begin(epoch, limit, log.plan, {} if place is None else place.taken), log
+            if place is None:
+                return engine.begin(epoch, limit, log.plan, {}), log
+            return engine.begin(epoch, limit, log.plan, place.taken, place.lanes), log
         except BaseException:
             self.give_up_epoch(epoch)
             if parked is not None:
@@ -170,6 +172,14 @@ class PassBook:
         with self._lock:
             if self._resume is not None and self._resume.epoch == epoch:
                 self._resume = None
+
+    def end_empty_rest(self, epoch: int) -> bool:
+        """The pass that took this epoch found nothing: whether it was the rest of it, so that it counts as taken."""
+        with self._lock:
+            is_rest = self._resume is not None and self._resume.epoch == epoch
+            if is_rest:
+                self._resume = None
+            return is_rest
 
     def give_up_epoch(self, epoch: int) -> None:
         """The pass that took this epoch delivered nothing: it does not count."""
@@ -225,7 +235,7 @@ class Pass:
         self._run: EngineRun | None = None
         self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
-        self._end_is_owed = False
+        self._end_is_owed = self._rest_was_empty = False
         self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
         self._is_over = False
 
@@ -253,6 +263,9 @@ class Pass:
             if self._budget is not None:
                 self._budget.check()
             delivery = self._take(self._run, log)
+            if delivery is None and self._rest_was_empty:
+                self._rest_was_empty = False
+                return self.next_delivery()
             if delivery is not None and delivery.row_failures:
                 delivery = self._admit(delivery)
         except BaseException as error:
@@ -269,7 +282,7 @@ class Pass:
         if not log.delivered:
             book.tally.passes += 1
             book.note_begun(log.epoch)
-        log.note(delivery, self._run.first_epoch if self._run is not None else log.epoch)
+        log.note(delivery, self._run)
         return delivery
 
     def _admit(self, delivery: Delivery) -> Delivery:
@@ -302,13 +315,15 @@ class Pass:
         return delivery
 
     def _end_of_stream(self, log: PassLog) -> None:
-        self._is_over = True
         log.close()
-        if not log.delivered:
-            self._book.give_up_epoch(log.epoch)
         run, self._run = self._run, None
         if run is not None:
             run.end()
+        # Of a stream nobody knew: where nothing of an epoch was left, the pass is one over the epoch behind it.
+        self._rest_was_empty = not log.delivered and self._book.end_empty_rest(log.epoch)
+        self._is_over = not self._rest_was_empty
+        if self._is_over and not log.delivered:
+            self._book.give_up_epoch(log.epoch)
 
     def _finish(self, log: PassLog) -> None:
         self._is_over = True

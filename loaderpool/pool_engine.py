@@ -25,6 +25,7 @@ from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring, with_chunk
@@ -154,7 +155,9 @@ class PoolEngine:
         assert self._form is not None
         return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> PoolRun:
+    def begin(
+        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+    ) -> PoolRun:
         """See `delivery.Engine`.
 
         Raises:
@@ -169,7 +172,7 @@ class PoolEngine:
             self.check_open()
             quota = self.sharing.make_way()
             feed = None if self._stream is None else self._feed_for(self._stream, first_epoch, plan)
-            run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed)
+            run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed, lanes)
             self.sharing.add(run)
             if feed is not None and not feed.is_started:
                 feed.start()
@@ -264,7 +267,7 @@ class PoolEngine:
         except BaseException:
             session.arena.give_back(extent)
             raise
-        self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring)
+        self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring, plan.lanes > 0)
         self._layout_bytes, self._form = nbytes, form
         self._order_layout()
 
@@ -304,11 +307,15 @@ class PoolEngine:
             self._make_error = functools.partial(MemoryLimitError, str(error))
             self.session.wake()
 
-    def reserve(self) -> int:
-        """Slots of a run that are never lent, so that workers always have somewhere to write."""
+    def reserve(self, quota: int) -> int:
+        """Slots that a run with this quota never lends, so that workers always have somewhere to write.
+
+        Of generators that many batches may be made ahead, so they hang on nothing but the quota, and grow no faster
+        than it does (RING-4).
+        """
         assert self.ring is not None
         if self.plan.lanes:
-            return max(1, min(max(self.plan.lanes + 1, self.ring.count // 2), self.ring.count - 1))
+            return max(1, min(max(self.plan.lanes + 1, quota // 2), quota - 1))
         return max(1, min(self.session.workers_wanted + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----

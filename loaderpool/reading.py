@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from loaderpool.delivery import Delivery
+from loaderpool.delivery import Delivery, EngineRun
 from loaderpool.errors import StateError
+from loaderpool.lane_log import LaneLog
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 
 __all__ = ["PassLog", "Position", "Reading"]
@@ -28,6 +30,13 @@ class Position:
     """The first position of the epoch, over all shards, that is not taken."""
     taken: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Without an order: stretches of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
+    lanes: LanePlaces | None = None
+    """Of generators: what is taken of each lane; None: nothing."""
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is not the epoch's beginning."""
+        return bool(self.start or self.taken or self.lanes is not None)
 
 
 class PassLog:
@@ -42,13 +51,22 @@ class PassLog:
         plan: of its batches: the loader's, or the rest of that epoch.
         taken: without an order: stretches of batches that were taken before.
         keeps_numbers: batches come in no order, so their numbers must be kept.
+        lanes: of generators: what was taken before.
     """
 
-    def __init__(self, epoch: int, plan: Plan, taken: Mapping[int, int], keeps_numbers: bool) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        plan: Plan,
+        taken: Mapping[int, int],
+        keeps_numbers: bool,
+        lanes: LanePlaces | None = None,
+    ) -> None:
         self.epoch, self.plan = epoch, plan
         numbers = (n for first, count in taken.items() for n in range(first, first + count)) if taken else ()
         self._taken_before = frozenset(numbers)
-        self._numbers: list[int] | None = [] if keeps_numbers else None
+        self._lanes = LaneLog(plan.lanes, lanes) if plan.lanes else None
+        self._numbers: list[int] | None = [] if keeps_numbers and not plan.lanes else None
         self.delivered = 0
         self._end: int | None = None  # of a stream: how many there were
         self.omitted: list[int] = []
@@ -62,9 +80,12 @@ class PassLog:
         """The stream has ended: there are no more than were delivered."""
         self._end = self.delivered
 
-    def note(self, delivery: Delivery, first_epoch: int) -> None:
-        """This was delivered, by a run that counts batches from that epoch on."""
+    def note(self, delivery: Delivery, run: EngineRun | None) -> None:
+        """This was delivered, by that run; None: by one that was ended meanwhile."""
         self.delivered += delivery.count
+        first_epoch = self.epoch if run is None else run.first_epoch
+        if self._lanes is not None:
+            self._lanes.note(delivery.first, {} if run is None else run.ended_lanes)
         if self._numbers is not None:
             before = (self.epoch - first_epoch) * self.plan.batches_per_epoch
             self._numbers += [number - before for number in delivery.numbers()]
@@ -81,6 +102,8 @@ class PassLog:
         """Where a consumer stands that is past so many of its batches."""
         if consumed >= self.batches:
             return Position(self.epoch + 1)
+        if self._lanes is not None:
+            return Position(self.epoch, lanes=self._lanes.places(consumed))
         if self._numbers is None:
             return Position(self.epoch, self.plan.position_after(consumed))
         taken = sorted(self._taken_before.union(self._numbers[:consumed]))

@@ -20,17 +20,18 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 FLOORS = (
     {
         "boot", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec", "interrupts",
-        "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending", "sketch", "spec",
-        "structure", "worker_info",
+        "item_names", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending",
+        "sketch", "spec", "structure", "worker_info",
     },
     {"memory", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},
     {
         "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
-        "fingerprint", "fork_warning", "form_choice", "functions", "lane_shelf", "last_error", "launch", "link",
-        "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading", "replay",
-        "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
+        "fingerprint", "fork_warning", "form_choice", "functions", "lane_log", "lane_shelf", "last_error", "launch",
+        "link", "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading",
+        "replay", "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally",
+        "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

@@ -25,6 +25,7 @@ from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
+from loaderpool.worker.lane import GeneratorRaised
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
@@ -82,6 +83,8 @@ class Work:
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
         self._progress = Progress(words, cell, worker, catches)
+        if isinstance(source, LaneItems):
+            source.attend(self._progress, times_items=self.config.timeout_s is not None)
         self._exclusions = Exclusions(worker, self.config.timeout_s)
         self._prober = Prober(
             self._calls,
@@ -169,7 +172,9 @@ class Work:
             positions = self.items.positions(job)
         except Abandoned:
             raise
-        except self._catches as error:  # of a generator; or a stream's items cannot be unpickled here
+        except GeneratorRaised as raised:
+            raise self._progress.failed(raised.error, job.epoch, [raised.position], raised.position) from None
+        except self._catches as error:  # a stream's items cannot be unpickled here; or a generator ends its process
             raise WorkFailed(describe_failure(error, epoch=job.epoch, worker=self._progress.worker), error) from None
         if not len(positions):  # its lane has ended
             Packing([]).write(buffer, base)
