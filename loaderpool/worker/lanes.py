@@ -40,22 +40,22 @@ class LaneOrder:
     """
 
     def __init__(self, shards: list[Any] | None, plan: Plan, shuffle: bool) -> None:
-        self._shards, self._plan, self._shuffle = shards, plan, shuffle
+        self.shards, self._plan, self.shuffle = shards, plan, shuffle
 
     @property
     def are_copies(self) -> bool:
         """Whether generators are given no shard."""
-        return self._shards is None
+        return self.shards is None
 
     def infos(self, epoch: int, lane: int) -> Iterator[WorkerInfo]:
         """The generators of a lane, one after the other."""
-        plan, shards = self._plan, self._shards
+        plan, shards = self._plan, self.shards
         if shards is None:
             index, count = plan.shard_index * plan.lanes + lane, plan.num_shards * plan.lanes
             yield WorkerInfo(index, count, self._seed("copy", index, epoch), epoch)
             return
         places = np.arange(plan.shard_index + lane * plan.num_shards, len(shards), plan.lanes * plan.num_shards)
-        if self._shuffle:
+        if self.shuffle:
             places = Permutation(len(shards), stream_key("shards", plan.seed, epoch)).take(places)
         for index in places.tolist():
             yield WorkerInfo(index, len(shards), self._seed("shard", index, epoch), epoch, shards[index])
@@ -99,6 +99,11 @@ class LaneItems:
         self._times_items = False
         self._latest: Lane | None = None  # whose batch is the job's
         self._is_over = False  # it has none
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What of it is the user's, by the names of the arguments."""
+        return {"make_generator": self._make, "shards": self._order.shards}
 
     def attend(self, progress: Progress, times_items: bool) -> None:
         """Have generators be seen at work: where they hang, and which of their items it is that ends the process."""
@@ -195,7 +200,7 @@ class LaneItems:
     def __reduce__(self) -> tuple[Any, ...]:
         order = self._order
         return LaneItems, (
-            self._make, self._takes_rng, order._shards, self._plan, order._shuffle, self._window, self._seed_globals,
+            self._make, self._takes_rng, order.shards, self._plan, order.shuffle, self._window, self._seed_globals,
         )  # fmt: skip
 
 
