@@ -258,7 +258,9 @@ class PoolEngine:
         form = choose_form(self._probe, self._given_spec, config, plan, self.unit)
         if plan.lanes:
             form = with_chunk(form, 1)
-        makers = max(session.workers_wanted, plan.lanes)  # each of which should have slots of its own
+        # Generators that stand beside one another need a batch each to be ready in turn; but many large ones would take
+        # all the memory, and no more are made at once than there are workers.
+        makers = max(session.workers_wanted, min(plan.lanes, 2 * session.workers_wanted))
         ring_plan = plan_ring(form, workers=makers, memory_limit=config.memory_limit)
         form = ring_plan.form
         extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
@@ -315,7 +317,7 @@ class PoolEngine:
         """
         assert self.ring is not None
         if self.plan.lanes:
-            return max(1, min(max(self.plan.lanes + 1, quota // 2), quota - 1))
+            return max(1, quota // 2)
         return max(1, min(self.session.workers_wanted + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----

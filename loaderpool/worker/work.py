@@ -103,6 +103,7 @@ class Work:
         self._converter: Converter
         self._writer: RowWriter
         self._block_rows = 1
+        self._writes_rows = False
 
     # ---- before the first ticket ----
 
@@ -131,9 +132,12 @@ class Work:
         self._calls.pack_out = form.spec.structure.pack
         self._converter = Converter(form.spec, is_given=is_given, has_batch_axis=self.unit != "sample")
         self._batches.set_form(form, self._converter)
-        if form.fixed is not None:
+        # Of a generator's batches the last is shorter, so they are packed; but no row of them is ever left out.
+        may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
+        self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
+        if self._writes_rows:
             self._writer = RowWriter(self._converter)
-            is_small = max(form.fixed.row_bytes, default=0) < _SINGLE_ROW_BYTES
+            is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
             in_blocks = is_small and not self._calls.takes_out and self.config.timeout_s is None
             self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
@@ -180,10 +184,10 @@ class Work:
             Packing([]).write(buffer, base)
             return Filled(0)
         indices = self.plan.indices(job.epoch, positions)
-        if form.fixed is None:
-            make = self._batches.fill_packed
-        elif self.config.on_error.action == "raise":
+        if self._writes_rows:
             make = self._fill_rows
+        elif form.fixed is None:
+            make = self._batches.fill_packed
         else:
             make = self._batches.fill_fixed
         started = clock.monotonic_ns()
@@ -208,10 +212,11 @@ class Work:
     def _fill_rows(
         self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
     ) -> Filled:
-        """Rows straight into a fixed slot."""
-        assert self.form is not None and self.form.fixed is not None
-        layout = self.form.fixed
-        arrays = layout.arrays(buffer, base, job.row_start + len(indices))
+        """Rows straight into the slot."""
+        assert self.form is not None
+        arrays = self.form.row_arrays(buffer, base, job.row_start + len(indices), capacity)
+        if arrays is None:
+            return self._batches.fill_packed(job, positions, indices, buffer, base, capacity)
         block = self._block_rows if self._row_ns < _SINGLE_ROW_NS and not job.attempt else 1
         progress = self._progress
         words, index_word, started_word = progress.words, progress.index_word, progress.started_word

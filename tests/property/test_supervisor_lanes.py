@@ -113,7 +113,7 @@ class LaneSupervision(Supervision):
         if spare < 1:
             return
         quota = data.draw(st.integers(1, spare))
-        reserve = max(1, min(max(len(lengths) + 1, quota // 2), quota - 1))
+        reserve = max(1, quota // 2)
         self.begin(LaneRun(lengths, LaneShelf(len(lengths), self.in_order), quota, reserve))
 
     def begin(self, run: LaneRun) -> None:
@@ -183,7 +183,7 @@ class LaneSupervision(Supervision):
             return
         self.end(number)
         quota = old.quota - lent  # what the consumer looks at is no longer this run's
-        reserve = max(1, min(max(len(old.lengths) + 1, quota // 2), quota - 1))
+        reserve = max(1, quota // 2)
         fresh = LaneRun(old.lengths, old.shelf.rest(), quota, reserve)
         fresh.delivered = old.delivered
         self.begin(fresh)
