@@ -1,8 +1,10 @@
 """A feed: the items of one pass over a stream, on their way from where they are read to the workers.
 
-    stream ──frame──▶ [thread of the feed] ──bundle──▶ arena ──▶ workers
-                            ▲ room                        │ taken by the consumer
-                            └─────────────────────────────┘
+    stream ─▶ [reader] ──frame──▶ [thread of the feed] ──bundle──▶ arena ──▶ workers
+                                        ▲ room                        │ taken by the consumer
+                                        └─────────────────────────────┘
+
+The reader is this thread itself (`OwnFrames`), where the stream lives in this process, or a process (`reader/`).
 
 A batch may be made once its bundle lies in the arena, and the bundle stays until the consumer has taken the batch: so
 whatever dies in between, the items are still there, though the stream gave them only once. How far the stream is read
@@ -17,20 +19,105 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
-from loaderpool.bundling import Frame
+from loaderpool import fault_points
+from loaderpool.bundling import Frame, frames, what_ended
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.failures import source_error
+from loaderpool.failures import reading_error
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
+from loaderpool.plan.order import Plan
 from loaderpool.session import Session
-from loaderpool.worker.failures import describe_failure
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "FrameSource", "OwnFrames", "StreamFailed"]
 
 # Extents grow by powers of two from here, so that those of earlier bundles fit later ones.
 _LEAST_EXTENT_BYTES = 4096
+
+
+class StreamFailed(Exception):
+    """The stream ended by an error; it never leaves the feed.
+
+    Attributes:
+        make_error: makes that error, anew for each who meets it: a kept exception would keep every frame it passed.
+    """
+
+    def __init__(self, make_error: Callable[[], LoaderpoolError]) -> None:
+        super().__init__(make_error)
+        self.make_error = make_error
+
+
+class NextFrame(Protocol):
+    """The items of one batch."""
+
+    @property
+    def first(self) -> int:
+        """Position of the first one."""
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+
+    @property
+    def pickling(self) -> int:
+        """See `Bundle`."""
+
+    @property
+    def buffers(self) -> int:
+        """See `Bundle`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the bundle."""
+
+    def write_into(self, view: memoryview) -> None:
+        """Fill `uint8[nbytes]`; before the next frame is asked for. Raises what `FrameSource.next` raises."""
+
+
+class FrameSource(Protocol):
+    """One pass over a stream. All but `cancel` is called on the feed's thread only."""
+
+    def next(self, batch: int) -> NextFrame | None:
+        """The frame of the next batch, which has this number; None: the stream has ended. Blocks until it is read.
+
+        Raises:
+            StreamFailed: it has ended by an error.
+        """
+
+    def cancel(self) -> None:
+        """Nobody wants more: `next` and `write_into` shall end soon. Never blocks; in any thread, also a finalizer."""
+
+    def close(self) -> None:
+        """Let go of whatever reads. Called once, last."""
+
+
+class OwnFrames:
+    """Reads on the very thread that asks.
+
+    Args:
+        batches: of `read_batches`.
+        epoch: that they are of.
+        plan: likewise.
+    """
+
+    def __init__(self, batches: Iterator[tuple[int, list[Any]]], epoch: int, plan: Plan) -> None:
+        self._frames, self._epoch, self._plan = frames(batches), epoch, plan
+
+    def next(self, batch: int) -> Frame | None:
+        """See `FrameSource`."""
+        try:
+            return next(self._frames, None)
+        except BaseException as error:
+            ended = what_ended(error, self._epoch)
+        raise StreamFailed(functools.partial(reading_error, ended, self._plan.position_after(batch)))
+
+    def cancel(self) -> None:
+        """See `FrameSource`. Who waits in the user's code goes on waiting there."""
+
+    def close(self) -> None:
+        """See `FrameSource`."""
+        self._frames.close()
 
 
 class Feed:
@@ -47,7 +134,7 @@ class Feed:
         session: whose arena.
         frames: what is read; closed at the end.
         epoch: that it is read for.
-        batch_rows: rows of a full batch.
+        plan: of its batches.
         ahead: how many batches, and bytes of them, may wait; asked again and again.
         on_news: called, with the session's lock held, when there is another batch or the end.
 
@@ -58,14 +145,14 @@ class Feed:
     def __init__(
         self,
         session: Session,
-        frames: Iterator[Frame],
+        frames: FrameSource,
         epoch: int,
-        batch_rows: int,
+        plan: Plan,
         ahead: Callable[[], tuple[int, int]],
         on_news: Callable[[Feed], None],
     ) -> None:
-        self._session, self._frames, self.epoch = session, frames, epoch
-        self._batch_rows, self._ahead, self._on_news = batch_rows, ahead, on_news
+        self._session, self._frames, self.epoch, self.plan = session, frames, epoch, plan
+        self._batch_rows, self._ahead, self._on_news = plan.rows(0), ahead, on_news
         self.made = 0
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None
@@ -76,7 +163,9 @@ class Feed:
             self._extent = session.arena.take(FEED_TABLE_BYTES, "the table of a stream's batches")
         self.offset = self._extent.offset
         self._table = FeedTable(session.arena.map, self.offset)
-        self._held: dict[int, Extent] = {}  # by batch
+        self._held: dict[int, Extent] = {}  # by batch: all from the first one held on
+        self._first_held = 0
+        self._taken: set[int] = set()  # of those that are held, or will be
         self._held_bytes = 0
         self._spare: dict[int, list[Extent]] = {}  # by size
         # Of its kind only this queue may be put to in a finalizer, which may run in the middle of anything.
@@ -92,17 +181,27 @@ class Feed:
         return self._batch_rows if self.tail is None or batch < self.tail[0] else self.tail[1]
 
     def take(self, batches: range, before: int) -> None:
-        """The consumer has these batches, and all before that one. The session's lock is held."""
-        for batch in batches:
-            self._drop(batch)
-        for batch in [batch for batch in self._held if batch < before]:
-            self._drop(batch)
-        self._room.put(None)
+        """The consumer has these batches, and all before that one, of which none is ever made again; others may be.
+
+        The session's lock is held.
+        """
+        self._taken.update(batches)
+        while self._first_held < min(before, self.made):
+            self._drop(self._first_held)
+            self._first_held += 1
+        self._tell_of_room()
 
     def stop(self) -> None:
         """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
+        if self._session.is_foreign:  # the reader is our parent's
+            return
         self.is_over = True
-        self._room.put(None)
+        self._tell_of_room()
+        self._frames.cancel()
+
+    def _tell_of_room(self) -> None:
+        if self._room.empty():  # else the thread will look again anyhow, after what has been changed by now
+            self._room.put(None)
 
     def free(self) -> None:
         """Give all memory back: no worker looks at it any more. The session's lock is held."""
@@ -118,54 +217,65 @@ class Feed:
         self._spare.clear()
 
     def _drop(self, batch: int) -> None:
+        self._taken.discard(batch)
         extent = self._held.pop(batch, None)
-        if extent is not None:
-            self._held_bytes -= extent.nbytes
-            if not self._is_freed:
-                self._table.clear(batch)
-            self._spare.setdefault(extent.nbytes, []).append(extent)
+        if extent is None:  # it was all given back
+            return
+        self._held_bytes -= extent.nbytes
+        self._table.clear(batch)
+        self._spare.setdefault(extent.nbytes, []).append(extent)
 
     # ---- reading. Runs in: the feed's thread ----
 
     def _run(self) -> None:
+        make_error: Callable[[], LoaderpoolError] | None = None
         try:
-            for frame in self._frames:
-                if not self._put(frame):
-                    return
-        except BaseException as error:
-            if isinstance(error, LoaderpoolError):  # ours: it says what it has to
-                make_error: Any = functools.partial(type(error), *error.args)
-            else:
-                failure = describe_failure(error, epoch=self.epoch, worker=None)
-                make_error = functools.partial(source_error, failure, self.made * self._batch_rows)
+            while not self.is_over:
+                frame = self._frames.next(self.made)
+                if frame is None or not self._put(frame):
+                    break
+                del frame  # its items need not be held while the next ones are read
+            fault_points.reach("feed.at_end")
+        except StreamFailed as error:
+            make_error = error.make_error
+        except BaseException as error:  # no memory, say: whatever it is, somebody waits to be told
+            make_error = functools.partial(
+                reading_error, what_ended(error, self.epoch), self.plan.position_after(self.made)
+            )
+        try:
             self._finish(make_error)
-        else:
-            self._finish(None)
         finally:
-            close = getattr(self._frames, "close", None)
-            if close is not None:
-                close()
-            del self._frames
+            self._frames.close()
 
-    def _put(self, frame: Frame) -> bool:
+    def _put(self, frame: NextFrame) -> bool:
         """Bring a frame into the arena as soon as there is room; False: nobody wants it."""
         session = self._session
-        extent = self._take_extent(len(frame.pickled))
+        nbytes = frame.nbytes
+        extent = self._take_extent(nbytes)
         if extent is None:
             return False
-        session.arena.map[extent.offset : extent.offset + len(frame.pickled)] = frame.pickled
+        try:
+            with memoryview(session.arena.map) as whole, whole[extent.offset : extent.offset + nbytes] as room:
+                frame.write_into(room)
+        except BaseException:
+            with session.lock:
+                self._keep_or_give_back(extent)
+            raise
+        fault_points.reach("feed.before_entry")
         with session.lock:
             if self.is_over or self._is_freed:
                 self._keep_or_give_back(extent)
                 return False
             batch = self.made
-            bundle = Bundle(extent.offset, len(frame.pickled), frame.pickling, frame.first, frame.rows)
             self._held[batch] = extent
             self._held_bytes += extent.nbytes
-            self._table.write(batch, bundle)
+            self._table.write(
+                batch, Bundle(extent.offset, nbytes, frame.pickling, frame.buffers, frame.first, frame.rows)
+            )
             if frame.rows != self._batch_rows:
                 self.tail = batch, frame.rows
             self.made = batch + 1
+            fault_points.reach("feed.entered")
             self._on_news(self)
         return True
 
@@ -183,8 +293,10 @@ class Feed:
                     return None
                 most, most_bytes = self._ahead()
                 held = len(self._held)
+                has_entry = held < ENTRIES  # for all that are held follow one another
                 # Two at least: one that the workers make, and one that waits.
-                if held < min(most, ENTRIES) and (held < 2 or self._held_bytes + size <= most_bytes):
+                has_bytes = held < 2 or self._held_bytes + size <= most_bytes
+                if held - len(self._taken) < most and has_entry and has_bytes:
                     spare = self._spare.get(size)
                     if spare:
                         return spare.pop()

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loaderpool.bundling import OURS
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
-from loaderpool.errors import LoaderpoolError, SourceError
+from loaderpool.errors import SourceError
 from loaderpool.failures import sample_error, source_error
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES
@@ -166,9 +167,9 @@ class StreamReading:
         if not self._seen and not self.is_over:
             try:
                 self._seen = list(itertools.islice(self._batches, 1))
-            except LoaderpoolError:
-                raise
             except Exception as error:
+                if type(error) in OURS:
+                    raise
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
                 raise source_error(failure, self._plan.position_after(self._taken), error) from error
         self.is_over = not self._seen

@@ -9,7 +9,6 @@ from typing import Any
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
-from loaderpool.bundling import frames
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import (
     ClosedError,
@@ -30,12 +29,12 @@ from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
-from loaderpool.sources.stream import StreamSource, read_batches
+from loaderpool.sources.stream import StreamSource
 from loaderpool.spec import ElementSpec
+from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.loading import put_shipment
 from loaderpool.supervisor.placing import place
-from loaderpool.supervisor.shipping import ship
 from loaderpool.updates import Updates
 from loaderpool.worker.jobs import Probe
 
@@ -98,7 +97,8 @@ class PoolEngine:
         self._sharing: Sharing | None = None
         self.latest_chunk = 1  # batches of the latest delivery
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
-        shipment = ship(dict(payload))
+        self.feeds: StreamFeeds | None = None
+        shipment, for_reader = ship_beside(payload, stream, config, plan)
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
@@ -107,20 +107,24 @@ class PoolEngine:
             self.placement, self.packed_items = place(shipment), shipment.packed_items
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
             try:
+                if stream is not None:
+                    self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
                 self._shipment = offset, nbytes
                 session.send_files(self.number, self.placement.descriptors)
                 session.order(Control.LOAD, *self._load_words(probes=stream is None))
             except BaseException:  # a number that no message can hold
+                if self.feeds is not None:
+                    self.feeds.free_all()
                 for extent in self._extents:
                     session.arena.give_back(extent)
                 raise
             session.listeners[self.number] = self
-        self._stream = stream
-        self._feeds: list[Feed] = []  # whose memory is not given back
-        self._first_feed: Feed | None = None  # has the item for the probe, and waits for its pass
-        if stream is not None:
-            self._first_feed = self._open_feed(stream, first_epoch, plan)
-            self._first_feed.start()
+        if self.feeds is not None:
+            try:
+                self.feeds.begin(first_epoch, plan)
+            except BaseException:
+                self.close()
+                raise
 
     def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
@@ -168,7 +172,7 @@ class PoolEngine:
             self.raise_error()
             self.check_open()
             quota = self.sharing.make_way()
-            feed = None if self._stream is None else self._feed_for(self._stream, first_epoch, plan)
+            feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
             run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed)
             self.sharing.add(run)
             if feed is not None and not feed.is_started:
@@ -196,22 +200,6 @@ class PoolEngine:
 
     # ---- feeds of a stream ----
 
-    def _open_feed(self, stream: StreamSource, epoch: int, plan: Plan) -> Feed:
-        batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
-        feed = Feed(self.session, frames(batches), epoch, plan.rows(0), self._feed_ahead, self._on_feed_news)
-        self._feeds.append(feed)
-        return feed
-
-    def _feed_for(self, stream: StreamSource, epoch: int, plan: Plan) -> Feed:
-        """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
-        feed, self._first_feed = self._first_feed, None
-        if feed is not None:
-            is_same = epoch == feed.epoch or not self.config.shuffle_window or stream.is_one_shot
-            if is_same and not plan.start:
-                return feed
-            feed.stop()
-        return self._open_feed(stream, epoch, plan)
-
     def _feed_ahead(self) -> tuple[int, int]:
         """Batches that may be read ahead, and their bytes. The session's lock is held."""
         if self._form is None or self.ring is None:
@@ -223,29 +211,28 @@ class PoolEngine:
 
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread; the session's lock is held."""
-        if feed is self._first_feed and self._probe is None and not self._is_closed:
+        assert self.feeds is not None
+        if feed is self.feeds.first and self._probe is None and not self._is_closed:
             if feed.made == 1 and feed.end is None:
                 self.session.order(Control.PROBE, self.number, self._first_epoch, feed.offset)
             elif not feed.made:
                 self._make_error = feed.make_error or functools.partial(
                     SourceError, "source is empty: the stream ended before its first item"
                 )
+                self._is_passing_error = not self.feeds.is_one_shot
         for run in self._sharing.active if self._sharing is not None else ():
             if run.feed is feed:
                 run.fed(feed)
 
-    def _free_feeds(self, all_of_them: bool = False) -> None:
+    def _free_feeds(self) -> None:
         """Give back the memory of feeds that no worker looks at any more."""
-        in_use = {id(stretch.feed) for stretch in self.stretches.values()}
-        for feed in list(self._feeds):
-            if all_of_them or (feed.is_over and id(feed) not in in_use and self._probe is not None):
-                feed.free()
-                self._feeds.remove(feed)
+        if self.feeds is not None and self._probe is not None:
+            self.feeds.free({id(stretch.feed) for stretch in self.stretches.values()})
 
     def on_close(self) -> None:
         """See `session.Listener`."""
-        for feed in list(self._feeds):
-            feed.stop()
+        if self.feeds is not None:
+            self.feeds.stop()
 
     # ---- form, ring and quota ----
 
@@ -364,9 +351,10 @@ class PoolEngine:
             return
         self.session.send_files(self.number, self.placement.descriptors)
         must_probe = self._probe is None and self._make_error is None
-        self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self._stream is None))
-        if must_probe and self._first_feed is not None and self._first_feed.made:
-            self.session.order(Control.PROBE, self.number, self._first_epoch, self._first_feed.offset)
+        self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
+        first_feed = None if self.feeds is None else self.feeds.first
+        if must_probe and first_feed is not None and first_feed.made:
+            self.session.order(Control.PROBE, self.number, self._first_epoch, first_feed.offset)
         self._is_loaded = False
         self._updates.repeat()
         if self.ring is not None:
@@ -414,11 +402,13 @@ class PoolEngine:
         with self.session.lock:
             if self._is_passing_error and self._was_told:
                 self._make_error, self._is_passing_error, self._was_told = None, False, False
-                if self._probe is None:
-                    feed = self._first_feed
-                    self.session.order(
-                        Control.PROBE, self.number, self._first_epoch, 0 if feed is None else feed.offset
-                    )
+                if self._probe is not None:
+                    return
+                if self.feeds is None:
+                    self.session.order(Control.PROBE, self.number, self._first_epoch, 0)
+                elif not self.feeds.begin_again(self._first_epoch, self.plan):
+                    assert self.feeds.first is not None
+                    self.session.order(Control.PROBE, self.number, self._first_epoch, self.feeds.first.offset)
 
     def _unload(self) -> None:
         for run in self._sharing.active if self._sharing is not None else ():
@@ -436,7 +426,8 @@ class PoolEngine:
 
     def _forget(self) -> None:
         arena = self.session.arena
-        self._free_feeds(all_of_them=True)
+        if self.feeds is not None:
+            self.feeds.free_all()
         self.session.listeners.pop(self.number, None)
         for extent in [*self._extents, *filter(None, [self._layout_extent])]:
             arena.give_back(extent)

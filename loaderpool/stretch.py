@@ -122,8 +122,12 @@ class Stretch:
         arrival.rows_done += row_stop - row_start
         if arrival.rows_done < rows:
             self._parts[first] = arrival
-        elif self.is_over or not self.shelf.put(arrival):
+        elif self.is_over:
             self._give_back(arrival)
+        elif not self.shelf.put(arrival):
+            self._give_back(arrival)
+            if self.feed is not None:
+                self.feed.take(range(first, first + arrival.count), self.shelf.begin_at)
 
     def on_unsure(self, words: Words) -> None:
         """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.

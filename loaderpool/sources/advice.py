@@ -18,7 +18,8 @@ def is_stream(obj: Any) -> bool:
     Not what has no order, and not classes, numbers, text and paths, for which `refusal` has better advice.
     """
     kind = type(obj)
-    if isinstance(obj, (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)) or _of_tensorflow(obj):
+    others = (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)
+    if isinstance(obj, others) or _of_tensorflow(obj):
         return False
     return isinstance(obj, Iterator) or (hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"))
 

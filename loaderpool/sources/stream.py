@@ -84,6 +84,7 @@ def read_batches(
     while len(block := list(itertools.islice(items, width))) == width:
         yield position + mine, block[mine : mine + rows]
         position += width
+        del block  # or it would be held while the next one is read
     tail = plan.closed(position + len(block)).after(position)
     if tail.batches_per_epoch:
         first, *others = tail.positions(0).tolist()

@@ -94,10 +94,14 @@ def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[s
     return payload
 
 
-def describe_load_error(error: BaseException) -> str:
+def describe_load_error(error: BaseException, place: str = "the supervisor") -> str:
     """One or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
 
     Runs in: the process in which `unship` failed, as it names that process's search path.
+
+    Args:
+        error: what `unship` raised.
+        place: what that process is.
     """
     if isinstance(error, ModuleNotFoundError):
         return (
@@ -114,9 +118,9 @@ def describe_load_error(error: BaseException) -> str:
             f"sent by value."
         )
     if isinstance(error, ImportError):
-        return f"An import in a module of yours failed in the supervisor, a clean interpreter without a GPU: {error}"
+        return f"An import in a module of yours failed in {place}, a clean interpreter without a GPU: {error}"
     return (
-        f"Loading the function and the source in the supervisor raised {type(error).__name__}. Modules are imported "
+        f"Loading the function and the source in {place} raised {type(error).__name__}. Modules are imported "
         f"there anew, without what the script did before; the traceback shows the line."
     )
 

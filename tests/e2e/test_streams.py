@@ -20,6 +20,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, read, shared_pools
+from tests.support.streams import Numbers, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
@@ -35,21 +36,6 @@ def on() -> Iterator[Place]:
 def numbers_in(batches: Iterable[Any]) -> list[int]:
     """The numbers of all items, which are the first component or the only one."""
     return [int(n) for batch in batches for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()]
-
-
-class Numbers:
-    """Begins anew each time."""
-
-    def __init__(self, items: int = ITEMS) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in range(self.items):
-            yield {"index": number, "row": np.full(3, number, np.float32)}
-
-
-def make(item: Any, rng: np.random.Generator) -> Any:
-    return item["index"], item["row"] + rng.random(3, np.float32)
 
 
 def of_varied_length(item: Any, rng: np.random.Generator) -> Any:
@@ -308,7 +294,7 @@ def test_passes_give_back_their_memory() -> None:
             read(loader)
             for _batch in loader:
                 break
-            taken.append(len(loader._engine._feeds))  # type: ignore[union-attr]
+            taken.append(len(loader._engine.feeds._feeds))  # type: ignore[union-attr]
         assert max(taken) <= 2, "a pass that is over, whose end the supervisor has not told of yet, and the next"
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.e2e.test_streams import BATCH, Numbers, make
+from tests.e2e.test_streams import BATCH
 from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.streams import Numbers, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
