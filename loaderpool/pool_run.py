@@ -197,7 +197,7 @@ class PoolRun:
             is_ours = True
             if self.feed is not None:
                 engine.latest_chunk = arrival.count
-                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.begin_at)
+                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.done_before)
             engine.session.note_progress()
             fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import select
 import signal
 import socket
@@ -32,6 +33,8 @@ GRACE_S = 0.5
 _STOPPED_S = 5.0
 # Without pidfds a reader's process is looked at this often.
 _LOOK_MS = 200
+# Of two passes that wait for the same reader one may miss the news.
+_TURN_S = 0.05
 _CLOSED = "this Loader, or its pool, is closed; make a new one"
 
 
@@ -50,12 +53,13 @@ class Reader:
 
     Attributes:
         is_used: whether it has served a pass.
+        is_leaving: it was told that nobody wants the rest of its pass.
         passes: how many it was told of.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._process, self._channel = process, channel
-        self.is_used = self.was_stopped = False
+        self.is_used = self.is_leaving = self.was_stopped = False
         self.passes = 0
         self._oom_kills = capacity.oom_kill_count()
         self._has_ended = False
@@ -89,6 +93,7 @@ class Reader:
 
     def cancel(self, number: int) -> None:
         """Nobody wants the rest of a pass. Never blocks; in any thread, also in a finalizer."""
+        self.is_leaving = True
         with contextlib.suppress(OSError):
             self._channel.send(ORDER.pack(Order.CANCEL, number, 0, 0), socket.MSG_DONTWAIT)
 
@@ -195,6 +200,7 @@ class Readers:
         self._arena, self._place, self._files = arena, place, files
         self._idle: list[Reader] = []
         self._all: dict[int, Reader] = {}  # by pid
+        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()  # tells who waits for one to look again
         self.is_closed = False
 
     def begin(self) -> None:
@@ -209,21 +215,29 @@ class Readers:
             PoolBrokenError: none could be started.
             ClosedError: the loader is closed.
         """
-        while self._idle:
-            with contextlib.suppress(IndexError):
-                reader = self._idle.pop()
-                if reader.is_alive():
-                    return reader
-                self.end(reader)
-        return self._start()
+        until_ns = clock.monotonic_ns() + int(GRACE_S * 1e9)
+        while True:
+            while self._idle:
+                with contextlib.suppress(IndexError):
+                    reader = self._idle.pop()
+                    if reader.is_alive():
+                        return reader
+                    self.end(reader)
+            # One that is letting go of an abandoned pass will be free sooner than another one could be here.
+            left_s = (until_ns - clock.monotonic_ns()) / 1e9
+            if left_s <= 0 or not any(reader.is_leaving for reader in list(self._all.values())):
+                return self._start()
+            with contextlib.suppress(queue.Empty):
+                self._changed.get(timeout=min(left_s, _TURN_S))
 
     def give_back(self, reader: Reader) -> None:
         """It is between passes."""
         if self._idle:  # one is enough; two passes side by side are rare
             self.end(reader)
             return
-        reader.is_used = True
+        reader.is_used, reader.is_leaving = True, False
         self._idle.append(reader)
+        self._tell_change()
         if self.is_closed:
             self._end_idle()
 
@@ -233,6 +247,11 @@ class Readers:
         reader.reap(grace_s)
         reader.close()
         self._all.pop(reader.pid, None)
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        if self._changed.empty():
+            self._changed.put(None)
 
     def close(self) -> None:
         """End them all. Blocks: at most for a moment. In any thread, also in a finalizer; twice is fine."""

@@ -345,6 +345,79 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit() -> None:
     assert_same(got, expected)
 
 
+class HeldUp:
+    """A function whose first items wait for a file, while others go by.
+
+    Args:
+        flag: the file.
+    """
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __call__(self, item: Any) -> int:
+        while item["index"] == 0 and not self.flag.exists():
+            time.sleep(0.001)
+        return int(item["index"])
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_batches_out_of_order_are_read_and_held_until_none_is_made_again(tmp_path: Path, killed: bool) -> None:
+    flag = tmp_path / "flag"
+    with lp.Loader(Numbers(4000), HeldUp(flag), batch_size=2, workers=2, deterministic=False) as loader:
+        flag.touch()  # for the probe
+        next(iter(loader))
+        flag.unlink()
+        session = loader._engine.session  # type: ignore[union-attr]
+        again = iter(loader)
+        got = [number for _ in range(300) for number in next(again).tolist()]
+        assert 0 not in got
+        if killed:  # what was taken, and is behind one that was not, is made once more and left out
+            os.kill(session._link.pid, signal.SIGKILL)
+            got += next(again).tolist()
+        flag.touch()
+        got += [number for batch in again for number in batch.tolist()]
+        assert sorted(got) == list(range(4000))
+        assert session.supervisor_restarts == killed
+
+
+def test_going_on_behind_more_batches_than_are_read_ahead(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    settings: dict[str, Any] = {"batch_size": 2, "workers": 2, "deterministic": False}
+    with lp.Loader(Numbers(4000), HeldUp(flag), **settings) as loader:
+        next(iter(loader))
+        flag.unlink()
+        batches = iter(loader)
+        got = [number for _ in range(500) for number in next(batches).tolist()]
+        state = batches.state_dict()
+        flag.touch()
+    assert 0 not in got
+    with lp.Loader(Numbers(4000), HeldUp(flag), **settings) as loader:
+        loader.load_state_dict(state)
+        got += [number for batch in loader for number in batch.tolist()]
+    assert sorted(got) == list(range(4000))
+
+
+def test_an_error_of_a_loader_that_the_stream_reads(on: Place) -> None:
+    def fail(item: int) -> int:
+        if item == 7:
+            raise KeyError("seven")
+        return item
+
+    def items() -> Iterator[Any]:
+        with lp.Loader(range(20), fail, batch_size=2, workers=0) as inner:
+            for batch in inner:
+                yield from batch.tolist()
+
+    for workers in (0, 2):
+        with lp.Loader(items(), batch_size=4, **on(workers)) as loader:
+            with pytest.raises(KeyError, match="seven") as raised:
+                read(loader)
+            assert isinstance(raised.value, lp.SourceReadError)
+            assert raised.value.position == 4
+
+
 def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
     def end_itself(item: Any) -> Any:
         if item["index"] == 41:
