@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import itertools
 import os
@@ -20,6 +21,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, read, shared_pools
+from tests.support.child import run_child
 from tests.support.streams import Numbers, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -142,6 +144,23 @@ def test_shards_partition_the_stream(items: int, drop_remainder: bool) -> None:
     whole = range(items // 12 * 12 if drop_remainder else items)
     assert set(seen) == set(whole)
     assert sum(seen.values()) - len(seen) < 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_row_that_is_dealt_again(on: Place, workers: int) -> None:
+    def fail_at_the_end(item: Any) -> Any:
+        if item["index"] == 800:
+            raise ValueError("the last one")
+        return item["index"]
+
+    settings: dict[str, Any] = {"batch_size": 1, "num_shards": 2, "shard_index": 1, **on(workers)}
+    with lp.Loader(Numbers(801), fail_at_the_end, **settings) as loader:
+        for _ in range(3):  # in chunks, by then
+            got = []
+            with pytest.raises(ValueError, match="the last one"):
+                for batch in loader:
+                    got += batch.tolist()
+            assert got == list(range(1, 801, 2))
 
 
 def test_an_iterator_is_read_once_and_says_so() -> None:
@@ -443,6 +462,76 @@ def test_a_hanging_sample_of_a_stream_is_found() -> None:
         with pytest.raises(lp.SampleTimeoutError) as raised:
             read(loader)
         assert raised.value.index == 41
+
+
+def test_several_loaders_with_streams_on_one_pool(on: Place) -> None:
+    sources = [Numbers(), iter(Numbers()), range(101), Numbers(50)]
+    fns = [make, make, lambda number, rng: (number, rng.random(3, np.float32)), make]
+    with contextlib.ExitStack() as stack:
+        loaders = [
+            stack.enter_context(lp.Loader(source, fn, batch_size=BATCH, **on(2)))
+            for source, fn in zip(sources, fns, strict=True)
+        ]
+        iterators = [iter(loader) for loader in loaders]
+        got: list[list[int]] = [[] for _ in loaders]
+        while any(iterators):
+            for number, batches in enumerate(iterators):
+                batch = next(batches, None) if batches is not None else None
+                if batch is None:
+                    iterators[number] = None  # type: ignore[call-overload]
+                else:
+                    got[number] += batch[0].tolist()
+    assert got == [list(range(101))] * 3 + [list(range(50))]
+
+
+def test_a_loader_is_closed_while_its_source_waits_on_the_thread() -> None:
+    messages: queue.Queue[Any] = queue.Queue()
+    messages.put(1)
+    loader = lp.Loader(iter(messages.get, None), batch_size=1, workers=1)
+    batches = iter(loader)
+    assert next(batches).tolist() == [1]
+    threading.Timer(0.2, loader.close).start()
+    with pytest.raises(lp.ClosedError):
+        next(batches)
+    messages.put(None)  # lets the thread go, which nobody can end while it waits there
+
+
+@pytest.mark.parametrize("how", ["sys.exit()", "os.kill(os.getpid(), 9)", "pass", "1 / 0", "os._exit(0)"])
+def test_the_trainer_ends_while_its_source_waits_on_the_thread(how: str) -> None:
+    script = f"""
+        import os, queue, sys
+        import loaderpool as lp
+        messages = queue.Queue()
+        for number in range(6):
+            messages.put(number)
+        loader = lp.Loader(iter(messages.get, None), batch_size=2, workers=1)
+        batches = iter(loader)
+        print([next(batches).tolist() for _ in range(3)])
+        {how}
+    """
+    result = run_child(script)
+    assert result.stdout == "[[0, 1], [2, 3], [4, 5]]\n"
+    assert ("Error" in result.stderr) == (how == "1 / 0")
+
+
+def test_a_fork_in_mid_stream_does_not_read_on(on: Place) -> None:
+    with lp.Loader(iter(Numbers(400)), make, batch_size=4, **on(2)) as loader:
+        batches = iter(loader)
+        got = [int(next(batches)[0][0]) for _ in range(3)]
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                with pytest.raises(lp.ForeignProcessError):
+                    next(batches)
+                del batches
+                loader.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        got += [int(batch[0][0]) for batch in batches]
+    assert got == list(range(0, 400, 4))
 
 
 @pytest.mark.parametrize("begin", [False, True])
