@@ -46,8 +46,8 @@ class Frame(NamedTuple):
         """Of all parts."""
         return sum(map(len, self.parts))
 
-    def write_into(self, view: memoryview) -> None:
-        """Fill `uint8[nbytes]`."""
+    def write_into(self, view: memoryview, offset: int = 0) -> None:
+        """Fill `uint8[nbytes]`, wherever it lies."""
         at = 0
         for part in self.parts:
             view[at : at + len(part)] = part

@@ -19,7 +19,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from loaderpool import fault_points
 from loaderpool.bundling import Frame, frames, what_ended
@@ -27,13 +27,24 @@ from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.failures import reading_error
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
+from loaderpool.memory.rooms import Rooms, room_bytes
 from loaderpool.plan.order import Plan
 from loaderpool.session import Session
 
-__all__ = ["Feed", "FrameSource", "OwnFrames", "StreamFailed"]
+__all__ = ["Ahead", "Feed", "FrameSource", "OwnFrames", "StreamFailed"]
 
-# Extents grow by powers of two from here, so that those of earlier bundles fit later ones.
-_LEAST_EXTENT_BYTES = 4096
+# More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
+# memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
+_CHEAP_BYTES = 16 << 20
+_EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
+
+
+class Ahead(NamedTuple):
+    """How far a stream may be read ahead."""
+
+    least: int  # batches without which workers would idle
+    most: int  # batches
+    most_bytes: int  # of them
 
 
 class StreamFailed(Exception):
@@ -71,8 +82,12 @@ class NextFrame(Protocol):
     def nbytes(self) -> int:
         """Of the bundle."""
 
-    def write_into(self, view: memoryview) -> None:
-        """Fill `uint8[nbytes]`; before the next frame is asked for. Raises what `FrameSource.next` raises."""
+    def write_into(self, view: memoryview, offset: int) -> None:
+        """Fill `uint8[nbytes]`, which lies at an offset of the arena; before the next frame is asked for.
+
+        Raises:
+            StreamFailed: see `FrameSource.next`.
+        """
 
 
 class FrameSource(Protocol):
@@ -135,7 +150,8 @@ class Feed:
         frames: what is read; closed at the end.
         epoch: that it is read for.
         plan: of its batches.
-        ahead: how many batches, and bytes of them, may wait; asked again and again.
+        ahead: how much may wait; asked again and again.
+        rooms: whence the room for it comes, of this and other feeds of the loader.
         on_news: called, with the session's lock held, when there is another batch or the end.
 
     Raises:
@@ -148,11 +164,13 @@ class Feed:
         frames: FrameSource,
         epoch: int,
         plan: Plan,
-        ahead: Callable[[], tuple[int, int]],
+        ahead: Callable[[], Ahead],
+        rooms: Rooms,
         on_news: Callable[[Feed], None],
     ) -> None:
         self._session, self._frames, self.epoch, self.plan = session, frames, epoch, plan
         self._batch_rows, self._ahead, self._on_news = plan.rows(0), ahead, on_news
+        self._rooms = rooms
         self.made = 0
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None
@@ -160,14 +178,14 @@ class Feed:
         self.is_over = self.is_started = False
         self._is_freed = False
         with session.lock:
-            self._extent = session.arena.take(FEED_TABLE_BYTES, "the table of a stream's batches")
+            self._extent = rooms.take(FEED_TABLE_BYTES)
         self.offset = self._extent.offset
+        session.arena.map[self.offset : self.offset + FEED_TABLE_BYTES] = _EMPTY_TABLE
         self._table = FeedTable(session.arena.map, self.offset)
         self._held: dict[int, Extent] = {}  # by batch: all from the first one held on
         self._first_held = 0
         self._taken: set[int] = set()  # of those that are held, or will be
         self._held_bytes = 0
-        self._spare: dict[int, list[Extent]] = {}  # by size
         # Of its kind only this queue may be put to in a finalizer, which may run in the middle of anything.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -209,12 +227,10 @@ class Feed:
         if self._is_freed:
             return
         self._is_freed = True
-        arena = self._session.arena
         self._table.release()
-        for extent in [self._extent, *self._held.values(), *(one for many in self._spare.values() for one in many)]:
-            arena.give_back(extent)
+        for extent in [self._extent, *self._held.values()]:
+            self._rooms.give(extent)
         self._held.clear()
-        self._spare.clear()
 
     def _drop(self, batch: int) -> None:
         self._taken.discard(batch)
@@ -223,7 +239,7 @@ class Feed:
             return
         self._held_bytes -= extent.nbytes
         self._table.clear(batch)
-        self._spare.setdefault(extent.nbytes, []).append(extent)
+        self._rooms.give(extent)
 
     # ---- reading. Runs in: the feed's thread ----
 
@@ -256,15 +272,15 @@ class Feed:
             return False
         try:
             with memoryview(session.arena.map) as whole, whole[extent.offset : extent.offset + nbytes] as room:
-                frame.write_into(room)
+                frame.write_into(room, extent.offset)
+            fault_points.reach("feed.before_entry")
         except BaseException:
             with session.lock:
-                self._keep_or_give_back(extent)
+                self._rooms.give(extent)
             raise
-        fault_points.reach("feed.before_entry")
         with session.lock:
             if self.is_over or self._is_freed:
-                self._keep_or_give_back(extent)
+                self._rooms.give(extent)
                 return False
             batch = self.made
             self._held[batch] = extent
@@ -285,41 +301,29 @@ class Feed:
         Raises:
             MemoryLimitError: nothing waits, and still there is none.
         """
-        size = max(_LEAST_EXTENT_BYTES, 1 << (nbytes - 1).bit_length())
+        size = room_bytes(nbytes)
         session = self._session
         while True:
             with session.lock:
                 if self.is_over or self._is_freed or session.is_closed:
                     return None
-                most, most_bytes = self._ahead()
-                held = len(self._held)
-                has_entry = held < ENTRIES  # for all that are held follow one another
-                # Two at least: one that the workers make, and one that waits.
-                has_bytes = held < 2 or self._held_bytes + size <= most_bytes
-                if held - len(self._taken) < most and has_entry and has_bytes:
-                    spare = self._spare.get(size)
-                    if spare:
-                        return spare.pop()
-                    self._give_back_spare()
+                if self._has_room(size):
                     try:
-                        return session.arena.take(size, "the items of a batch")
+                        return self._rooms.take(nbytes)
                     except MemoryLimitError:
-                        if not held:
+                        if not self._held:
                             raise
             self._room.get()
 
-    def _give_back_spare(self) -> None:
-        """Extents of another size than what comes now are of no use."""
-        for extents in self._spare.values():
-            for extent in extents:
-                self._session.arena.give_back(extent)
-        self._spare.clear()
-
-    def _keep_or_give_back(self, extent: Extent) -> None:
-        if self._is_freed:
-            self._session.arena.give_back(extent)
-        else:
-            self._spare.setdefault(extent.nbytes, []).append(extent)
+    def _has_room(self, size: int) -> bool:
+        ahead, held = self._ahead(), len(self._held)
+        waiting = held - len(self._taken)
+        if held >= ENTRIES or waiting >= ahead.most:  # all that are held follow one another, and so have entries
+            return False
+        nbytes = self._held_bytes + size
+        if waiting >= ahead.least:
+            return nbytes <= min(_CHEAP_BYTES, ahead.most_bytes)
+        return held < 2 or nbytes <= ahead.most_bytes  # one that the workers make, and one that waits
 
     def _finish(self, make_error: Callable[[], LoaderpoolError] | None) -> None:
         with self._session.lock:

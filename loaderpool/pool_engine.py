@@ -19,7 +19,7 @@ from loaderpool.errors import (
     SupervisorLostError,
 )
 from loaderpool.failures import lost_error, sample_error, setup_error
-from loaderpool.feed import Feed
+from loaderpool.feed import Ahead, Feed
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
@@ -200,14 +200,14 @@ class PoolEngine:
 
     # ---- feeds of a stream ----
 
-    def _feed_ahead(self) -> tuple[int, int]:
-        """Batches that may be read ahead, and their bytes. The session's lock is held."""
+    def _feed_ahead(self) -> Ahead:
+        """How far a stream may be read ahead. The session's lock is held."""
+        least = _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted + 1
         if self._form is None or self.ring is None:
-            return 2 * self.session.workers_wanted, _FEED_BYTES
+            return Ahead(least, least, _FEED_BYTES)
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
         chunk = min(self._form.max_chunk, 2 * self.latest_chunk)
-        batches = (_READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted + 1) * chunk
-        return batches, max(_FEED_BYTES, self.ring.plan.limit_bytes // _FEED_SHARE)
+        return Ahead(least, least * chunk, max(_FEED_BYTES, self.ring.plan.limit_bytes // _FEED_SHARE))
 
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread; the session's lock is held."""

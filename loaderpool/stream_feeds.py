@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import UnpicklableError
-from loaderpool.feed import Feed, FrameSource, OwnFrames
+from loaderpool.feed import Ahead, Feed, FrameSource, OwnFrames
 from loaderpool.memory.extents import Extent
+from loaderpool.memory.rooms import Rooms
 from loaderpool.plan.order import Plan
 from loaderpool.reader.frames import ReadFrames
 from loaderpool.reader.readers import Readers
@@ -71,11 +72,12 @@ class StreamFeeds:
         stream: StreamSource,
         shipment: Shipment | str,
         config: LoaderConfig,
-        ahead: Callable[[], tuple[int, int]],
+        ahead: Callable[[], Ahead],
         on_news: Callable[[Feed], None],
     ) -> None:
         self._session, self._stream, self._config = session, stream, config
         self._ahead, self._on_news = ahead, on_news
+        self._rooms = Rooms(session.arena)
         self._feeds: list[Feed] = []  # whose memory is not given back
         self.first: Feed | None = None
         self.why_on_thread = shipment if isinstance(shipment, str) else ""
@@ -127,7 +129,7 @@ class StreamFeeds:
         return self._open(epoch, plan)
 
     def _open(self, epoch: int, plan: Plan) -> Feed:
-        feed = Feed(self._session, self._frames(epoch, plan), epoch, plan, self._ahead, self._on_news)
+        feed = Feed(self._session, self._frames(epoch, plan), epoch, plan, self._ahead, self._rooms, self._on_news)
         self._feeds.append(feed)
         return feed
 
@@ -149,6 +151,7 @@ class StreamFeeds:
         for feed in self._feeds:
             feed.free()
         self._feeds.clear()
+        self._rooms.close()
         for extent in self._extents:
             self._session.arena.give_back(extent)
         self._extents.clear()

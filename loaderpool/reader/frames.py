@@ -24,6 +24,7 @@ __all__ = ["ReadFrames"]
 
 # What nobody wants is thrown away in pieces of so many bytes.
 _PIECE_BYTES = 1 << 20
+_BUNDLES = (Told.BATCH, Told.LARGE)
 
 
 class _Frame(NamedTuple):
@@ -33,10 +34,11 @@ class _Frame(NamedTuple):
     first: int
     rows: int
     nbytes: int
+    is_large: bool
 
-    def write_into(self, view: memoryview) -> None:
+    def write_into(self, view: memoryview, offset: int) -> None:
         """See `feed.NextFrame`."""
-        self.source.write_into(view)
+        self.source.write_into(view, offset if self.is_large else None)
 
 
 class ReadFrames:
@@ -62,9 +64,9 @@ class ReadFrames:
         self._batch = batch
         try:
             kind, *words, nbytes = self._first_header() if self._reader is None else self._next_header(self._reader)
-            if kind == Told.BATCH:
+            if kind in _BUNDLES:
                 pickling, buffers, first, rows = words
-                return _Frame(self, pickling, buffers, first, rows, nbytes)
+                return _Frame(self, pickling, buffers, first, rows, nbytes, kind == Told.LARGE)
             told = self._take_bytes(nbytes)
         except ReaderGoneError:
             self._lost()
@@ -82,15 +84,25 @@ class ReadFrames:
             raise StreamFailed(functools.partial(reading_error, ended, self._plan.position_after(batch)))
         return None
 
-    def write_into(self, view: memoryview) -> None:
-        """The bytes of the latest frame."""
-        assert self._reader is not None
+    def write_into(self, view: memoryview, offset: int | None) -> None:
+        """Have the bytes of the latest frame in `view`; written by the reader itself where there is an offset."""
+        reader = self._reader
+        assert reader is not None
         try:
-            self._reader.receive_into(view)
+            if offset is None:
+                reader.receive_into(view)
+                self._unread = 0
+                return
+            reader.grant(self._number, offset)
+            kind, *_ = self._next_header(reader)
+            if kind == Told.WRITTEN:
+                return
+            # It was cancelled before it heard of the room, and this is END: nothing else can follow.
+            self._reader = None
+            self._readers.give_back(reader)
         except ReaderGoneError:
             self._lost()
-            raise StreamFailed(functools.partial(ClosedError, "nobody wants the stream any more")) from None
-        self._unread = 0
+        raise StreamFailed(functools.partial(ClosedError, "nobody wants the stream any more"))
 
     def cancel(self) -> None:
         """See `feed.FrameSource`."""
@@ -107,7 +119,7 @@ class ReadFrames:
         reader.cancel(self._number)
         try:
             kind = int(Told.BATCH)
-            while kind == Told.BATCH:
+            while kind in _BUNDLES or kind == Told.WRITTEN:
                 self._throw_away(reader, deadline_ns)
                 kind, *_ = self._next_header(reader, deadline_ns)
             self._throw_away(reader, deadline_ns)
@@ -142,7 +154,7 @@ class ReadFrames:
     def _next_header(self, reader: Reader, deadline_ns: int | None = None) -> tuple[int, ...]:
         reader.receive_into(self._header, deadline_ns)
         words = HEADER.unpack(self._header)
-        self._unread = words[-1]
+        self._unread = 0 if words[0] == Told.LARGE else words[-1]
         return words
 
     def _take_bytes(self, nbytes: int) -> bytes:

@@ -1,6 +1,6 @@
 """The process that reads a stream, pass after pass: a clean interpreter with the user's iterable in it.
 
-    main thread   waits for a pass, reads the iterable, pickles batches of its items, writes them to the socket
+    main thread   waits for a pass, reads the iterable, pickles batches of items, writes them to the socket or the arena
     watch         reads the trainer's orders, and ends the process when the trainer dies, whatever the main thread does
 
 It may have two threads, for it never forks. What it writes the trainer's thread reads when there is room, so that the
@@ -15,6 +15,7 @@ import faulthandler
 import io
 import os
 import pickle
+import queue
 import select
 import signal
 import socket
@@ -25,9 +26,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool import fault_points, machine, role
-from loaderpool.bundling import frames, what_ended
+from loaderpool.bundling import Frame, frames, what_ended
 from loaderpool.memory.arena import Arena
-from loaderpool.reader.words import HEADER, ORDER, Order, Told
+from loaderpool.reader.words import HEADER, LARGE_BYTES, ORDER, Order, Told
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.parcels import Parcels
@@ -66,6 +67,7 @@ class _Orders:
         self._channel, self._trainer_pid = channel, trainer_pid
         self._passes: collections.deque[_Pass | None] = collections.deque()
         self._has_pass = threading.Semaphore(0)
+        self._rooms: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # pass and offset
         self.cancelled = -1  # the latest pass that was
         self.is_over = False
         self._poll = select.poll()
@@ -86,6 +88,14 @@ class _Orders:
         """Raise where nobody wants the rest of this pass."""
         if self.cancelled >= number or self.is_over:
             raise _Cancelled
+
+    def wait_for_room(self, number: int) -> int:
+        """Where in the arena the bundle may go that was told of. Blocks: while the trainer has no room for it."""
+        while True:
+            self.check(number)
+            of, offset = self._rooms.get()
+            if of == number:
+                return offset
 
     def _watch(self) -> None:
         """Runs in: the watching thread."""
@@ -114,11 +124,15 @@ class _Orders:
             self._poll.unregister(self._channel)
             self._passes.append(None)
             self._has_pass.release()
+            self._rooms.put((-1, 0))  # who waits for room looks again
         return data
 
     def _obey(self, kind: int, number: int, epoch: int, start: int) -> None:
         if kind == Order.CANCEL:
             self.cancelled = max(self.cancelled, number)
+            self._rooms.put((-1, 0))
+        elif kind == Order.ROOM:
+            self._rooms.put((number, epoch))
         else:
             self._passes.append(_Pass(number, epoch, start))
             self._has_pass.release()
@@ -141,7 +155,8 @@ class _CheckedStream(StreamSource):
 class _Reader:
     def __init__(self, start: Mapping[str, Any], channel: socket.socket, orders: _Orders) -> None:
         self._channel, self._orders = channel, orders
-        payloads = Payloads(Arena(start["arena"], start["arena_bytes"]), Parcels(None, {0: list(start["files"])}))
+        self._arena = Arena(start["arena"], start["arena_bytes"])
+        payloads = Payloads(self._arena, Parcels(None, {0: list(start["files"])}))
         fault_points.reach("reader.loading")
         payloads.load(0, *start["place"])
         payload = payloads.loaded[0]
@@ -159,9 +174,7 @@ class _Reader:
                 for frame in read:
                     end_stray()
                     fault_points.reach("reader.before_sending")
-                    kind, nbytes = frame.pickling, frame.nbytes
-                    header = HEADER.pack(Told.BATCH, kind, frame.buffers, frame.first, frame.rows, nbytes)
-                    _send(self._channel, [header, *frame.parts])
+                    self._send_frame(frame, wanted.number)
                     fault_points.reach("reader.after_sending")
                     del frame  # its items need not be held while the next ones are read
             end_stray()
@@ -173,6 +186,20 @@ class _Reader:
         fault_points.reach("reader.before_end")
         _send(self._channel, [HEADER.pack(answer, 0, 0, 0, 0, len(extra)), extra])
         fault_points.reach("reader.after_end")
+
+    def _send_frame(self, frame: Frame, number: int) -> None:
+        nbytes = frame.nbytes
+        is_large = nbytes >= LARGE_BYTES
+        told = Told.LARGE if is_large else Told.BATCH
+        header = HEADER.pack(told, frame.pickling, frame.buffers, frame.first, frame.rows, nbytes)
+        if not is_large:
+            _send(self._channel, [header, *frame.parts])
+            return
+        _send(self._channel, [header])
+        offset = self._orders.wait_for_room(number)
+        with memoryview(self._arena.map) as whole, whole[offset : offset + nbytes] as room:
+            frame.write_into(room)
+        _send(self._channel, [HEADER.pack(Told.WRITTEN, 0, 0, 0, 0, 0)])
 
 
 def _send(channel: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
@@ -198,6 +225,7 @@ def _settle(start: Mapping[str, Any]) -> None:
     if start["dies_with_thread"]:  # the one that has started us ends with the trainer
         machine.die_with_parent(start["trainer_pid"])
     machine.raise_oom_score()
+    machine.restore_malloc_thresholds()  # or each large item would have fresh pages, which cost more than a copy
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     for descriptor in (start["socket"], start["arena"], *start["files"]):
         os.set_inheritable(descriptor, False)  # the exec needed it; what the user's code starts does not

@@ -91,6 +91,17 @@ class Reader:
             raise ReaderGoneError from None
         return self.passes
 
+    def grant(self, number: int, offset: int) -> None:
+        """There is room in the arena for the bundle that was told of.
+
+        Raises:
+            ReaderGoneError: nobody hears it.
+        """
+        try:
+            self._channel.send(ORDER.pack(Order.ROOM, number, offset, 0))
+        except OSError:
+            raise ReaderGoneError from None
+
     def cancel(self, number: int) -> None:
         """Nobody wants the rest of a pass. Never blocks; in any thread, also in a finalizer."""
         self.is_leaving = True

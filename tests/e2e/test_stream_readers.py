@@ -19,7 +19,7 @@ import loaderpool as lp
 from tests.support.batches import Place, read, shared_pools
 from tests.support.child import run_child
 from tests.support.processes import is_alive, wait_gone
-from tests.support.streams import Blocking, Ending, Failing, Numbers, Telling, make
+from tests.support.streams import Blocking, Ending, Failing, Large, Numbers, Telling, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
@@ -221,6 +221,35 @@ def test_an_abandoned_pass_is_let_go_of_and_its_reader_kept(on: Place) -> None:
                 break
     assert len({pid for _, pid, _, _ in firsts}) == 1
     assert [(passes, closed) for _, _, passes, closed in firsts] == [(n + 1, n) for n in range(5)]
+
+
+def check_large(item: Any) -> Any:
+    number, pid, passes, array = item
+    assert array.shape == (1 << 17,)
+    return (number if (array == number).all() else -1), pid, passes
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_large_items_go_by_shared_memory(on: Place, on_thread: bool) -> None:
+    source = Large(30)
+    with lp.Loader(iter(source) if on_thread else source, check_large, batch_size=4, **on(2)) as loader:
+        assert numbers_in(read(loader)) == list(range(30))
+
+
+def test_a_pass_of_large_items_is_let_go_of_wherever_it_is(on: Place) -> None:
+    with lp.Loader(Large(10**9), check_large, batch_size=4, **on(2)) as loader:
+        pids = []
+        for stop in range(12):
+            batches = iter(loader)
+            for _ in range(1 + stop % 3):
+                number, pid, *_ = next(batches)
+            pids.append(int(pid[0]))
+            time.sleep(0.01 * (stop % 4))
+            assert number.tolist() == list(range(4 * (stop % 3), 4 * (stop % 3) + 4))
+            del batches
+        feeds = loader._engine.feeds  # type: ignore[union-attr]
+        assert len(feeds._feeds) <= 2
+    assert len(set(pids)) <= 3, "one that is late may be replaced, but that is no rule"
 
 
 @pytest.mark.parametrize("holds_lock", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Blocking", "Ending", "Failing", "Numbers", "Telling", "end_process", "make"]
+__all__ = ["Blocking", "Ending", "Failing", "Large", "Numbers", "Telling", "end_process", "make"]
 
 
 class Numbers:
@@ -47,6 +47,14 @@ class Telling:
         self.passes += 1
         for number in range(self.items):
             yield number, os.getpid(), self.passes
+
+
+class Large(Telling):
+    """The same with a megabyte beside each."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            yield (*item, np.full(1 << 17, item[0], np.float64))
 
 
 class Ending(Telling):
