@@ -10,7 +10,7 @@ A batch may be made once its bundle lies in the arena, and the bundle stays unti
 whatever dies in between, the items are still there, though the stream gave them only once. How far the stream is read
 ahead is bounded, in batches and bytes: that is the back-pressure to the reader.
 
-FEED-2: every bundle that is entered has a number below `made`, and every one below that which was not taken is entered.
+FEED-2: every batch from the first that may have to be made (again) on, and below `made`, is entered.
 """
 
 from __future__ import annotations
