@@ -12,7 +12,14 @@ from loaderpool.arguments import check_arguments
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError, StateError
+from loaderpool.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    ForeignProcessError,
+    SourceError,
+    StateError,
+)
 from loaderpool.fingerprint import Fingerprint
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.form import BatchForm
@@ -219,10 +226,21 @@ class Loader:
         return loader_from_sequence(cls, sequence, workers, settings)
 
     def replace(self, **changes: Any) -> Loader:
-        """A new loader with other arguments where `changes` says so, and otherwise the same."""
+        """A new loader with other arguments where `changes` says so, and otherwise the same.
+
+        Raises:
+            SourceError: the source is an iterator, which two loaders would read in turn.
+        """
         unknown = sorted(name for name in changes if name not in self._arguments or name.startswith("_"))
         if unknown:
             raise ArgumentTypeError(f"Loader has no argument named {', '.join(unknown)}")
+        stream = self._stream
+        is_read = stream is not None and (stream.was_opened or self._finalizer is not None)  # a pool's at once
+        if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
+            raise SourceError(
+                f"source is a {stream.kind}, which can be read only once, and this loader reads it: pass another one "
+                "(replace(source=...)), or make the loader of an object whose __iter__ begins anew each time"
+            )
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
         hooks = self._book.hooks

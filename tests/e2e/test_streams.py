@@ -170,6 +170,11 @@ def test_an_iterator_is_read_once_and_says_so() -> None:
             next(iter(loader))
         with pytest.raises(lp.StateError, match="can be read only once"):
             loader.state_dict()
+        with pytest.raises(lp.SourceError, match="this loader reads it"):
+            loader.replace(workers=1)
+    calm = lp.Loader(iter(Numbers()), make, batch_size=BATCH, workers=0)
+    with calm, calm.replace(batch_size=4) as other:  # nobody has read anything yet
+        assert numbers_in(read(other)) == list(range(ITEMS))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
