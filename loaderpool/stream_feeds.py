@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import UnpicklableError
-from loaderpool.feed import Ahead, Feed, FrameSource, OwnFrames
+from loaderpool.feed import Ahead, Feed
+from loaderpool.frame_source import FrameSource, OwnFrames
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.rooms import Rooms
 from loaderpool.plan.order import Plan

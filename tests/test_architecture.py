@@ -28,8 +28,8 @@ FLOORS = (
     {"supervisor"},
     {
         "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
-        "fingerprint", "fork_warning", "form_choice", "functions", "last_error", "launch", "link", "loader",
-        "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reader", "reading", "replay",
+        "fingerprint", "fork_warning", "form_choice", "frame_source", "functions", "last_error", "launch", "link",
+        "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reader", "reading", "replay",
         "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stream_feeds", "stretch",
         "tally", "updates",
     },

@@ -1,4 +1,4 @@
-"""One pass over a stream that another process reads: `feed.FrameSource`, from the reader's socket.
+"""One pass over a stream that another process reads: `FrameSource`, from the reader's socket.
 
 taken ──READ──▶ BATCH, BATCH, … ──END──▶ given back
 │
@@ -12,12 +12,12 @@ import functools
 import pickle
 from typing import NamedTuple
 
-from loaderpool import clock
 from loaderpool.errors import ClosedError, PoolBrokenError
 from loaderpool.failures import reader_lost_error, reading_error, setup_error
-from loaderpool.feed import StreamFailed
+from loaderpool.frame_source import StreamFailed
 from loaderpool.plan.order import Plan
-from loaderpool.reader.readers import GRACE_S, Reader, ReaderGoneError, Readers
+from loaderpool.reader.reader import GRACE_S, Reader, ReaderGoneError
+from loaderpool.reader.readers import Readers
 from loaderpool.reader.words import HEADER, Told
 
 __all__ = ["ReadFrames"]
@@ -37,12 +37,12 @@ class _Frame(NamedTuple):
     is_large: bool
 
     def write_into(self, view: memoryview, offset: int) -> None:
-        """See `feed.NextFrame`."""
+        """See `NextFrame`."""
         self.source.write_into(view, offset if self.is_large else None)
 
 
 class ReadFrames:
-    """See `feed.FrameSource`.
+    """See `FrameSource`.
 
     Args:
         readers: of the loader.
@@ -60,7 +60,7 @@ class ReadFrames:
         self._header = memoryview(bytearray(HEADER.size))
 
     def next(self, batch: int) -> _Frame | None:
-        """See `feed.FrameSource`."""
+        """See `FrameSource`."""
         self._batch = batch
         try:
             kind, *words, nbytes = self._first_header() if self._reader is None else self._next_header(self._reader)
@@ -105,24 +105,24 @@ class ReadFrames:
         raise StreamFailed(functools.partial(ClosedError, "nobody wants the stream any more"))
 
     def cancel(self) -> None:
-        """See `feed.FrameSource`."""
+        """See `FrameSource`."""
         self._is_cancelled = True
         reader, number = self._reader, self._number
         if reader is not None and number:
             reader.cancel(number)
 
     def close(self) -> None:
-        """See `feed.FrameSource`. Blocks: at most for a moment, while the reader lets go."""
+        """See `FrameSource`. Blocks: at most for a moment, while the reader lets go."""
         if self._reader is None:
             return
-        reader, deadline_ns = self._reader, clock.monotonic_ns() + int(GRACE_S * 1e9)
+        reader = self._reader
         reader.cancel(self._number)
         try:
             kind = int(Told.BATCH)
             while kind in _BUNDLES or kind == Told.WRITTEN:
-                self._throw_away(reader, deadline_ns)
-                kind, *_ = self._next_header(reader, deadline_ns)
-            self._throw_away(reader, deadline_ns)
+                self._throw_away(reader)
+                kind, *_ = self._next_header(reader)
+            self._throw_away(reader)
         except ReaderGoneError:
             self._drop()
         else:
@@ -151,8 +151,8 @@ class ReadFrames:
                     raise
                 self._drop()
 
-    def _next_header(self, reader: Reader, deadline_ns: int | None = None) -> tuple[int, ...]:
-        reader.receive_into(self._header, deadline_ns)
+    def _next_header(self, reader: Reader) -> tuple[int, ...]:
+        reader.receive_into(self._header)
         words = HEADER.unpack(self._header)
         self._unread = 0 if words[0] == Told.LARGE else words[-1]
         return words
@@ -164,11 +164,11 @@ class ReadFrames:
         self._unread = 0
         return bytes(data)
 
-    def _throw_away(self, reader: Reader, deadline_ns: int) -> None:
+    def _throw_away(self, reader: Reader) -> None:
         piece = memoryview(bytearray(min(self._unread, _PIECE_BYTES)))
         while self._unread:
             part = piece[: min(len(piece), self._unread)]
-            reader.receive_into(part, deadline_ns)
+            reader.receive_into(part)
             self._unread -= len(part)
 
     @property

@@ -262,6 +262,7 @@ def test_a_pass_that_cannot_be_let_go_of_costs_its_reader(on: Place, holds_lock:
             pids.append(pids_in([next(batches)]).pop())
             wait_for(lambda: notes.exists() and notes.read_text() == str(pids[-1]))
             del batches
+            assert wait_gone(pids, 5.0) == [], "also if no other pass comes"
         assert len(set(pids)) == 3
     assert wait_gone(pids, 5.0) == []
 
