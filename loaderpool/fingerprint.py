@@ -54,6 +54,9 @@ def _describe_source(source: Any) -> str:
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
     if isinstance(source, range):
         return repr(source)
+    own = getattr(source, "_loaderpool_fingerprint", None)  # sources over files have one
+    if isinstance(own, str):
+        return f"{kind} {own}"
     items: list[Any] = []
     if isinstance(source, np.ndarray):
         kind += f" {source.dtype} {source.shape}"

@@ -65,10 +65,14 @@ class FileRecords:
         return _restored, (type(self), self._paths, self._settings, self._index)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} {self._records} of {described_paths(self._paths)}>"
+        return f"<{len(self)} {self._records} of {self._described}>"
 
     @property
-    def _fingerprint(self) -> str:
+    def _described(self) -> str:
+        return described_paths(self._paths)
+
+    @property
+    def _loaderpool_fingerprint(self) -> str:
         return fingerprint_of(self._settings, [stamp.size for stamp in self._index.stamps], self._index.first_records)
 
 

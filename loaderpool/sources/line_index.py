@@ -38,12 +38,18 @@ def index_lines(paths: tuple[str, ...]) -> RecordIndex:
 def _scan_text(scan: FileScan, buffer: npt.NDArray[np.uint8]) -> int:
     if not scan.size:
         raise ArgumentError(f"paths: {scan.path} is empty, so it has no line")
+    refuse_compressed(scan.path, head_of(scan.file), "a line", "the text file")
     scan_lines(scan, buffer)
     return scan.size
 
 
 def scan_lines(
-    scan: FileScan, buffer: npt.NDArray[np.uint8] | None = None, *, skip_blank: bool = False, until: int | None = None
+    scan: FileScan,
+    buffer: npt.NDArray[np.uint8] | None = None,
+    *,
+    skip_blank: bool = False,
+    begin: int = 0,
+    until: int | None = None,
 ) -> bool:
     r"""Note where the lines of a file begin; a blank one that is skipped belongs to the line before it.
 
@@ -51,18 +57,19 @@ def scan_lines(
         scan: the file.
         buffer: what to read into.
         skip_blank: whether "\n" and "\r\n" are no lines.
+        begin: where the first line begins.
         until: give up where a byte of this value is met.
 
     Returns:
         Whether the file was read to its end.
-
-    Raises:
-        ArgumentError: it is compressed.
     """
     if buffer is None:
         buffer = np.empty(_CHUNK_BYTES, np.uint8)
-    refuse_compressed(scan.path, head_of(scan.file), "a line", "the text file")
-    begin = at = before = 0  # where the line begins that has not ended yet; bytes read so far; the last of them
+    scan.file.seek(begin)
+    at, before = (
+        begin,
+        0,
+    )  # bytes read so far, and the last of them; `begin` is where the line begins that has no end yet
     while size := scan.file.readinto(buffer.data):
         chunk = buffer[:size]
         if until is not None and (chunk == until).any():
@@ -85,4 +92,5 @@ def scan_lines(
 
 def _is_blank(lengths: npt.NDArray[np.int64], ahead: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Of lines of these lengths, line end included, with these bytes ahead of it."""
-    return (lengths == 1) | ((lengths == 2) & (ahead == _RETURN))
+    blank: npt.NDArray[np.bool_] = (lengths == 1) | ((lengths == 2) & (ahead == _RETURN))
+    return blank
