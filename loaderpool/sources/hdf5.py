@@ -137,12 +137,16 @@ def _import_h5py() -> Any:
 
 
 class _OpenFile:
-    """A file that this process has open. Ownership: closes it with the last reference, not in a fork of the process."""
+    """A file that this process has open. Ownership: closes it with the last reference.
+
+    Also in a fork of the process, for HDF5 opens no file a second time: while it has the inherited one, whoever opens
+    the path gets that. What is closed is the fork's own copy of the descriptor.
+    """
 
     def __init__(self, path: str, stamp: Stamp, names: tuple[str, ...], cache_bytes: int) -> None:
         self._owner = os.getpid()
         self._path, self._stamp = path, stamp
-        self._file = self._descriptor = None
+        self._file = self._descriptor = self._identity = None
         try:
             check_stamp(path, stamp, path)
             self._file = _import_h5py().File(path, "r", rdcc_nbytes=cache_bytes)
@@ -155,6 +159,7 @@ class _OpenFile:
             raise SourceError(f"{path} cannot be opened as HDF5: {type(error).__name__}: {error}") from error
         with contextlib.suppress(Exception):  # not every driver of HDF5's has one
             self._descriptor = self._file.id.get_vfd_handle()
+            self._identity = _identity_of(self._descriptor)
 
     def check(self) -> None:
         """Raise SourceError where the file is not as it was."""
@@ -163,14 +168,22 @@ class _OpenFile:
     def __del__(self) -> None:
         if self._file is None:
             return
-        if self._owner == os.getpid():
+        if self._owner == os.getpid() or (self._identity and self._identity == _identity_of(self._descriptor)):
             self._file.close()
         else:
-            # To close it would close a descriptor's number, under which this process may have something else by now.
-            _of_others.append(self.__dict__)
+            # A fork that has closed the descriptor, and may have something else under its number, that is not to close.
+            _lost.append(self._file)
 
 
-_of_others: list[dict[str, Any]] = []
+def _identity_of(descriptor: Any) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except (OSError, TypeError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+_lost: list[Any] = []
 _open: KeptOpen[_OpenFile] = KeptOpen(_KEPT_OPEN)
 
 

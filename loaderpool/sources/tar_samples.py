@@ -24,6 +24,8 @@ __all__ = ["TarSamples"]
 # Key and field: up to the first dot behind the last slash, and all behind that dot. WebDataset's own rule.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _BLOCK_BYTES = 512
+_DAMAGE = (tarfile.TarError, ValueError)
+"""What `tarfile` raises for headers that are damaged; of numbers in extended ones some Pythons raise the second."""
 _LOOK_BYTES = 1 << 20
 """How much behind the end mark is looked at: writers fill it up with zeros, to some KiB mostly."""
 
@@ -92,7 +94,7 @@ class TarSamples(FileRecords):
                         sample.setdefault("__key__", name[1])
                         sample[name[2].lower()] = content.read()
                 end = tar.offset
-        except tarfile.TarError as error:
+        except _DAMAGE as error:
             raise SourceError(f"{where} (at byte {offset}): {error}; the file is damaged") from error
         if end != len(data):  # a damaged header ends the reading as the end of a file does
             raise SourceError(f"{where}: the header at byte {offset + end} is damaged")
@@ -113,7 +115,7 @@ def _scan(scan: FileScan, tail: DamagedTail) -> int:
                 at = tar.offset
             at = tar.offset
         what = _what_is_wrong(scan, at)
-    except tarfile.TarError as error:
+    except _DAMAGE as error:
         what = str(error) if at else f"is it a tar file? {error}"
     finally:
         file.detach()
@@ -175,7 +177,7 @@ class _Samples:
             self._hashes.append(hash(key))
         elif field in self._fields:
             raise SourceError(
-                f"{self._path}: the sample {key} has two members {field!r}, the second at {member.offset}"
+                f"{self._path}: the sample {key} has two members {field!r}, the second at byte {member.offset}"
             )
         self._fields.add(field)
         self.end = end

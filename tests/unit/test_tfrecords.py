@@ -52,7 +52,12 @@ def by_tensorflow(tf: Any, paths: list[Path]) -> list[bytes]:
 
 
 def test_records_are_those_of_tensorflow_in_its_order(tf: Any, write: Write) -> None:
-    paths = [write("a", records_of(LENGTHS)), write("none", []), write("b", records_of([5] * 3000, 1)), write("c", [b""])]
+    paths = [
+        write("a", records_of(LENGTHS)),
+        write("none", []),
+        write("b", records_of([5] * 3000, 1)),
+        write("c", [b""]),
+    ]
     source = lp.TFRecords([str(paths[0]), *paths[1:]])
     expected = by_tensorflow(tf, paths)
     assert len(source) == len(expected) == len(LENGTHS) + 3000 + 1
@@ -129,7 +134,9 @@ def test_a_file_that_is_cut_anywhere_is_refused_or_read_up_to_there(small: Path,
     if size in BEGINS[1:]:  # a whole file, as far as anybody can tell
         assert list(lp.TFRecords(path, check_crc)) == RECORDS[:whole]
     elif size:
-        with pytest.raises(lp.SourceError, match=rf"cut: record {whole + 1}, at byte {BEGINS[whole]}, is cut") as caught:
+        with pytest.raises(
+            lp.SourceError, match=rf"cut: record {whole + 1}, at byte {BEGINS[whole]}, is cut"
+        ) as caught:
             lp.TFRecords(path, check_crc)
         assert str(path) in str(caught.value) and 'damaged_tail="skip"' in str(caught.value)
     if not whole:
@@ -162,7 +169,9 @@ def test_any_bit_that_is_flipped_is_noticed_and_costs_no_more_than_it_must(small
         if number != record:
             assert source[number] == expected
             continue
-        with pytest.raises(lp.SourceError, match=rf"record {record + 1} of .*flipped \(at byte {BEGINS[record]}\) is dam"):
+        with pytest.raises(
+            lp.SourceError, match=rf"record {record + 1} of .*flipped \(at byte {BEGINS[record]}\) is dam"
+        ):
             source[number]
     unchecked = lp.TFRecords(path, check_crc=False)
     begin = BEGINS[record] + 12
