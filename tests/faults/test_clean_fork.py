@@ -82,7 +82,9 @@ def test_modules_without_threads_are_forked(make: Make) -> None:
     assert start_of(make(cf_plain=IDENTITY)) == "fork"
 
 
-@pytest.mark.parametrize("library", ["numpy", "pandas", "PIL.Image", "h5py", "scipy.linalg", "sklearn.cluster", "cv2"])
+@pytest.mark.parametrize(
+    "library", ["numpy", "pandas", "PIL.Image", "h5py", "scipy.linalg", "sklearn.cluster", "cv2", "pyarrow.parquet"]
+)
 def test_libraries_that_have_thread_pools_are_forked(make: Make, library: str) -> None:
     if importlib.util.find_spec(library.partition(".")[0]) is None:
         pytest.skip(f"{library} is not installed")
