@@ -111,6 +111,8 @@ class ParquetRows:
             check_stamp(path, stamp, path)
         except OSError as error:
             raise SourceError(missing(path, error)) from error
+        if group.damage:
+            raise SourceError(f"row {row} of {group.damage}")
         return {name: get(row) for name, get in group.columns}
 
     def _unpacked(self, number: int) -> _RowGroup:
@@ -146,10 +148,13 @@ class _RowGroup:
     Attributes:
         file: path and stamp of its file.
         columns: names, and what gives the value in a row.
+        damage: why there are none, "" where all is well. Kept too, else it would be unpacked again for each row.
     """
 
     def __init__(self, path: str, stamp: Stamp, group: int, columns: tuple[str, ...]) -> None:
         self.file = path, stamp
+        self.columns: list[tuple[str, Callable[[int], Any]]] = []
+        self.damage = ""
         try:
             check_stamp(path, stamp, path)
             with _import_parquet().ParquetFile(path, page_checksum_verification=True) as file:
@@ -160,9 +165,8 @@ class _RowGroup:
         except FileNotFoundError as error:
             raise SourceError(missing(path, error)) from error
         except Exception as error:
-            raise SourceError(
-                f"row group {group} of {path} cannot be read: {type(error).__name__}: {error}. It is damaged"
-            ) from error
+            self.damage = f"row group {group} of {path} cannot be read: {type(error).__name__}: {error}"
+            return
         self.columns = [(name, _getter(table.column(name))) for name in columns]
 
 
