@@ -26,9 +26,9 @@ _KEPT_OPEN = 32
 takes a millisecond. More: each has caches of its own."""
 
 _LEAST_CACHE_BYTES = 1 << 20
-"""Of a file's chunk cache; HDF5's own default."""
+"""Of a dataset's chunk cache; HDF5's own default."""
 _MOST_CACHE_BYTES = 64 << 20
-"""Smaller: a larger chunk is unpacked anew for each of its rows. Larger: each worker has one for each open file."""
+"""Smaller: larger chunks are unpacked anew for each of their rows. Larger: each worker has one for each dataset."""
 
 
 class HDF5:
@@ -73,8 +73,8 @@ class HDF5:
         ends = list(itertools.accumulate(ends))
         if not ends[-1]:
             raise ArgumentError(f"keys: {_listed(names)} in {described_paths(absolute)} have no rows")
-        # Twice, because rows of two datasets, or the end of one chunk and the start of the next, are read in turn.
-        cache_bytes = min(max(2 * chunk_bytes * len(names), _LEAST_CACHE_BYTES), _MOST_CACHE_BYTES)
+        # For two chunks: where rows are read in pieces by several workers, the end of one and the start of the next.
+        cache_bytes = min(max(2 * chunk_bytes, _LEAST_CACHE_BYTES), _MOST_CACHE_BYTES)
         self._set(absolute, structure, names, tuple(ends), tuple(stamps), cache_bytes)
 
     def _set(

@@ -125,30 +125,32 @@ def _masked(crc: int) -> int:
 def _scan(scan: FileScan, checksum: Callable[[bytes], int] | None, tail: DamagedTail) -> int:
     """Note where the records of a file begin; returns where the last whole one ends."""
     starts = array.array("q")
-    descriptor, size = scan.file.fileno(), scan.size
+    descriptor, size, unpack, header_bytes = scan.file.fileno(), scan.size, _HEADER.unpack_from, _HEADER.size
     at, length, window, window_at = 0, 0, b"", 0
-    while at < size:
+    what = ""
+    while at < size:  # a million times a second or two: what can be done outside is
         inside = at - window_at
-        if inside + _HEADER.size > len(window):
-            window = os.pread(descriptor, _WINDOW_BYTES if length <= _SHORT_BYTES else _HEADER.size, at)
+        if inside + header_bytes > len(window):
+            window = os.pread(descriptor, _WINDOW_BYTES if length <= _SHORT_BYTES else header_bytes, at)
             window_at, inside = at, 0
-        what = None
-        if len(window) - inside < _HEADER.size:
-            what = "it ends inside the length"
-        else:
-            length, crc = _HEADER.unpack_from(window, inside)
-            if checksum is not None and _masked(checksum(window[inside : inside + 8])) != crc:
-                what = "the checksum of its length is wrong"
-            elif at + length + _AROUND > size:
-                what = f"it is to have {length} bytes, and the file ends before"
-        if what is not None:
-            if not at:
-                _refuse_compressed(scan)
-            hint = ", if this is a TFRecord file at all" if not at else ""
-            tail.met(scan.path, at, size, f"record {len(starts) + 1}, at byte {at}, is cut or damaged{hint} ({what})")
+            if len(window) < header_bytes:
+                what = "it ends inside the length"
+                break
+        length, crc = unpack(window, inside)
+        if checksum is not None and _masked(checksum(window[inside : inside + 8])) != crc:
+            what = "the checksum of its length is wrong"
+            break
+        end = at + length + _AROUND
+        if end > size:
+            what = f"it is to have {length} bytes, and the file ends before"
             break
         starts.append(at)
-        at += length + _AROUND
+        at = end
+    if what:
+        if not at:
+            _refuse_compressed(scan)
+        hint = ", if this is a TFRecord file at all" if not at else ""
+        tail.met(scan.path, at, size, f"record {len(starts) + 1}, at byte {at}, is cut or damaged{hint} ({what})")
     scan.add(np.array(starts, np.int64))
     return at
 
