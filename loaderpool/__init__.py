@@ -20,6 +20,7 @@ from loaderpool.errors import (
     SampleTimeoutError,
     SetupError,
     SourceError,
+    SourceReadError,
     SpecMismatchError,
     StateError,
     SupervisorLostError,
@@ -32,6 +33,7 @@ from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
+from loaderpool.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
     from loaderpool.memory.share import share
@@ -70,6 +72,7 @@ __all__ = [
     "SampleTimeoutError",
     "SetupError",
     "SourceError",
+    "SourceReadError",
     "SpecMismatchError",
     "StateError",
     "Statistics",
@@ -78,12 +81,14 @@ __all__ = [
     "TarSamples",
     "TextLines",
     "UnpicklableError",
+    "WorkerInfo",
     "WorkerLostError",
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
     "mix",
     "share",
+    "worker_info",
     "zip_sources",
 ]
 
