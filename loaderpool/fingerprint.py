@@ -54,9 +54,8 @@ def _describe_source(source: Any) -> str:
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
     if isinstance(source, range):
         return repr(source)
-    own = getattr(source, "_loaderpool_fingerprint", None)  # sources over files have one
-    if isinstance(own, str):
-        return f"{kind} {own}"
+    if hasattr(type(source), "_loaderpool_fingerprint"):  # sources over files have one
+        return f"{kind} {source._loaderpool_fingerprint}"
     items: list[Any] = []
     if isinstance(source, np.ndarray):
         kind += f" {source.dtype} {source.shape}"
