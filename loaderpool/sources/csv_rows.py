@@ -86,6 +86,9 @@ class Csv(FileRecords):
         if csv.field_size_limit() < limit:  # set in the trainer; such settings do not travel by themselves
             csv.field_size_limit(limit)
 
+    def _makes(self) -> tuple[Any, ...]:
+        return self._settings[:-1]
+
     @property
     def fieldnames(self) -> tuple[str, ...]:
         """Names of the fields, in the order of the files."""

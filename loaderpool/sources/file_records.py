@@ -71,9 +71,13 @@ class FileRecords:
     def _described(self) -> str:
         return described_paths(self._paths)
 
+    def _makes(self) -> tuple[Any, ...]:
+        """Of the settings those by which another source would have other items."""
+        return self._settings
+
     @property
     def _loaderpool_fingerprint(self) -> str:
-        return fingerprint_of(self._settings, [stamp.size for stamp in self._index.stamps], self._index.first_records)
+        return fingerprint_of(self._makes(), [stamp.size for stamp in self._index.stamps], self._index.first_records)
 
 
 def _restored(

@@ -75,6 +75,9 @@ class TarSamples(FileRecords):
                 f"paths: there is no sample (a member with a dot in its name) in {self._described}{lost}"
             )
 
+    def _makes(self) -> tuple[Any, ...]:
+        return ()
+
     @property
     def skipped_tails(self) -> tuple[str, ...]:
         """What `damaged_tail="skip"` left out: for each such file its path, the bytes, and what is wrong with them."""

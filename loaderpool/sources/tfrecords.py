@@ -12,7 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -87,6 +87,9 @@ class TFRecords(FileRecords):
     def _settle(self) -> None:
         check_crc, _ = self._settings
         self._checksum = _import_checksum() if check_crc else None
+
+    def _makes(self) -> tuple[Any, ...]:
+        return ()
 
     @property
     def skipped_tails(self) -> tuple[str, ...]:

@@ -222,3 +222,22 @@ def test_thousands_of_files(on: Place, tmp_path: Path) -> None:
             with lp.Loader(source, batch_size=100, shuffle=True, **on(workers)) as loader:
                 numbers = np.concatenate([batch.copy() for batch in loader])
                 assert np.array_equal(np.sort(numbers), np.arange(len(source)))
+
+
+def test_a_state_goes_on_with_what_was_read_past_damage(tf: Any, tmp_path: Path) -> None:
+    """Neither where the files lie nor whether they are checked makes another source."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        with tf.io.TFRecordWriter(str(tmp_path / name / "x")) as writer:
+            for number in range(20):
+                writer.write(bytes([number]))
+        os.truncate(tmp_path / name / "x", 19 * 17 + 3)
+    how: dict[str, Any] = {"damaged_tail": "skip"}
+    with lp.Loader(lp.TFRecords(tmp_path / "here" / "x", **how), batch_size=4, workers=0) as loader:
+        batches: Any = iter(loader)
+        next(batches)
+        state = batches.state_dict()
+    source = lp.TFRecords(tmp_path / "there" / "x", check_crc=False, **how)
+    with lp.Loader(source, batch_size=4, workers=0) as again:
+        again.load_state_dict(state)
+        assert [record for batch in again for record in batch] == [bytes([number]) for number in range(4, 19)]
