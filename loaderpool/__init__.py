@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from loaderpool.memory.share import share
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
+    from loaderpool.sources.interleave import interleave
     from loaderpool.sources.json_lines import JsonLines
     from loaderpool.sources.mix import mix
     from loaderpool.sources.parquet_rows import ParquetRows
@@ -86,6 +87,7 @@ __all__ = [
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
+    "interleave",
     "mix",
     "share",
     "worker_info",
@@ -103,6 +105,7 @@ _ON_DEMAND = {
     "TarSamples": "sources.tar_samples",
     "TextLines": "sources.text_lines",
     "WorkerStatistics": "telemetry.statistics",
+    "interleave": "sources.interleave",
     "mix": "sources.mix",
     "share": "memory.share",
     "zip_sources": "sources.zipped",
