@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.errors import (
     ArgumentError,
     ArgumentTypeError,
+    CacheError,
+    CacheWarning,
     ClosedError,
     ForeignProcessError,
     LoaderpoolError,
@@ -34,6 +36,7 @@ from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
 
 if TYPE_CHECKING:
+    from loaderpool.cache.setting import Cache
     from loaderpool.memory.share import share
     from loaderpool.sources.mix import mix
     from loaderpool.sources.text_lines import TextLines
@@ -46,6 +49,9 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "ArraySpec",
+    "Cache",
+    "CacheError",
+    "CacheWarning",
     "ClosedError",
     "ElementSpec",
     "ForeignProcessError",
@@ -77,6 +83,7 @@ __all__ = [
 
 # Imported when named: few programs name them, and `import loaderpool` is not to wait for them.
 _ON_DEMAND = {
+    "Cache": "cache.setting",
     "Statistics": "telemetry.statistics",
     "TextLines": "sources.text_lines",
     "WorkerStatistics": "telemetry.statistics",

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.failures import sample_error
@@ -37,6 +38,7 @@ class LocalEngine:
         unit: what one call of the function makes.
         given_spec: the user's element_spec.
         first_epoch: the epoch whose first sample is made to find the spec.
+        cache: the loader's, closed with this; None: it has none.
     """
 
     def __init__(
@@ -47,13 +49,15 @@ class LocalEngine:
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
+        cache: SharedCache | None = None,
     ) -> None:
+        self.cache = cache
         self.config, self.plan, self.unit = config, plan, unit
         self.given_spec = given_spec
         self.takes_out: bool = payload["takes_out"]
         self._first_epoch = first_epoch
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
-        self.work = Work(payload, board, 0, None, catches=Exception)
+        self.work = Work({**payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
 
     def read_ahead(self) -> int:
@@ -88,7 +92,10 @@ class LocalEngine:
         self.work.forget_probe()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Let go of the cache; nothing else is to end."""
+        if self.cache is not None:
+            with _alone:
+                self.cache.close()
 
     def make(self, epoch: int, batch: int, number: int, plan: Plan) -> Delivery:
         """One batch in memory of its own."""

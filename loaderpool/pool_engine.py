@@ -9,6 +9,7 @@ from typing import Any
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
+from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, PoolBrokenError, SupervisorLostError
 from loaderpool.failures import lost_error, sample_error, setup_error
@@ -48,6 +49,7 @@ class PoolEngine:
         unit: what one call of the function makes.
         given_spec: the user's element_spec.
         first_epoch: the epoch whose first sample is made to find the spec.
+        cache: the loader's, closed with this; None: it has none.
 
     Raises:
         UnpicklableError: function or source cannot travel.
@@ -63,9 +65,11 @@ class PoolEngine:
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
+        cache: SharedCache | None = None,
     ) -> None:
         self.session, self.config, self.plan, self.unit = session, config, plan, unit
         self._given_spec = given_spec
+        self.cache = cache
         self._first_epoch = first_epoch
         # Makes the error that ended the loader, anew for each who meets it: a kept exception would keep, through its
         # traceback, every frame that it passed, and so the loader itself.
@@ -81,7 +85,7 @@ class PoolEngine:
         self.ring: Ring | None = None
         self._sharing: Sharing | None = None
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
-        shipment = ship(dict(payload))
+        shipment = ship({**payload, "cache": None if cache is None else cache.plan})
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
@@ -91,13 +95,20 @@ class PoolEngine:
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
             try:
                 self._shipment = offset, nbytes
-                session.send_files(self.number, self.placement.descriptors)
+                self._send_files()
                 session.order(Control.LOAD, *self._load_words(probes=True))
             except BaseException:  # a number that no message can hold
                 for extent in self._extents:
                     session.arena.give_back(extent)
                 raise
             session.listeners[self.number] = self
+
+    def _send_files(self) -> None:
+        """What the order to load needs beside the arena: `Payloads.load` takes them in this order."""
+        files = self.placement.descriptors
+        if self.cache is not None:
+            files.append(self.cache.descriptor)
+        self.session.send_files(self.number, files)
 
     def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
@@ -280,7 +291,7 @@ class PoolEngine:
         if self._is_closed:
             self._forget()
             return
-        self.session.send_files(self.number, self.placement.descriptors)
+        self._send_files()
         self.session.order(Control.LOAD, *self._load_words(probes=self._probe is None and self._make_error is None))
         self._is_loaded = False
         self._updates.repeat()
@@ -352,6 +363,9 @@ class PoolEngine:
             arena.give_back(extent)
         self._extents, self._layout_extent = [], None
         self.placement.files.clear()
+        if self.cache is not None:
+            self.cache.clear()
+            self.cache.close()
         self._updates.give_back_all()
         if self.ring is not None:
             self.ring.give_back_all()

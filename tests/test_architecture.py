@@ -23,14 +23,14 @@ FLOORS = (
         "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending", "sketch", "spec",
         "structure",
     },
-    {"memory", "plan", "sources", "telemetry"},
+    {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},
     {
         "arguments", "attachments", "delivery", "engine_choice", "error_budget", "failures", "fingerprint",
-        "fork_warning", "form_choice", "functions", "last_error", "launch", "link", "loader", "loader_iterator",
-        "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading", "replay", "ring", "saved_state",
-        "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
+        "fork_warning", "form_choice", "functions", "last_error", "launch", "link", "loader", "loader_cache",
+        "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading", "replay", "ring",
+        "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip
