@@ -74,7 +74,9 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     plan = _plan(len(source), config)
     functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
     parameters = {name: parameters_of(function) for name, function in functions.items()}
-    takes_out = config.batch_size is not None and "out" in parameters["fn" if augment is None else "augment"]
+    # The last one that is called for each batch may write into it.
+    writer = "augment" if augment is not None else "fn" if cache is None else None
+    takes_out = config.batch_size is not None and writer is not None and "out" in parameters[writer]
     payload = {
         "source": source,
         "fn": fn,

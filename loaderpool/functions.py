@@ -47,8 +47,8 @@ def check_augment(augment: Any, fn: Any, batch_fn: Any) -> None:
             "augment is for single samples, and batch_fn makes whole batches: have batch_fn augment its batch itself "
             "(it may name rng, too), or make samples with fn"
         )
-    if "out" in parameters_of(fn):
-        raise ArgumentError("fn names out, but with augment= only augment writes into the batch: have augment name it")
+    if _needs_out(fn):
+        raise ArgumentError("fn needs out, but with augment= only augment writes into the batch: have augment name it")
 
 
 def check_cached(fn: Any, batch_fn: Any) -> None:
@@ -64,14 +64,13 @@ def check_cached(fn: Any, batch_fn: Any) -> None:
         )
     if fn is None:
         raise ArgumentError("cache keeps what fn gives, and there is no fn: the source's items are the samples")
-    parameters = parameters_of(fn)
-    if "rng" in parameters:
+    if "rng" in parameters_of(fn):
         raise ArgumentError(
             "fn names rng, and with cache= it is called once for each item: every epoch would have the same draw. Move "
             "what is random to augment=, which may name rng and is called in every epoch with what fn gave"
         )
-    if "out" in parameters:
-        raise ArgumentError("fn names out, and with cache= its result is kept, not written into a batch: return it")
+    if _needs_out(fn):
+        raise ArgumentError("fn needs out, but with cache= its result is kept, not written into a batch: return it")
 
 
 def _check_callable(name: str, function: Any, example: str) -> None:
@@ -93,6 +92,13 @@ def _check_signature(name: str, function: Callable[..., Any], example: str) -> N
         raise ArgumentTypeError(
             f"{name} must be callable as {name}({example}), but {_name_of(function)}{signature} is not: {error}"
         ) from None
+
+
+def _needs_out(function: Any) -> bool:
+    """Whether it cannot be called without `out`; one that can is, as many of NumPy's can."""
+    if "out" not in parameters_of(function):
+        return False
+    return inspect.signature(function).parameters["out"].default is inspect.Parameter.empty
 
 
 def parameters_of(function: Callable[..., Any] | None) -> set[str]:

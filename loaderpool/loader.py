@@ -48,8 +48,8 @@ class Loader:
             the items are the samples.
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
-        augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample; may
-            name `rng` and `out` as `fn` may, which then must not name `out`.
+        augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample;
+            may name `rng` and `out` as `fn` may, which then gets no `out`.
         cache: keep what `fn` gives, so that it is called once for each item: "memory" (shared by all workers, until the
             loader is closed), a directory on a local disk (for later runs, too), or a `Cache` with a bound. `fn` must
             not be random then; what is random belongs into `augment`. It is no part of `memory_limit`.

@@ -62,7 +62,7 @@ class DiskStore:
         self._log = os.path.join(directory, f"{FILE_NAME}-wal")
         self._most_log_bytes = 2 * log_bytes
         self._too_large: float = float("inf")  # entries from this size on did not fit
-        self._is_broken = False
+        self._ended = Trouble.NONE  # why nothing is written any more
 
     def get(self, item: int) -> bytes | None:
         """The item's pickle; None where it has none.
@@ -87,8 +87,8 @@ class DiskStore:
     def put(self, item: int, pickled: bytes) -> Trouble:
         """Keep the item's pickle, if there is room."""
         nbytes = len(pickled)
-        if self._is_broken:
-            return Trouble.BROKEN
+        if self._ended != Trouble.NONE:
+            return self._ended
         if nbytes >= self._too_large:
             return Trouble.BOUND
         try:
@@ -100,11 +100,12 @@ class DiskStore:
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 return Trouble.BUSY
-            self._is_broken = True
-            return Trouble.NO_SPACE if "full" in str(error) or self._free_bytes() < nbytes else Trouble.BROKEN
-        except (sqlite3.Error, OSError, OverflowError):
-            self._is_broken = True
-            return Trouble.BROKEN
+            is_full = "full" in str(error) or self._free_bytes() < nbytes + _INDEX_BYTES
+            self._ended = Trouble.NO_SPACE if is_full else Trouble.BROKEN
+            return self._ended
+        except (sqlite3.Error, OSError, OverflowError):  # OSError: the directory is gone
+            self._ended = Trouble.BROKEN
+            return self._ended
         if trouble != Trouble.NONE:
             self._too_large = nbytes
         self._shorten_log()

@@ -169,6 +169,7 @@ class SharedCache:
         if self._store is not None and self._store_pid == os.getpid():
             self._store.close()
         self._store = None
+        self._counters = self._table = memoryview(b"")  # so that the mapping goes, whoever keeps this
         self._finalizer()
 
     def clear(self) -> None:
