@@ -58,7 +58,7 @@ class DiskStore:
         self._directory, self._max_bytes, self._mark = directory, max_bytes, mark
         log_bytes = _LOG_BYTES if max_bytes is None else min(_LOG_BYTES, max_bytes // _LOG_SHARE)
         self._connection = _connect(directory, "rw", log_bytes)
-        self._finalizer = weakref.finalize(self, self._connection.close)
+        self._finalizer = weakref.finalize(self, _close, self._connection, os.getpid())
         self._log = os.path.join(directory, f"{FILE_NAME}-wal")
         self._most_log_bytes = 2 * log_bytes
         self._too_large: float = float("inf")  # entries from this size on did not fit
@@ -237,6 +237,12 @@ def _connect(directory: str, mode: str, log_bytes: int, busy_s: float = _BUSY_S)
         connection.close()
         raise
     return connection
+
+
+def _close(connection: sqlite3.Connection, pid: int) -> None:
+    """Close a connection, but not in a fork of the process whose it is."""
+    if os.getpid() == pid:
+        connection.close()
 
 
 def _set_mode(connection: sqlite3.Connection) -> None:

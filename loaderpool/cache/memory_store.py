@@ -15,6 +15,7 @@ import weakref
 
 from loaderpool import capacity, clock
 from loaderpool.cache.words import Trouble
+from loaderpool.memory.arena import map_whole_file
 
 __all__ = ["MOST_BYTES", "MemoryStore", "table_items"]
 
@@ -48,18 +49,24 @@ class MemoryStore:
     Args:
         file: a descriptor of the memory file.
         table: its words, one for each item.
-        start: where entries begin in the file.
         end: where they must end.
         mark: eight bytes that all its entries begin with.
     """
 
-    def __init__(self, file: int, table: memoryview, start: int, end: int, mark: bytes) -> None:
+    def __init__(self, file: int, table: memoryview, end: int, mark: bytes) -> None:
         # Opened anew: forked workers share one position of an inherited descriptor, and so would not know their own.
         self._file = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         self._finalizer = weakref.finalize(self, os.close, self._file)
         self._finalizer.atexit = False
         self._identity = _identity(os.fstat(self._file))
-        self._table, self._start, self._end, self._mark = table, start, end, mark
+        self._table, self._end, self._mark = table, end, mark
+        self._view: memoryview | None = None
+        try:
+            # Address space, of which nothing is looked at but entries that are there. Read from it, an entry is copied
+            # once; by `pread` twice, and that in ten times as long.
+            self._view = memoryview(map_whole_file(self._file, end)).cast("B")
+        except OSError:  # a limit on it (ulimit -v)
+            pass
         self._spare_bytes = 0  # may be written before memory is looked at again
         self._look_at_s = 0.0
 
@@ -71,14 +78,16 @@ class MemoryStore:
         word = self._table[item]
         if not word:
             return None
-        data = os.pread(self._file, (word & (1 << _UNIT_BITS) - 1) * _UNIT_BYTES, word >> _UNIT_BITS)
+        start, nbytes = word >> _UNIT_BITS, (word & (1 << _UNIT_BITS) - 1) * _UNIT_BYTES
+        view = self._view
+        data = memoryview(os.pread(self._file, nbytes, start)) if view is None else view[start : start + nbytes]
         if len(data) < _HEADER.size:
             return None
         mark, found, nbytes = _HEADER.unpack_from(data)
         end = _HEADER.size + nbytes
         if mark != self._mark or found != item or len(data) < end:  # the loader was closed, or files were mixed up
             return None
-        return memoryview(data)[_HEADER.size : end]
+        return data[_HEADER.size : end]
 
     def put(self, item: int, pickled: bytes) -> Trouble:
         """Keep the item's pickle, if there is room."""
@@ -105,7 +114,8 @@ class MemoryStore:
         return Trouble.NONE
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Let go of the descriptor and the mapping."""
+        self._view = None
         self._finalizer()
 
     def _has_memory(self, nbytes: int) -> bool:

@@ -62,7 +62,7 @@ class CachePlan:
 def plan_in_memory(cache: Cache, items: int) -> CachePlan:
     """For a loader that is made now. Runs in: the trainer."""
     bound = cache.max_bytes or capacity.available_memory_bytes() // _FREE_SHARE
-    return CachePlan(cache.where, min(bound, MOST_BYTES >> 1), items, secrets.token_bytes(8))
+    return CachePlan(cache.where, min(bound, MOST_BYTES - COUNTER_BYTES), items, secrets.token_bytes(8))
 
 
 def plan_on_disk(cache: Cache, items: int, mark: bytes) -> CachePlan:
@@ -143,7 +143,7 @@ class SharedCache:
             plan = self.plan
             if plan.in_memory:
                 end = COUNTER_BYTES + (plan.max_bytes or 0)
-                self._store = MemoryStore(self.descriptor, self._table, plan.start, end, plan.mark)
+                self._store = MemoryStore(self.descriptor, self._table, end, plan.mark)
             else:
                 from loaderpool.cache.disk_store import DiskStore
 

@@ -55,10 +55,11 @@ class CachedFunction:
                     return found
             except Exception:  # damaged, or not to be had now: it is made again, and written over
                 self._cell.damage()
-        self._watch.arm()
-        value = self._fn(self._get(index))
-        end_stray()  # a child that the function has forked shall not write
-        if self._watch.drew():
+        value, drew = self._call(index)
+        if drew:
+            # Once more: the first call may have imported what draws on import, or another thread may have drawn.
+            value, drew = self._call(index)
+        if drew:
             self._refuse(
                 f"fn has drawn from random or numpy.random for source index {index}, and with a cache it is called "
                 "once for each item, so that every epoch would have the same draw. Move what is random to augment=, "
@@ -78,6 +79,13 @@ class CachedFunction:
             if trouble != Trouble.NONE:
                 self._cell.trouble(trouble)
         return value
+
+    def _call(self, index: int) -> tuple[Any, bool]:
+        """What the function gives, and whether somebody drew from the global generators meanwhile."""
+        self._watch.arm()
+        value = self._fn(self._get(index))
+        end_stray()  # a child that the function has forked shall not write
+        return value, self._watch.drew()
 
     def _store(self) -> Store | None:
         if self._has_none:

@@ -136,14 +136,16 @@ class Calls:
             self._plain(indices, results)
             end_stray()
             return
-        first, chain, last, streams = self._first, self._chain, self._last, self._streams
+        first, chain, last, streams, cached = self._first, self._chain, self._last, self._streams, self._cached
         generator: Any = None
         for position, index in zip(positions, indices, strict=True):
-            if self._seeds_globals:
+            if self._seeds_globals and cached is None:
                 streams.seed_globals(epoch, position)
             if self._takes_rng:  # one for all: the second goes on where the first has stopped
                 generator = streams.generator(epoch, position)
             value = first(index)
+            if self._seeds_globals and cached is not None:  # here: `fn` may have been called now, or in another epoch
+                streams.seed_globals(epoch, position)
             for function, takes_rng in chain:
                 value = function(value, rng=generator) if takes_rng else function(value)
             if last is not None:

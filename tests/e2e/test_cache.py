@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,32 @@ class TestRandomFunctions:
             pytest.raises(lp.CacheError, match="source index 13"),
         ):
             read(late)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_library_that_draws_when_it_is_imported_is_no_random_function(
+        self, place: Place, where: Any, tmp_path: Path, workers: int
+    ) -> None:
+        module = tmp_path / "draws_on_import.py"
+        module.write_text("import random; random.seed(); random.random()")
+        directory = str(tmp_path)
+
+        def decode(item: int) -> int:
+            import sys
+
+            if "draws_on_import" not in sys.modules:
+                sys.path.insert(0, directory)
+                try:
+                    import draws_on_import  # noqa: F401
+                finally:
+                    sys.path.remove(directory)
+            return item
+
+        chosen = {"batch_size": 5, "augment": lambda item: item + random.random()}
+        with (
+            lp.Loader(range(20), decode, cache=where, **chosen, **place(workers)) as loader,
+            lp.Loader(range(20), workers=0, **chosen) as expected,
+        ):
+            assert_same(read(loader, 2), read(expected, 2))
 
     @pytest.mark.parametrize("workers", PLACES)
     def test_augment_may_draw_from_the_globals(self, place: Place, where: Any, log: Log, workers: int) -> None:
@@ -445,6 +473,20 @@ def test_statistics_outlive_the_loader(place: Place, where: Any, log: Log, worke
     loader.close()
     assert loader.statistics().cache_misses >= ITEMS
     loader.close()
+
+
+def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(place: Place) -> None:
+    chosen = {"batch_size": 5, "augment": np.sum, "cache": "memory", **place(2)}
+    with lp.Loader(range(20), lambda item: np.full(100_000, item, np.float64), **chosen) as loader:
+        read(loader, 2)
+        kept = os.dup(loader._engine.cache.descriptor)  # type: ignore[union-attr]
+        assert os.fstat(kept).st_blocks * 512 > 15_000_000
+    deadline_s = time.monotonic() + 5.0
+    while os.fstat(kept).st_blocks * 512 > 500_000 and time.monotonic() < deadline_s:
+        with lp.Loader(range(4), batch_size=2, **place(2)) as other:  # takes in that the loader was unloaded
+            read(other)
+    assert os.fstat(kept).st_blocks * 512 <= 500_000
+    os.close(kept)
 
 
 def test_the_settings_of_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,3 +312,16 @@ class TestPrepare:
 def test_both_stores_are_stores(shared: SharedCache) -> None:
     store: Store = shared.store()
     assert store is shared.store()
+
+
+def test_in_memory_without_address_space_for_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedCache.create(plan_in_memory(Cache("memory", "8MiB"), 1000))
+
+    def refuses(*_: object) -> None:
+        raise OSError("ulimit -v")
+
+    monkeypatch.setattr("loaderpool.cache.memory_store.map_whole_file", refuses)
+    for item in range(100):
+        shared.store().put(item, value(item))
+    assert all(bytes(shared.store().get(item) or b"") == value(item) for item in range(100))
+    shared.close()
