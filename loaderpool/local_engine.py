@@ -22,6 +22,7 @@ from loaderpool.worker.work import Work
 
 __all__ = ["LocalEngine"]
 
+_LOCK_TIMEOUT_S = 1.0
 _RUN = 1  # any number whose mark on the stand-in board is not set
 # Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
 # and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
@@ -93,9 +94,12 @@ class LocalEngine:
 
     def close(self) -> None:
         """Let go of the cache; nothing else is to end."""
-        if self.cache is not None:
-            with _alone:
+        # Another thread may be making a sample; a finalizer must not wait for that for ever.
+        if self.cache is not None and _alone.acquire(timeout=_LOCK_TIMEOUT_S):
+            try:
                 self.cache.close()
+            finally:
+                _alone.release()
 
     def make(self, epoch: int, batch: int, number: int, plan: Plan) -> Delivery:
         """One batch in memory of its own."""

@@ -26,10 +26,18 @@ __all__ = ["Contents"]
 # takes no minute.
 _WHOLE_BYTES = 64 << 20
 _PIECES, _PIECE_BYTES = 64, 1 << 20
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, type(functools.lru_cache(lambda: None)))
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools.partial,
+    type(functools.lru_cache(lambda: None)),
+)
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _SET_CODES = (pickle.EMPTY_SET, pickle.FROZENSET)
 _CHUNK_ITEMS = 4096
+# How deep values in values are looked into. Not as deep as Python allows: that depends on how deep the caller stands.
+_MOST_LEVELS = 100
 
 
 class Contents:
@@ -59,12 +67,10 @@ class Contents:
             self._mark(getattr(value, "__qualname__", ""))
         elif id(value) in self._within:
             self._mark("itself")
-        else:
+        elif len(self._within) < _MOST_LEVELS:
             self._within.add(id(value))
             try:
                 self._feed_composed(value)
-            except RecursionError:
-                self._mark("too deep")
             finally:
                 self._within.discard(id(value))
 
@@ -90,8 +96,10 @@ class Contents:
             self.feed((value.pattern, value.flags))
         elif isinstance(value, enum.Enum):
             self._mark(value.name)
-        elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType, range, slice, np.dtype)):
-            self._mark(repr(value) if not hasattr(value, "__name__") else value.__name__)
+        elif isinstance(value, types.ModuleType):
+            self._mark(value.__name__)
+        elif isinstance(value, (range, slice, np.dtype)):
+            self._mark(repr(value))
         else:
             self._on_code(type(value))
             self._feed_parts(value)

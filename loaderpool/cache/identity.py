@@ -23,6 +23,14 @@ from loaderpool.cache.contents import Contents
 __all__ = ["describe", "mark_of"]
 
 _LruCache = type(functools.lru_cache(lambda: None))
+_FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools.partial,
+    _LruCache,
+)
 
 
 def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
@@ -95,6 +103,9 @@ class _Code:
             self._add_function(function)
         elif isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
             self._mark(_name_of(function))
+            owner = getattr(function, "__self__", None)  # `table.get`: what it gives is in the table
+            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+                self._value("self", owner)
         else:
             self.add(type(function))
             self._value("object", function)
@@ -149,7 +160,7 @@ class _Code:
                 for attribute in code.co_names:
                     if attribute in vars(value):
                         self._use(f"{name}.{attribute}", vars(value)[attribute], code)
-        elif isinstance(value, (type, types.FunctionType, types.MethodType, functools.partial, _LruCache)):
+        elif isinstance(value, _FUNCTIONS):
             self.add(value)
         else:
             self._value(name, value)

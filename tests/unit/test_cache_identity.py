@@ -66,6 +66,7 @@ FUNCTIONS = {
     "builtin": len,
     "class": np.float32,
     "cached": functools.lru_cache(helper),
+    "table": {"a": 1, "b": 2}.get,
 }
 SOURCES = {
     "range": range(10),
@@ -111,6 +112,7 @@ CHANGES = {
     "an object's attribute": ("Scaler(4),", "Scaler(5),", {"object"}),
     "a class attribute": ("factor = 2", "factor = 3", {"object", "method"}),
     "another method of the object's class": ("item * self.base", "item + self.base", {"object", "method"}),
+    "a table whose method it is": ('"b": 2', '"b": 3', {"table"}),
     "a recursive function": ("else 0", "else 1", {"recursive"}),
     "a library's function": ("np.sqrt", "np.cbrt", {"lambda"}),
     "an item of many": ('f"a/{n}.jpg"', 'f"a/{n if n != 5000 else 0}.jpg"', {"paths"}),
