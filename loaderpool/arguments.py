@@ -13,9 +13,14 @@ from loaderpool.functions import check_augment, check_cached, check_functions, p
 from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import UnitKind, unit_of
 from loaderpool.plan.order import Plan
-from loaderpool.pool import Pool
-from loaderpool.sources import as_source
+from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.pool import Pool, resolve_workers
+from loaderpool.sources import Source, as_source
+from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.sources.stream import StreamSource
 from loaderpool.spec import ElementSpec
+from loaderpool.worker.items import StreamedItems
+from loaderpool.worker.lanes import LaneItems
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
@@ -50,6 +55,7 @@ class CheckedArguments:
     plan: Plan  # which item is when
     unit: UnitKind  # what one call of the function makes
     given_spec: ElementSpec | None  # the user's `element_spec`
+    stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
 
 
@@ -71,14 +77,30 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     element_spec = arguments["element_spec"]
     given_spec = read_spec(element_spec) if element_spec is not None else None
     source = as_source(arguments["source"])
-    plan = _plan(len(source), config)
+    stream = source if isinstance(source, StreamSource) else None
+    _check_order(source, config)
+    items: Any = source
+    if cache is not None and isinstance(source, (StreamSource, ReplicatedSource)):
+        raise ArgumentError(
+            "cache keeps what fn gives for an index of the source, and a stream or generator has none: give a source "
+            "that can be read by index, such as a list of files, or leave cache= away"
+        )
+    if isinstance(source, StreamSource):
+        plan, items = _open_plan(config), StreamedItems()
+    elif isinstance(source, ReplicatedSource):
+        pool = arguments["pool"]
+        copies = pool.workers if pool is not None else max(1, resolve_workers(config.workers))
+        plan = _open_plan(config, source.lanes(copies, config.num_shards))
+        items = _lane_items(source, plan, config)
+    else:
+        plan = _plan(len(source), config)
     functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
     parameters = {name: parameters_of(function) for name, function in functions.items()}
     # The last one that is called for each batch may write into it.
     writer = "augment" if augment is not None else "fn" if cache is None else None
     takes_out = config.batch_size is not None and writer is not None and "out" in parameters[writer]
     payload = {
-        "source": source,
+        "source": items,
         "fn": fn,
         "augment": augment,
         "batch_fn": batch_fn,
@@ -90,7 +112,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "takes_out": takes_out,
         "cache": cache,  # the engine puts what comes of it in its place
     }
-    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload)
+    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload)
 
 
 def payload_of(loader: Loader) -> dict[str, Any]:
@@ -107,6 +129,57 @@ def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:
         raise ArgumentError(f"pool and workers exclude each other: the pool has {pool.workers} workers already")
     if max_restarts != DEFAULT_MAX_RESTARTS:
         raise ArgumentError("pool and max_restarts exclude each other: give max_restarts to the Pool")
+
+
+def _check_order(source: Source | StreamSource | ReplicatedSource, config: LoaderConfig) -> None:
+    """Whether the source can be read in the order, and by the rules, that are asked for."""
+    if not isinstance(source, (StreamSource, ReplicatedSource)):
+        if config.shuffle_window:
+            raise ArgumentError(
+                f"shuffle={config.shuffle_window} is a window for streams; over a source with an index all is "
+                "shuffled: shuffle=True"
+            )
+        return
+    if config.shuffle and isinstance(source, StreamSource):
+        raise ArgumentError(
+            f"shuffle=True needs a source with __len__ and __getitem__; a stream ({source.kind}) is shuffled within a "
+            "window: shuffle=n, with n the number of items that are held"
+        )
+    if config.shuffle and isinstance(source, ReplicatedSource) and source.shards is None:
+        raise ArgumentError(
+            f"shuffle=True gives shards another order each epoch; {source.kind} has none: give shards=, or a window, "
+            "shuffle=n, with n the number of items that each copy holds"
+        )
+    if isinstance(config.on_error.budget, float):
+        raise ArgumentError(
+            f"on_error's budget must be a number for a stream or generators, got the rate {config.on_error.budget}: of "
+            "how many rows is not known before the end"
+        )
+
+
+def _lane_items(source: ReplicatedSource, plan: Plan, config: LoaderConfig) -> LaneItems:
+    return LaneItems(
+        source.make_generator,
+        source.takes_rng,
+        source.shards,
+        plan,
+        shuffle=source.shards is not None and (config.shuffle or config.shuffle_window > 0),
+        window=config.shuffle_window,
+        seed_globals=config.seed_globals,
+    )
+
+
+def _open_plan(config: LoaderConfig, lanes: int = 0) -> Plan:
+    return Plan(
+        MAX_SIZE,
+        config.batch_size,
+        seed=config.seed,
+        drop_remainder=config.drop_remainder,
+        num_shards=config.num_shards,
+        shard_index=config.shard_index,
+        lanes=lanes,
+        is_open=True,
+    )
 
 
 def _plan(size: int, config: LoaderConfig) -> Plan:

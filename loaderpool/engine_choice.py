@@ -54,7 +54,7 @@ def _start(
     checked: CheckedArguments, pool: Pool | None, epoch: int, shared: SharedCache | None
 ) -> tuple[Engine, Pool | None]:
     config = checked.config
-    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, shared)
+    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, checked.stream, shared)
     if (pool is None and config.workers == 0) or not _workers_are_allowed:
         from loaderpool.local_engine import LocalEngine
 

@@ -34,6 +34,6 @@ def choose_form(probe: Probe, given: ElementSpec | None, config: LoaderConfig, p
         unit,
         batch_size=rows,
         batch_bytes_seen=probe.nbytes * (rows or 1) if unit == "sample" else probe.nbytes,
-        may_leave_rows_out=config.on_error.action == "skip",
+        may_leave_rows_out=config.on_error.action == "skip" or plan.lanes > 0,
         may_replace_rows=config.on_error.action == "replace",
     )

@@ -130,6 +130,11 @@ def packed_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
     return int(anchor[_WORD : 2 * _WORD].view(np.int64)[0])
 
 
+def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
+    """Whether a slot holds no batch at all: the generator that it was for has ended."""
+    return not anchor[:_WORD].view(np.int64)[0]
+
+
 def read_packed(
     anchor: npt.NDArray[np.uint8], block_dtypes: Sequence[np.dtype[Any]]
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:

@@ -60,6 +60,10 @@ class Plan:
     """This process's number among them, from 0."""
     start: int = 0
     """The first position: those before it were taken earlier."""
+    lanes: int = 0
+    """Generators whose batches take turns; 0: there are none. Their batches have any number of rows up to the full."""
+    is_open: bool = False
+    """Whether the size is only a bound: of a stream, whose end nobody knows before it comes."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= MAX_SIZE:
@@ -99,6 +103,10 @@ class Plan:
             ArgumentError: there is no such position, nor is it the size.
         """
         return self if start == self.start else _after(self, start)
+
+    def closed(self, size: int) -> Plan:
+        """The same plan, now that the stream has ended and had this many items."""
+        return replace(self, size=size, is_open=False)
 
     def position_after(self, batches: int) -> int:
         """The first position that no shard has in its first so many batches; the size after the last one."""

@@ -36,6 +36,7 @@ class Job:
     row_stop: int
     attempt: int = 0  # above 0 it has brought down a worker: rows are made one by one, so that the board names the last
     after: int = 0  # the plan's first position: batches are counted from there
+    feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
 
 
 @dataclasses.dataclass(frozen=True)

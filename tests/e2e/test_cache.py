@@ -353,6 +353,39 @@ class TestAugmentAlone:
         assert log.take() == [int(batch[1][3])]  # by its function, not from the cache
 
 
+class TestStreams:
+    """What has no index has no cache; augment is called all the same."""
+
+    MAKERS: dict[str, Callable[..., lp.Loader]] = {
+        "stream": lambda **chosen: lp.Loader(iter(range(40)), **chosen),
+        "interleaved": lambda **chosen: lp.Loader(
+            lp.interleave([range(20), range(20, 40)], lambda part: iter(part), cycle_length=2), **chosen
+        ),
+        "generator": lambda **chosen: lp.Loader.from_generator(
+            lambda shard: iter(range(shard, shard + 10)), shards=[0, 10, 20, 30], **chosen
+        ),
+    }
+
+    @pytest.mark.parametrize("maker", MAKERS)
+    def test_augment(self, maker: str) -> None:
+        def then(item: int, rng: np.random.Generator) -> tuple[int, float]:
+            return item, rng.random()
+
+        found = []
+        for workers in (0, 2):
+            chosen = {"fn": np.negative, "augment": then, "batch_size": 5, "workers": workers}
+            with self.MAKERS[maker](**chosen) as loader:
+                found.append(read(loader))
+        assert_same(*found)
+        assert sorted(np.concatenate([items for items, _ in found[0]]).tolist()) == list(range(-39, 1))
+        assert len(set(np.concatenate([drawn for _, drawn in found[0]]).tolist())) == 40
+
+    @pytest.mark.parametrize("maker", MAKERS)
+    def test_cache(self, maker: str) -> None:
+        with pytest.raises(lp.ArgumentError, match="a stream or generator has none"):
+            self.MAKERS[maker](fn=np.negative, cache="memory", workers=0)
+
+
 class TestRefused:
     CASES = {
         "batch_fn and augment": ({"fn": None, "batch_fn": np.stack, "augment": np.abs}, "batch_fn makes whole batches"),
