@@ -25,6 +25,7 @@ _ORDER = (
     "Loader",
     "LoaderIterator",
     "Pool",
+    "Cache",
     "mix",
     "zip_sources",
     "TextLines",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.errors import (
     ArgumentError,
     ArgumentTypeError,
+    CacheError,
+    CacheWarning,
     ClosedError,
     ForeignProcessError,
     LoaderpoolError,
@@ -36,6 +38,7 @@ from loaderpool.spec import ArraySpec, ElementSpec
 from loaderpool.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
+    from loaderpool.cache.setting import Cache
     from loaderpool.memory.share import share
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
@@ -56,6 +59,9 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "ArraySpec",
+    "Cache",
+    "CacheError",
+    "CacheWarning",
     "ClosedError",
     "Csv",
     "ElementSpec",
@@ -96,6 +102,7 @@ __all__ = [
 
 # Imported when named: few programs name them, and `import loaderpool` is not to wait for them.
 _ON_DEMAND = {
+    "Cache": "cache.setting",
     "Csv": "sources.csv_rows",
     "HDF5": "sources.hdf5",
     "JsonLines": "sources.json_lines",

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.cache.setting import as_cache
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.functions import check_functions, parameters_of
+from loaderpool.functions import check_augment, check_cached, check_functions, parameters_of
 from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import UnitKind, unit_of
 from loaderpool.plan.order import Plan
@@ -68,13 +69,22 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     config = LoaderConfig.checked(**{name: arguments[name] for name in _CONFIG_NAMES})
     _check_pool(arguments["pool"], arguments["workers"], arguments["max_restarts"])
     fn, batch_fn, setup = arguments["fn"], arguments["batch_fn"], arguments["setup"]
+    augment, cache = arguments["augment"], as_cache(arguments["cache"])
     check_functions(fn, batch_fn, setup, config)
+    check_augment(augment, fn, batch_fn)
+    if cache is not None:
+        check_cached(fn, batch_fn)
     element_spec = arguments["element_spec"]
     given_spec = read_spec(element_spec) if element_spec is not None else None
     source = as_source(arguments["source"])
     stream = source if isinstance(source, StreamSource) else None
     _check_order(source, config)
     items: Any = source
+    if cache is not None and isinstance(source, (StreamSource, ReplicatedSource)):
+        raise ArgumentError(
+            "cache keeps what fn gives for an index of the source, and a stream or generator has none: give a source "
+            "that can be read by index, such as a list of files, or leave cache= away"
+        )
     if isinstance(source, StreamSource):
         plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, ReplicatedSource):
@@ -84,17 +94,23 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         items = _lane_items(source, plan, config)
     else:
         plan = _plan(len(source), config)
-    parameters = parameters_of(batch_fn or fn)
+    functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
+    parameters = {name: parameters_of(function) for name, function in functions.items()}
+    # The last one that is called for each batch may write into it.
+    writer = "augment" if augment is not None else "fn" if cache is None else None
+    takes_out = config.batch_size is not None and writer is not None and "out" in parameters[writer]
     payload = {
         "source": items,
         "fn": fn,
+        "augment": augment,
         "batch_fn": batch_fn,
         "setup": setup,
         "config": config,
         "plan": plan,
         "given_spec": given_spec,
-        "takes_rng": "rng" in parameters,
-        "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
+        "takes_rng": frozenset(name for name in functions if "rng" in parameters[name]),
+        "takes_out": takes_out,
+        "cache": cache,  # the engine puts what comes of it in its place
     }
     return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload)
 

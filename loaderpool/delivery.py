@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.cache.shared import SharedCache
 from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES
 from loaderpool.plan.order import Plan
@@ -139,6 +140,10 @@ class EngineRun(Protocol):
 
 class Engine(Protocol):
     """Makes one loader's batches: a pool's workers, or this process."""
+
+    @property
+    def cache(self) -> SharedCache | None:
+        """What its processes share of the loader's cache; None: it has none."""
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""

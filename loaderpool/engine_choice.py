@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 from loaderpool.arguments import CheckedArguments
+from loaderpool.cache.shared import SharedCache
 from loaderpool.delivery import Engine
+from loaderpool.loader_cache import make_cache
 from loaderpool.pool import Pool
 
 __all__ = ["end_engine", "start_engine", "without_workers"]
@@ -38,8 +40,21 @@ def start_engine(checked: CheckedArguments, pool: Pool | None, epoch: int) -> tu
     Returns:
         The engine, and the pool that was made for it; None where the pool is shared or the work is done here.
     """
+    payload = checked.payload
+    shared = None if payload["cache"] is None else make_cache(payload["cache"], payload, checked.plan.size)
+    try:
+        return _start(checked, pool, epoch, shared)
+    except BaseException:
+        if shared is not None:
+            shared.close()
+        raise
+
+
+def _start(
+    checked: CheckedArguments, pool: Pool | None, epoch: int, shared: SharedCache | None
+) -> tuple[Engine, Pool | None]:
     config = checked.config
-    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, checked.stream)
+    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, checked.stream, shared)
     if (pool is None and config.workers == 0) or not _workers_are_allowed:
         from loaderpool.local_engine import LocalEngine
 

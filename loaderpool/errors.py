@@ -8,6 +8,8 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "CacheError",
+    "CacheWarning",
     "ClosedError",
     "ForeignProcessError",
     "LoaderpoolError",
@@ -101,6 +103,10 @@ class StateError(LoaderpoolError, ValueError):
     """A position cannot be saved as things are, or a saved one does not fit this loader; the message says why."""
 
 
+class CacheError(LoaderpoolError, ValueError):
+    """A cache cannot be used, or not for this function: it is of another one, is damaged, or the function is random."""
+
+
 class MemoryLimitError(LoaderpoolError, MemoryError):
     """`memory_limit`, or what the machine has free, is too small; the message names the least that works."""
 
@@ -137,3 +143,7 @@ class SupervisorLostError(PoolBrokenError):
 
 class WorkersNotForkedWarning(RuntimeWarning):
     """A module started threads while it was imported, so each worker is an interpreter of its own: slower, but safe."""
+
+
+class CacheWarning(RuntimeWarning):
+    """A cache cannot keep what it should, or has lost some of it; the training goes on, and what is missing is made."""

@@ -26,17 +26,20 @@ class Fingerprint:
     Args:
         source: as the user gave it.
         function: `fn` or `batch_fn`.
+        augment: what is called with its result, or None.
         config: the loader's settings.
         plan: its plan.
     """
 
-    def __init__(self, source: Any, function: Any, config: LoaderConfig, plan: Plan) -> None:
-        self._source, self._function, self._config, self._plan = source, function, config, plan
+    def __init__(self, source: Any, function: Any, augment: Any, config: LoaderConfig, plan: Plan) -> None:
+        self._source, self._functions, self._config, self._plan = source, (function, augment), config, plan
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
         """By name."""
         plan = self._plan
+        function, augment = self._functions
+        then = f" then {_describe_function(augment)}" if augment is not None else ""
         return {
             "size": plan.size,
             "batch_size": plan.batch_size,
@@ -45,7 +48,7 @@ class Fingerprint:
             "drop_remainder": plan.drop_remainder,
             "deterministic": self._config.deterministic,
             "source": _describe_source(self._source),
-            "function": _describe_function(self._function),
+            "function": _describe_function(function) + then,
         }
 
 

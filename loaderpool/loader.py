@@ -14,6 +14,7 @@ from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError, StateError
 from loaderpool.fingerprint import Fingerprint
+from loaderpool.loader_cache import CacheWatch
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.form import BatchForm
 from loaderpool.passes import EpochHooks, PassBook
@@ -24,6 +25,7 @@ from loaderpool.sources.replicated import ReplicatedSource
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from loaderpool.cache.setting import Cache
     from loaderpool.telemetry.statistics import Statistics
 
 __all__ = ["Loader"]
@@ -49,6 +51,11 @@ class Loader:
             the items are the samples.
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
+        augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample;
+            may name `rng` and `out` as `fn` may, which then gets no `out`.
+        cache: keep what `fn` gives, so that it is called once for each item: "memory" (shared by all workers, until the
+            loader is closed), a directory on a local disk (for later runs, too), or a `Cache` with a bound. `fn` must
+            not be random then; what is random belongs into `augment`. It is no part of `memory_limit`.
         workers: worker processes, "auto" for one per usable CPU, or 0 to run in this process (same bits).
         shuffle: another permutation of all indices each epoch, keyed by seed and epoch. For a stream a number: so many
             items are held, and at each step a random one of them comes.
@@ -79,6 +86,7 @@ class Loader:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
         SourceError: the source cannot be read by index.
         UnpicklableError: function or source cannot travel; names the variable.
+        CacheError: the cache is of another function or source; says what differs.
     """
 
     def __init__(
@@ -106,6 +114,8 @@ class Loader:
         seed_globals: bool | Literal["auto"] = "auto",
         max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
         max_restarts_per_item: int = 3,
+        augment: Callable[..., Any] | None = None,
+        cache: Cache | str | os.PathLike[str] | None = None,
         _hooks: EpochHooks | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
@@ -120,12 +130,15 @@ class Loader:
         self._finalizer: Any = None
         # The book outlives the loader in its iterators, so it reaches the engine without holding the loader.
         self._book = PassBook(_EngineHandle(self), self._config, self._plan, _hooks)
-        self._fingerprint = Fingerprint(source, fn or batch_fn, self._config, self._plan)
+        self._fingerprint = Fingerprint(source, fn or batch_fn, augment, self._config, self._plan)
         if not role.is_trainer():
             return
         # The payload is not kept: what travelled is in shared memory, and a local engine has it.
         self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch)
-        if pool is not None or self._own_pool is not None:
+        shared = self._engine.cache
+        if shared is not None:
+            self._book.at_end = CacheWatch(shared)
+        if pool is not None or self._own_pool is not None or shared is not None:
             self._finalizer = weakref.finalize(self, end_engine, self._engine, self._own_pool)
             self._finalizer.atexit = False  # then all sessions are closed in one step, which Ctrl-C does not break off
 
@@ -214,7 +227,7 @@ class Loader:
             sequence: has `__len__` and `__getitem__(batch_index)`; its `on_epoch_begin` and `on_epoch_end` are called
                 on this very object, in this process, and what they change is seen by the next epoch.
             workers: as in `Loader`; None: the sequence's own `workers` where it is above 1, else "auto".
-            **settings: further arguments of `Loader` (not batch_size, fn and batch_fn).
+            **settings: further arguments of `Loader` (not batch_size, fn, batch_fn, augment and cache).
         """
         from loaderpool.adapters.keras import loader_from_sequence
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.errors import LoaderpoolError, SourceError
@@ -28,6 +29,7 @@ from loaderpool.worker.work import Work
 
 __all__ = ["LocalEngine"]
 
+_LOCK_TIMEOUT_S = 1.0
 _RUN = 1  # any number whose mark on the stand-in board is not set
 # Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
 # and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
@@ -45,6 +47,7 @@ class LocalEngine:
         given_spec: the user's element_spec.
         first_epoch: the epoch whose first sample is made to find the spec.
         stream: what items are read from, where they cannot be had by index.
+        cache: the loader's, closed with this; None: it has none.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class LocalEngine:
         given_spec: ElementSpec | None,
         first_epoch: int,
         stream: StreamSource | None = None,
+        cache: SharedCache | None = None,
     ) -> None:
+        self.cache = cache
         self._stream = stream
         self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
         self.config, self.plan, self.unit = config, plan, unit
@@ -64,7 +69,7 @@ class LocalEngine:
         self.takes_out: bool = payload["takes_out"]
         self._first_epoch = first_epoch
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
-        self.work = Work(payload, board, 0, None, catches=Exception)
+        self.work = Work({**payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
 
     def read_ahead(self) -> int:
@@ -130,7 +135,13 @@ class LocalEngine:
         self.work.forget_probe()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Let go of the cache; nothing else is to end."""
+        # Another thread may be making a sample; a finalizer must not wait for that for ever.
+        if self.cache is not None and _alone.acquire(timeout=_LOCK_TIMEOUT_S):
+            try:
+                self.cache.close()
+            finally:
+                _alone.release()
 
     def make(
         self, epoch: int, batch: int, number: int, plan: Plan, items: tuple[int, list[Any]] | None = None

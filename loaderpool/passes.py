@@ -66,6 +66,7 @@ class PassBook:
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = Reading()  # of the latest iterator that has begun
         self.latest_is_dataset = False
+        self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
         self.live: dict[int, weakref.ref[Any]] = {}
@@ -318,6 +319,8 @@ class Pass:
         if self._book.has_hooks:
             self._owe_end()
             self._book.settle_ends()
+        if self._book.at_end is not None:
+            self._book.at_end()
 
     def hand_over(self, count: int = 1) -> None:
         """The consumer is given so many more batches, or they are passed over because no row of them is left.

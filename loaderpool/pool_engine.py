@@ -10,6 +10,7 @@ from typing import Any
 from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.bundling import frames
+from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import (
     ClosedError,
@@ -63,6 +64,7 @@ class PoolEngine:
         given_spec: the user's element_spec.
         first_epoch: the epoch whose first sample is made to find the spec.
         stream: what items are read from, where they cannot be had by index; it is read ahead from now on.
+        cache: the loader's, closed with this; None: it has none.
 
     Raises:
         UnpicklableError: function or source cannot travel.
@@ -79,9 +81,11 @@ class PoolEngine:
         given_spec: ElementSpec | None,
         first_epoch: int,
         stream: StreamSource | None = None,
+        cache: SharedCache | None = None,
     ) -> None:
         self.session, self.config, self.plan, self.unit = session, config, plan, unit
         self._given_spec = given_spec
+        self.cache = cache
         self._first_epoch = first_epoch
         # Makes the error that ended the loader, anew for each who meets it: a kept exception would keep, through its
         # traceback, every frame that it passed, and so the loader itself.
@@ -98,7 +102,7 @@ class PoolEngine:
         self._sharing: Sharing | None = None
         self.latest_chunk = 1  # batches of the latest delivery
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
-        shipment = ship(dict(payload))
+        shipment = ship({**payload, "cache": None if cache is None else cache.plan})
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
@@ -108,7 +112,7 @@ class PoolEngine:
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
             try:
                 self._shipment = offset, nbytes
-                session.send_files(self.number, self.placement.descriptors)
+                self._send_files()
                 session.order(Control.LOAD, *self._load_words(probes=stream is None))
             except BaseException:  # a number that no message can hold
                 for extent in self._extents:
@@ -121,6 +125,13 @@ class PoolEngine:
         if stream is not None:
             self._first_feed = self._open_feed(stream, first_epoch, plan)
             self._first_feed.start()
+
+    def _send_files(self) -> None:
+        """What the order to load needs beside the arena: `Payloads.load` takes them in this order."""
+        files = self.placement.descriptors
+        if self.cache is not None:
+            files.append(self.cache.descriptor)
+        self.session.send_files(self.number, files)
 
     def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
@@ -367,7 +378,7 @@ class PoolEngine:
         if self._is_closed:
             self._forget()
             return
-        self.session.send_files(self.number, self.placement.descriptors)
+        self._send_files()
         must_probe = self._probe is None and self._make_error is None
         self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self._stream is None))
         if must_probe and self._first_feed is not None and self._first_feed.made:
@@ -447,6 +458,9 @@ class PoolEngine:
             arena.give_back(extent)
         self._extents, self._layout_extent = [], None
         self.placement.files.clear()
+        if self.cache is not None:
+            self.cache.clear()
+            self.cache.close()
         self._updates.give_back_all()
         if self.ring is not None:
             self.ring.give_back_all()

@@ -54,7 +54,8 @@ class Replay:
 
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
         seeds = loader.config.seed_globals
-        self._loader = loader.replace(workers=0, seed_globals=bool(seeds))  # "auto" draws what True draws
+        # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
+        self._loader = loader.replace(workers=0, seed_globals=bool(seeds), cache=None)
         engine = self._loader._running_engine()
         assert isinstance(engine, LocalEngine)
         self._engine = engine

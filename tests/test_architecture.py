@@ -24,14 +24,15 @@ FLOORS = (
         "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending", "sketch", "spec",
         "structure", "worker_info",
     },
-    {"memory", "plan", "sources", "telemetry"},
+    {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},
     {
         "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
         "fingerprint", "fork_warning", "form_choice", "functions", "lane_shelf", "last_error", "launch", "link",
-        "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading", "replay",
-        "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
+        "loader", "loader_cache", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run",
+        "reading", "replay", "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch",
+        "tally", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

@@ -51,5 +51,10 @@ class Statistics:
     data_bytes_shared: int  # of arrays of function and source that stand in memory once: adopted, or made by `share`
     data_bytes_copied: int  # of those that were copied into shared memory
     data_copied_because: tuple[str, ...]  # why, a line for each reason with its bytes
+    cache_hits: int  # results of `fn` that came from the cache
+    cache_misses: int  # those that it gave, where there is a cache
+    cache_damaged: int  # entries of the cache that did not have what was written, and were made anew
+    cache_bytes: int  # that the cache takes
+    cache_is_full: bool  # whether a result was not kept for lack of room
     workers_start: Literal["fork", "exec"] | None  # exec: modules start threads on import; None: workers=0
     workers: tuple[WorkerStatistics, ...]

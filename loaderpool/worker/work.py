@@ -53,7 +53,8 @@ class Work:
     """Calls the user's function for the plan's positions.
 
     Args:
-        payload: what `Loader` shipped: source, fn, batch_fn, setup, config, plan, given_spec, takes_rng, takes_out.
+        payload: what `Loader` shipped: source, fn, augment, batch_fn, setup, config, plan, given_spec,
+            takes_rng, takes_out; and the loader's cache.
         words: the board (or a stand-in) to note progress on.
         cell: first word of this worker's cell.
         worker: this worker's number, None in the caller's process.
@@ -77,7 +78,7 @@ class Work:
         self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
         if isinstance(source, StreamedItems):
             source.shared = shared
-        self._calls = Calls(payload)
+        self._calls = Calls(payload, cell // Board.base(1))
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
