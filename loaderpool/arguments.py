@@ -10,7 +10,11 @@ from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.functions import check_functions, parameters_of
 from loaderpool.given_spec import read_spec
+from loaderpool.lengths import Lengths, find_lengths, is_length_function, read_lengths
 from loaderpool.memory.form import UnitKind, unit_of
+from loaderpool.plan.base import BasePlan
+from loaderpool.plan.bucket_order import Buckets
+from loaderpool.plan.buckets import BucketPlan
 from loaderpool.plan.order import Plan
 from loaderpool.pool import Pool
 from loaderpool.sources import as_source
@@ -19,7 +23,7 @@ from loaderpool.spec import ElementSpec
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
 
-__all__ = ["CheckedArguments", "check_arguments", "payload_of"]
+__all__ = ["CheckedArguments", "check_arguments", "payload_of", "with_lengths"]
 
 _CONFIG_NAMES = (
     "batch_size",
@@ -38,6 +42,9 @@ _CONFIG_NAMES = (
     "seed_globals",
     "max_restarts",
     "max_restarts_per_item",
+    "bucket_by",
+    "boundaries",
+    "batch_sizes",
 )
 
 
@@ -46,10 +53,11 @@ class CheckedArguments:
     """What an engine is started with."""
 
     config: LoaderConfig  # the settings
-    plan: Plan  # which item is when
+    plan: BasePlan  # which item is when
     unit: UnitKind  # what one call of the function makes
     given_spec: ElementSpec | None  # the user's `element_spec`
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
+    needs_lengths: bool = False  # the plan is not the one yet: `bucket_by` must first tell the items' lengths
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
@@ -66,7 +74,13 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     element_spec = arguments["element_spec"]
     given_spec = read_spec(element_spec) if element_spec is not None else None
     source = as_source(arguments["source"])
-    plan = _plan(len(source), config)
+    bucket_by, lengths = arguments["bucket_by"], arguments["_lengths"]
+    if bucket_by is not None and lengths is None and not is_length_function(bucket_by):
+        lengths = read_lengths(bucket_by, len(source))
+    needs_lengths = bucket_by is not None and lengths is None
+    plan = _plan(len(source), config, lengths)
+    if not plan.batches_per_epoch and not needs_lengths:
+        _refuse_empty(plan, config)
     parameters = parameters_of(batch_fn or fn)
     payload = {
         "source": source,
@@ -79,7 +93,21 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "takes_rng": "rng" in parameters,
         "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
     }
-    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload)
+    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload, needs_lengths)
+
+
+def with_lengths(checked: CheckedArguments, arguments: dict[str, Any]) -> tuple[CheckedArguments, Pool | None]:
+    """The same when `bucket_by` has told the items' lengths, which it writes into `arguments`.
+
+    Ownership: as `lengths.find_lengths`.
+    """
+    arguments["_lengths"], pool = find_lengths(checked.config, arguments, checked.plan.size)
+    try:
+        return check_arguments(arguments), pool
+    except BaseException:
+        if pool is not None:
+            pool.close()
+        raise
 
 
 def payload_of(loader: Loader) -> dict[str, Any]:
@@ -98,8 +126,8 @@ def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:
         raise ArgumentError("pool and max_restarts exclude each other: give max_restarts to the Pool")
 
 
-def _plan(size: int, config: LoaderConfig) -> Plan:
-    plan = Plan(
+def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:
+    settings = (
         size,
         config.batch_size,
         config.shuffle,
@@ -108,9 +136,16 @@ def _plan(size: int, config: LoaderConfig) -> Plan:
         config.num_shards,
         config.shard_index,
     )
-    if not plan.batches_per_epoch:
-        raise ArgumentError(
-            f"drop_remainder=True leaves no batch at all: {size} items, batch_size={config.batch_size}, "
-            f"num_shards={config.num_shards}"
-        )
-    return plan
+    if config.buckets is None or lengths is None:
+        return Plan(*settings)
+    buckets = Buckets.of(lengths, config.buckets.boundaries)
+    return BucketPlan(*settings, buckets=buckets, batch_sizes=config.buckets.batch_sizes)
+
+
+def _refuse_empty(plan: BasePlan, config: LoaderConfig) -> None:
+    sizes = f"batch_size={config.batch_size}"
+    if config.buckets is not None:
+        sizes = f"batch_sizes={list(config.buckets.batch_sizes)}, none of whose buckets has enough of them"
+    raise ArgumentError(
+        f"drop_remainder=True leaves no batch at all: {plan.size} items, num_shards={config.num_shards}, {sizes}"
+    )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 
 if TYPE_CHECKING:
     from loaderpool.worker.failures import Failure, RowFailure
@@ -142,7 +142,7 @@ class Engine(Protocol):
     def read_ahead(self) -> int:
         """How many batches of the next epoch it may well make before anybody asks for it. There is a form."""
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> EngineRun:
+    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> EngineRun:
         """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
 
         Args:

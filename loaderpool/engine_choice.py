@@ -25,15 +25,18 @@ def without_workers() -> Iterator[None]:
         _workers_are_allowed = before
 
 
-def start_engine(checked: CheckedArguments, pool: Pool | None, epoch: int) -> tuple[Engine, Pool | None]:
+def start_engine(
+    checked: CheckedArguments, pool: Pool | None, epoch: int, own_pool: Pool | None = None
+) -> tuple[Engine, Pool | None]:
     """Start an engine in the background; what can go wrong in the caller's line goes wrong here.
 
-    Ownership: the caller ends both, by `end_engine`.
+    Ownership: the caller ends both, by `end_engine`; where this raises, both are ended.
 
     Args:
         checked: what the loader was made with.
         pool: the pool that it shares, or None.
         epoch: of its first pass.
+        own_pool: what was made for it already.
 
     Returns:
         The engine, and the pool that was made for it; None where the pool is shared or the work is done here.
@@ -46,9 +49,8 @@ def start_engine(checked: CheckedArguments, pool: Pool | None, epoch: int) -> tu
         return LocalEngine(*arguments), None
     from loaderpool.pool_engine import PoolEngine
 
-    own_pool = None
     if pool is None:
-        pool = own_pool = Pool(config.workers, config.max_restarts)
+        pool = own_pool = own_pool or Pool(config.workers, config.max_restarts)
     session = pool.session
     try:
         return PoolEngine(session, *arguments), own_pool

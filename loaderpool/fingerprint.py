@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from loaderpool.config import LoaderConfig
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
+from loaderpool.plan.buckets import BucketPlan
 
 __all__ = ["Fingerprint"]
 
@@ -30,7 +31,7 @@ class Fingerprint:
         plan: its plan.
     """
 
-    def __init__(self, source: Any, function: Any, config: LoaderConfig, plan: Plan) -> None:
+    def __init__(self, source: Any, function: Any, config: LoaderConfig, plan: BasePlan) -> None:
         self._source, self._function, self._config, self._plan = source, function, config, plan
 
     @functools.cached_property
@@ -44,9 +45,18 @@ class Fingerprint:
             "seed": plan.seed,
             "drop_remainder": plan.drop_remainder,
             "deterministic": self._config.deterministic,
+            "buckets": _describe_buckets(plan, self._config),
             "source": _describe_source(self._source),
             "function": _describe_function(self._function),
         }
+
+
+def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
+    """What decides which items make up a batch, where their lengths do."""
+    if not isinstance(plan, BucketPlan) or config.buckets is None:
+        return None
+    settings = config.buckets
+    return [list(settings.boundaries), list(settings.batch_sizes), plan.buckets.checksum]
 
 
 def _describe_source(source: Any) -> str:

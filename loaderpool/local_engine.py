@@ -12,7 +12,7 @@ from loaderpool.failures import sample_error
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
 from loaderpool.spec import ElementSpec
@@ -43,7 +43,7 @@ class LocalEngine:
         self,
         payload: Mapping[str, Any],
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
@@ -78,7 +78,7 @@ class LocalEngine:
         self.work.set_form(form, self.given_spec is not None)
         return form
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> LocalRun:
+    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> LocalRun:
         """See `delivery.Engine`."""
         self.form()
         return LocalRun(self, first_epoch, limit, plan, taken)
@@ -90,11 +90,11 @@ class LocalEngine:
     def close(self) -> None:
         """Nothing to end."""
 
-    def make(self, epoch: int, batch: int, number: int, plan: Plan) -> Delivery:
+    def make(self, epoch: int, batch: int, number: int, plan: BasePlan) -> Delivery:
         """One batch in memory of its own."""
         form = self.form()
-        rows = plan.rows(batch)
-        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.start)
+        rows = plan.rows(epoch, batch)
+        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.begins_at)
         anchor = aligned_empty(form.slot_bytes)
         with _alone, SavedGlobals():
             try:
@@ -110,7 +110,9 @@ class LocalEngine:
 class LocalRun:
     """Batches of consecutive epochs, each made when it is taken."""
 
-    def __init__(self, engine: LocalEngine, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> None:
+    def __init__(
+        self, engine: LocalEngine, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]
+    ) -> None:
         self._taken = taken
         self.wait_ns = 0
         self._engine, self._plan = engine, plan

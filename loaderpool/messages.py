@@ -60,7 +60,8 @@ class Control(enum.IntEnum):
     REDO = 12
     UPDATE = 13  # loader, offset, nbytes: changed attributes of the source's object
     PROBE = 14  # loader, epoch: the first sample failed and is tried again
-    # run, first position, full batches, last batch's rows: it is the rest of one epoch. Told while its limit is 0.
+    # run, where the epoch begins, full batches, last batch's rows, nbytes: it is the rest of one epoch. Told while its
+    # limit is 0. The beginning is a position, or with nbytes the offset of its pickle in the arena.
     RUN_AFTER = 15
     FILES = 16  # loader, count: over the socket, with the descriptors of its data files, before its LOAD
 
@@ -71,7 +72,7 @@ class Order(enum.IntEnum):
     TICKET = 1  # ticket, run, first_batch, count|attempt, row_start|row_stop, slot
     PROBE = 2  # ticket, loader, epoch
     LAYOUT = 3  # loader, offset, nbytes
-    RUN = 4  # run, loader, first_epoch, batches_per_epoch, first position
+    RUN = 4  # run, loader, first_epoch, batches_per_epoch, where the epoch begins and nbytes, as in Control.RUN_AFTER
     RUN_OVER = 5  # run
     EXIT = 6
     SLOT = 7  # slot, offset, nbytes

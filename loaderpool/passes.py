@@ -18,7 +18,7 @@ from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.interrupts import wait_for_the_end
 from loaderpool.last_error import LastError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.tally import Tally
 
@@ -56,7 +56,7 @@ class PassBook:
     """
 
     def __init__(
-        self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: EpochHooks | None
+        self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
     ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.epoch = 0  # of the next pass

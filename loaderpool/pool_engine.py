@@ -16,7 +16,7 @@ from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.session import Session
@@ -59,7 +59,7 @@ class PoolEngine:
         session: Session,
         payload: Mapping[str, Any],
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
@@ -131,7 +131,7 @@ class PoolEngine:
         assert self._form is not None
         return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> PoolRun:
+    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> PoolRun:
         """See `delivery.Engine`.
 
         Raises:
@@ -187,7 +187,6 @@ class PoolEngine:
     def _order_layout(self) -> None:
         plan, form, probe, extent = self.plan, self._form, self._probe, self._layout_extent
         assert form is not None and probe is not None and extent is not None
-        last_rows = plan.rows(plan.batches_per_epoch - 1)
         batch_ns = probe.elapsed_ns * form.batch_rows // max(1, probe.rows)
         self.session.order(
             Control.LAYOUT,
@@ -195,7 +194,7 @@ class PoolEngine:
             extent.offset,
             self._layout_bytes,
             join32(form.max_chunk, form.can_split),
-            join32(plan.rows(0) if plan.full_batches else form.batch_rows, last_rows),
+            join32(plan.most_rows, plan.last_rows),
             plan.full_batches,
             min(batch_ns, 2**62),
         )
@@ -239,7 +238,9 @@ class PoolEngine:
             if stretch is not None:
                 stretch.on_unsure(words)
         elif kind == Notice.RUN_ENDED:
-            self.stretches.pop(words[1], None)
+            ended = self.stretches.pop(words[1], None)
+            if ended is not None:
+                ended.forget()
         elif kind == Notice.SLOT_RETIRED:
             with self._shortage_ends_all():
                 self.sharing.retired(words[1])
@@ -288,7 +289,7 @@ class PoolEngine:
             with self._shortage_ends_all():
                 self.ring.tell_new_supervisor()
                 self._order_layout()
-                self.stretches.clear()
+                self._forget_stretches()
                 self.sharing.restart_all()
 
     @property
@@ -345,8 +346,14 @@ class PoolEngine:
             self._updates.was_read()
         self._is_loaded = self._was_loaded = True
 
+    def _forget_stretches(self) -> None:
+        for stretch in self.stretches.values():
+            stretch.forget()
+        self.stretches.clear()
+
     def _forget(self) -> None:
         arena = self.session.arena
+        self._forget_stretches()
         self.session.listeners.pop(self.number, None)
         for extent in [*self._extents, *filter(None, [self._layout_extent])]:
             arena.give_back(extent)

@@ -12,7 +12,7 @@ from loaderpool import clock, fault_points
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.interrupts import InterruptsHeld
 from loaderpool.messages import Control
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.ring import Ring
 from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
@@ -38,7 +38,7 @@ class PoolRun:
     """
 
     def __init__(
-        self, engine: PoolEngine, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], quota: int
+        self, engine: PoolEngine, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], quota: int
     ) -> None:
         self._engine, self._plan = engine, plan
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
@@ -123,7 +123,8 @@ class PoolRun:
         engine, session = self._engine, self._engine.session
         plan = self._plan
         stretch = Stretch(engine, session.take_number(), self.first_epoch, plan, shelf)
-        number, is_rest = stretch.number, plan.start > 0
+        number, start = stretch.number, plan.begins_at
+        start_word, start_bytes = stretch.place_start(start) if start else (0, 0)
         session.order(
             Control.RUN_BEGIN,
             number,
@@ -131,12 +132,11 @@ class PoolRun:
             self.first_epoch,
             plan.batches_per_epoch,
             shelf.begin_at,
-            0 if is_rest else self.limit,
+            0 if start else self.limit,
             self.quota,
         )
-        if is_rest:
-            last_rows = plan.rows(plan.batches_per_epoch - 1)
-            session.order(Control.RUN_AFTER, number, plan.start, plan.full_batches, last_rows)
+        if start:
+            session.order(Control.RUN_AFTER, number, start_word, plan.full_batches, plan.last_rows, start_bytes)
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         engine.stretches[stretch.number] = stretch
         session.runs[stretch.number] = engine

@@ -76,7 +76,7 @@ class SupervisorState:
         elif kind == Control.RUN_BEGIN:
             ledger.begin_run(words)
         elif kind == Control.RUN_AFTER:
-            ledger.set_rest(words[1], words[2], words[3], words[4])
+            ledger.set_rest(words)
         elif kind == Control.RUN_EXTEND:
             ledger.extend_run(words[1], words[2], words[3])
         elif kind == Control.RUN_END:
@@ -313,7 +313,7 @@ class SupervisorState:
                 out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
             if run.run not in worker.runs:
                 worker.runs.add(run.run)
-                told = pack(Order.RUN, run.run, loader.loader, run.first_epoch, run.batches_per_epoch, run.after)
+                told = pack(Order.RUN, run.run, loader.loader, run.first_epoch, run.batches_per_epoch, *run.after)
                 out.append(ToWorker(number, told))
             if ticket.slot not in worker.slots:
                 worker.slots.add(ticket.slot)

@@ -35,6 +35,7 @@ from loaderpool.messages import (
     split32,
     unpack_all,
 )
+from loaderpool.plan.base import Start
 from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.sending import send_descriptor, send_with_bytes, write_message
@@ -62,7 +63,7 @@ class _Run:
     loader: int
     first_epoch: int
     batches_per_epoch: int
-    after: int  # the first position of its epoch
+    after: Start  # where its epoch begins
 
 
 class WorkerLoop:
@@ -103,7 +104,8 @@ class WorkerLoop:
         if kind == Order.TICKET:
             self._ticket(words)
         elif kind == Order.RUN:
-            self._runs[words[1]] = _Run(words[2], words[3], words[4], words[5])
+            after = self._arena.get_object(words[5], words[6]) if words[6] else words[5]
+            self._runs[words[1]] = _Run(words[2], words[3], words[4], after)
         elif kind == Order.RUN_OVER:
             self._runs.pop(words[1], None)
         elif kind == Order.SLOT:
@@ -198,8 +200,7 @@ class WorkerLoop:
             if filled.oversize is not None:
                 memory_file = _write_file(filled.oversize, failure_bytes)
                 status = Status.OVERSIZE
-            batches_ended = count if row_stop == work.plan.after(run.after).rows(batch) else 0
-            row_count = filled.rows
+            batches_ended, row_count = filled.batches, filled.rows
         except Abandoned:
             status = Status.ABANDONED
         except WorkFailed as error:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.memory.form import BatchForm, UnitKind
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.jobs import Abandoned, Job
@@ -29,7 +29,9 @@ class Trial:
         exclusions: what is not run.
     """
 
-    def __init__(self, calls: Calls, plan: Plan, unit: UnitKind, progress: Progress, exclusions: Exclusions) -> None:
+    def __init__(
+        self, calls: Calls, plan: BasePlan, unit: UnitKind, progress: Progress, exclusions: Exclusions
+    ) -> None:
         self._calls, self._plan, self._unit = calls, plan, unit
         self._progress, self._exclusions = progress, exclusions
 
@@ -66,10 +68,10 @@ class Trial:
     def _calls_of(self, job: Job) -> list[npt.NDArray[np.int64]]:
         """The positions of each call."""
         plan = self._plan.after(job.after)
-        if job.count == 1:
-            batches = [plan.positions(job.batch, job.row_start, job.row_stop)]
+        if job.count == 1 and not plan.rows_vary:
+            batches = [plan.positions(job.epoch, job.batch, job.row_start, job.row_stop)]
         else:
-            batches = np.split(plan.positions_of(job.batch, job.count), job.count)
+            batches = [plan.positions(job.epoch, job.batch + number) for number in range(job.count)]
         if self._unit == "batch":
             return batches
         return [positions[row : row + 1] for positions in batches for row in range(len(positions))]

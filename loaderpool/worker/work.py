@@ -17,7 +17,7 @@ from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.board import Board
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
@@ -66,7 +66,7 @@ class Work:
         catches: type[BaseException] = BaseException,
     ) -> None:
         self.config: LoaderConfig = payload["config"]
-        self.plan: Plan = payload["plan"]
+        self.plan: BasePlan = payload["plan"]
         self._calls = Calls(payload)
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
@@ -145,10 +145,14 @@ class Work:
         form = self.form
         assert form is not None, "a ticket before the layout"
         plan = self.plan.after(job.after)
-        if job.count == 1:
-            positions = plan.positions(job.batch, job.row_start, job.row_stop)
+        if job.count == 1 and not plan.rows_vary:
+            positions = plan.positions(job.epoch, job.batch, job.row_start, job.row_stop)
+            batches = int(job.row_stop == plan.rows(job.epoch, job.batch))
         else:
-            positions = plan.positions_of(job.batch, job.count)
+            positions, batches = plan.positions_of(job.epoch, job.batch, job.count), job.count
+            if plan.rows_vary and job.count > 1:
+                rows = tuple(plan.rows(job.epoch, job.batch + number) for number in range(job.count))
+                job = dataclasses.replace(job, batch_rows=rows)
         indices = plan.indices(job.epoch, positions)
         if form.fixed is None:
             make = self._batches.fill_packed
@@ -165,7 +169,7 @@ class Work:
             raise self._progress.failed(error, job.epoch, indices, int(positions[0])) from None
         latest, self._latest_row_ns = self._latest_row_ns, (clock.monotonic_ns() - started) // max(1, len(indices))
         self._row_ns = min(latest, self._latest_row_ns)  # of two: one may have been interrupted
-        return filled
+        return filled if batches == 1 else dataclasses.replace(filled, batches=batches)
 
     def try_alone(self, job: Job, which: int, begin_with: int | None) -> int:
         """Run one of a job's calls alone and drop its result; returns how many the job has. See `Trial.run`."""
