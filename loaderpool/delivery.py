@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.memory.form import BatchForm
-from loaderpool.memory.layout import ALIGNMENT_BYTES
+from loaderpool.memory.layout import ALIGNMENT_BYTES, PackedCounts, packed_counts
 from loaderpool.plan.base import BasePlan
 
 if TYPE_CHECKING:
@@ -87,6 +87,13 @@ class Delivery:
     def batch_bytes(self) -> int | None:
         """Bytes of data in each batch; None: they differ, see `data_bytes`."""
         return None if self.form.fixed is None else sum(self.form.fixed.row_bytes) * self.rows
+
+    def counts(self) -> Sequence[PackedCounts]:
+        """Of each batch that is handed out its rows, and how much of it is padding."""
+        if self.form.fixed is not None:
+            return [PackedCounts(self.rows, 0, 0)] * self.count
+        counts = packed_counts(self._anchor)
+        return counts if self._keep is None else [counts[at] for at in self._keep]
 
     def numbers(self) -> range | list[int]:
         """Of the batches that are handed out, counted from their run's first epoch on."""

@@ -107,6 +107,7 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
             max_restarts_per_item=config.max_restarts_per_item,
             **where,
         ) as loader:
+            loader._book.looks_ahead = False
             filled = 0
             for batch in loader:
                 lengths[filled : filled + len(batch)] = batch

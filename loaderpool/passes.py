@@ -66,6 +66,7 @@ class PassBook:
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = Reading()  # of the latest iterator that has begun
         self.latest_is_dataset = False
+        self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
         self.live: dict[int, weakref.ref[Any]] = {}
@@ -126,7 +127,7 @@ class PassBook:
     def _take_run(self) -> tuple[EngineRun, PassLog]:
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
-        ahead = 0 if self.has_hooks else min(self.plan.batches_per_epoch, engine.read_ahead())
+        ahead = 0 if self.has_hooks or not self.looks_ahead else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
             epoch = self.epoch
             place = None if self._resume is None else self._place(epoch)

@@ -58,6 +58,14 @@ class BatchForm:
                 dtypes.append(component.dtype)
         return tuple(dtypes)
 
+    @functools.cached_property
+    def may_be_padded(self) -> bool:
+        """Whether any component may have padding in it."""
+        return self.fixed is None and any(
+            component.text is None and not component.ragged and None in component.shape[1:]
+            for component in self.spec.components
+        )
+
     @property
     def batch_bytes(self) -> int | None:
         """Bytes of a full batch, where they are known beforehand."""

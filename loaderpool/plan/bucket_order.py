@@ -66,7 +66,10 @@ class Buckets:
 
     def __init__(self, numbers: npt.NDArray[Any], count: int) -> None:
         self.numbers = numbers
-        self.counts: tuple[int, ...] = tuple(np.bincount(numbers, minlength=count).tolist())
+        counts = np.zeros(count, np.int64)
+        for start in range(0, len(numbers), _BLOCK):  # of all at once it would take eight bytes an item
+            counts += np.bincount(numbers[start : start + _BLOCK], minlength=count)
+        self.counts: tuple[int, ...] = tuple(counts.tolist())
         self.firsts: tuple[int, ...] = (0, *np.cumsum(self.counts, dtype=np.int64).tolist()[:-1])
         self._orders: LatestEpochs[Positions] = LatestEpochs()
 
@@ -91,16 +94,19 @@ class Buckets:
         return self._orders.get(epoch if shuffle else 0, lambda: self._sorted(seed, epoch, shuffle))
 
     def _sorted(self, seed: int, epoch: int, shuffle: bool) -> Positions:
-        size = len(self.numbers)
-        numbers = self.numbers
-        if shuffle and size:
-            order = permutation(size, seed, epoch)
-            numbers = np.empty_like(self.numbers)
-            for start in range(0, size, _BLOCK):
-                stop = min(size, start + _BLOCK)
-                numbers[start:stop] = self.numbers[order.take(np.arange(start, stop))]
-        positions = numbers.argsort(kind="stable")
-        return positions if size > 1 << 32 else positions.astype(np.uint32)
+        """A counting sort, block by block, so that little more memory is needed than for the result."""
+        size, count = len(self.numbers), len(self.counts)
+        positions: Positions = np.empty(size, np.int64 if size > 1 << 32 else np.uint32)
+        order = permutation(size, seed, epoch) if shuffle and size else None
+        filled = np.array(self.firsts, np.int64)
+        for start in range(0, size, _BLOCK):
+            places = np.arange(start, min(size, start + _BLOCK))
+            numbers = self.numbers[places if order is None else order.take(places)]
+            counts = np.bincount(numbers, minlength=count)
+            moved = filled - (counts.cumsum() - counts)  # from where a bucket begins in the block to where it goes on
+            positions[np.arange(len(places)) + moved.repeat(counts)] = places[numbers.argsort(kind="stable")]
+            filled += counts
+        return positions
 
     @functools.cached_property
     def checksum(self) -> str:

@@ -136,8 +136,10 @@ class BucketPlan(BasePlan):
         if batches >= self.batches_per_epoch:
             return self.buckets.counts
         table = self._epoch(epoch)
-        count = len(self.batch_sizes)
-        taken = np.bincount(table.buckets[:batches], table.rows[:batches], count).astype(np.int64)
+        full = min(batches, sum(full for full, _ in self._stock))
+        taken = np.bincount(table.buckets[:full], minlength=len(self.batch_sizes)) * self.batch_sizes * self.num_shards
+        for rest in range(full, batches):
+            taken[table.buckets[rest]] += table.rows[rest]
         if self.taken:
             taken += self.taken
         return tuple(taken.tolist()) if taken.any() else ()
