@@ -143,9 +143,10 @@ def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:
 
 
 def _refuse_empty(plan: BasePlan, config: LoaderConfig) -> None:
-    sizes = f"batch_size={config.batch_size}"
-    if config.buckets is not None:
-        sizes = f"batch_sizes={list(config.buckets.batch_sizes)}, none of whose buckets has enough of them"
+    if config.buckets is None:
+        rows = f"batch_size={config.batch_size}"
+    else:
+        rows = f"no bucket has enough for batch_sizes={list(config.buckets.batch_sizes)}"
     raise ArgumentError(
-        f"drop_remainder=True leaves no batch at all: {plan.size} items, num_shards={config.num_shards}, {sizes}"
+        f"drop_remainder=True leaves no batch at all: {plan.size} items, {rows}, num_shards={config.num_shards}"
     )

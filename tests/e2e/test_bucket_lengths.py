@@ -167,6 +167,68 @@ def test_a_pool_that_was_started_for_lengths_ends_with_what_failed() -> None:
     assert result.stdout.split("\n")[3:] == ["", ""]
 
 
+MODULE = """
+import os
+import numpy as np
+import loaderpool as lp
+
+
+def length(item):
+    with open("calls", "a") as log:
+        log.write(f"{os.getpid()} {item}\\n")
+    return item % 7
+
+
+def fn(item, rng):
+    try:
+        told = len(loader)
+    except lp.ForeignProcessError:
+        told = -1
+    return np.full(item % 7, item), told, rng.random()
+
+
+loader = lp.Loader(range(30), fn, bucket_by=length, boundaries=[3, 5], batch_size=4, pad=True, shuffle=True, workers=2)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "jobs.py").write_text(MODULE)
+    return tmp_path
+
+
+def test_a_loader_of_the_function_s_module_asks_for_lengths_in_the_trainer_only(folder: Path) -> None:
+    """The supervisor imports the module, and with it makes a loader that starts nothing and knows no length."""
+    result = run_child(
+        """
+        import os, sys
+        sys.path.insert(0, os.getcwd())
+        import jobs
+        batches = list(jobs.loader)
+        calls = [line.split() for line in open("calls")]
+        print(len(batches) == len(jobs.loader), {int(told) for _, some, _ in batches for told in some})
+        print(sorted(int(item) for _, item in calls) == list(range(30)), str(os.getpid()) in {pid for pid, _ in calls})
+        """,
+        cwd=folder,
+    )
+    assert result.check().stdout.splitlines() == ["True {-1}", "True False"]
+
+
+def test_the_command_line_replays_and_tunes_it(folder: Path) -> None:
+    """A replay starts no process, not for lengths either; `tune` asks for each length once."""
+
+    def run(*arguments: str) -> str:
+        code = f"import sys\nfrom loaderpool.cli import main\nsys.exit(main({list(arguments)!r}))\n"
+        return run_child(code, cwd=folder).check().stdout
+
+    text = run("replay", "jobs:loader", "--index", "13", "--epoch", "1")
+    assert "source index 13" in text and "int64[6]" in text
+    assert len({line.split()[0] for line in (folder / "calls").read_text().splitlines()}) == 1
+    (folder / "calls").unlink()
+    assert "worker" in run("tune", "jobs:loader", "--seconds", "0.2", "--workers", "0,1")
+    assert len((folder / "calls").read_text().splitlines()) == 30
+
+
 # ---- wrong arguments ----
 
 LENGTHS = [1] * 9
