@@ -54,9 +54,7 @@ class ErrorPolicy:
 class LoaderConfig:
     """Settings of one loader, as `Loader` takes them, checked and in one form."""
 
-    batch_size: int | None = (
-        32  # rows of a full batch, with buckets of the largest; None: what the function returns is one element
-    )
+    batch_size: int | None = 32  # rows of a full batch (the most, by length); None: what `fn` returns is one element
     workers: int | Literal["auto"] = "auto"  # processes; 0: in the caller's process
     shuffle: bool = False  # a permutation of all indices, another one each epoch
     seed: int = 0  # keys order and random streams

@@ -88,42 +88,47 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
     Raises:
         SampleError: the function raised, or gave what is no length; names the item.
     """
-    from loaderpool.failures import sample_error
-    from loaderpool.loader import Loader  # which begins with this module
-
     pool, made = arguments["pool"], None
     if pool is None and config.workers != 0:
         pool = made = Pool(config.workers, config.max_restarts)
-    where: dict[str, Any] = {"workers": 0} if pool is None else {"pool": pool}
-    lengths = np.empty(size, np.int64)
     try:
-        with Loader(
-            arguments["source"],
-            _LengthOf(arguments["bucket_by"]),
-            batch_size=_AT_ONCE,
-            seed=config.seed,
-            timeout_s=config.timeout_s,
-            setup=arguments["setup"],
-            max_restarts_per_item=config.max_restarts_per_item,
-            **where,
-        ) as loader:
-            loader._book.looks_ahead = False
-            filled = 0
-            for batch in loader:
-                lengths[filled : filled + len(batch)] = batch
-                filled += len(batch)
-    except SampleError as error:
-        if made is not None:
-            made.close()
-        failure = getattr(error, "failure", None)
-        if failure is None:
-            raise
-        raise sample_error(failure, error.__cause__, preface="bucket_by: ") from error.__cause__
+        return _compact(_called(config, arguments, {"workers": 0} if pool is None else {"pool": pool}, size)), made
     except BaseException:
         if made is not None:
             made.close()
         raise
-    return _compact(lengths), made
+
+
+def _called(
+    config: LoaderConfig, arguments: Mapping[str, Any], where: dict[str, Any], size: int
+) -> npt.NDArray[np.int64]:
+    from loaderpool.failures import sample_error
+    from loaderpool.loader import Loader  # which begins with this module
+
+    lengths = np.empty(size, np.int64)
+    loader = Loader(
+        arguments["source"],
+        _LengthOf(arguments["bucket_by"]),
+        batch_size=_AT_ONCE,
+        seed=config.seed,
+        timeout_s=config.timeout_s,
+        setup=arguments["setup"],
+        max_restarts_per_item=config.max_restarts_per_item,
+        **where,
+    )
+    loader._book.looks_ahead = False
+    try:
+        with loader:
+            filled = 0
+            for batch in loader:
+                lengths[filled : filled + len(batch)] = batch
+                filled += len(batch)
+        return lengths
+    except SampleError as error:
+        failure, cause = getattr(error, "failure", None), error.__cause__
+        if failure is None:
+            raise
+    raise sample_error(failure, cause, preface="bucket_by: ") from cause
 
 
 class _LengthOf:

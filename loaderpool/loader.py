@@ -122,6 +122,7 @@ class Loader:
         if checked.needs_lengths and role.is_trainer():
             checked, own_pool = with_lengths(checked, arguments)
         self._config, self._plan = checked.config, checked.plan
+        self._is_without_lengths = checked.needs_lengths  # inside a worker nobody asks for them
         self._owner_pid = os.getpid()
         self._engine: Engine | None = None
         self._own_pool: Pool | None = None
@@ -184,8 +185,8 @@ class Loader:
         Raises:
             TypeError: unknown, as `on_error="skip"` may leave batches out.
         """
-        if self._config.buckets is not None and self._engine is None:
-            self._check_usable()  # inside a worker nobody has looked at the items' lengths
+        if self._is_without_lengths:
+            self._check_usable()
         if self._config.on_error.action == "skip":
             raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
         return self._plan.batches_per_epoch

@@ -8,7 +8,6 @@ positions, sorted by bucket, and by position within a bucket: 4 bytes an item (8
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -111,6 +110,8 @@ class Buckets:
     @functools.cached_property
     def checksum(self) -> str:
         """Of the bucket of each item, in order."""
+        import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
         numbers = self.numbers.astype("<u2") if self.numbers.itemsize > 1 else self.numbers
         return hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=8).hexdigest()
 

@@ -133,6 +133,8 @@ class BucketPlan(BasePlan):
 
     def start_after(self, epoch: int, batches: int) -> tuple[int, ...]:
         """How many items of each bucket all shards have taken with their first so many batches."""
+        if batches == 0 and self.batches_per_epoch:  # no table is needed to say so
+            return self.taken
         if batches >= self.batches_per_epoch:
             return self.buckets.counts
         table = self._epoch(epoch)
