@@ -10,17 +10,15 @@ from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.functions import check_functions, parameters_of
 from loaderpool.given_spec import read_spec
-from loaderpool.lengths import Lengths, find_lengths, is_length_function, read_lengths
 from loaderpool.memory.form import UnitKind, unit_of
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.bucket_order import Buckets
-from loaderpool.plan.buckets import BucketPlan
 from loaderpool.plan.order import Plan
 from loaderpool.pool import Pool
 from loaderpool.sources import as_source
 from loaderpool.spec import ElementSpec
 
 if TYPE_CHECKING:
+    from loaderpool.lengths import Lengths
     from loaderpool.loader import Loader
 
 __all__ = ["CheckedArguments", "check_arguments", "payload_of", "with_lengths"]
@@ -74,10 +72,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     element_spec = arguments["element_spec"]
     given_spec = read_spec(element_spec) if element_spec is not None else None
     source = as_source(arguments["source"])
-    bucket_by, lengths = arguments["bucket_by"], arguments["_lengths"]
-    if bucket_by is not None and lengths is None and not is_length_function(bucket_by):
-        lengths = read_lengths(bucket_by, len(source))
-    needs_lengths = bucket_by is not None and lengths is None
+    lengths = arguments["_lengths"]
+    if lengths is None:
+        lengths = _lengths_given(arguments["bucket_by"], len(source))
+    needs_lengths = config.buckets is not None and lengths is None
     plan = _plan(len(source), config, lengths)
     if not plan.batches_per_epoch and not needs_lengths:
         _refuse_empty(plan, config)
@@ -96,11 +94,22 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload, needs_lengths)
 
 
+def _lengths_given(bucket_by: Any, size: int) -> Lengths | None:
+    """The items' lengths, if the user gave them and no function."""
+    if bucket_by is None:
+        return None
+    from loaderpool.lengths import is_length_function, read_lengths  # which `import loaderpool` shall not wait for
+
+    return None if is_length_function(bucket_by) else read_lengths(bucket_by, size)
+
+
 def with_lengths(checked: CheckedArguments, arguments: dict[str, Any]) -> tuple[CheckedArguments, Pool | None]:
     """The same when `bucket_by` has told the items' lengths, which it writes into `arguments`.
 
     Ownership: as `lengths.find_lengths`.
     """
+    from loaderpool.lengths import find_lengths
+
     arguments["_lengths"], pool = find_lengths(checked.config, arguments, checked.plan.size)
     try:
         return check_arguments(arguments), pool
@@ -138,6 +147,9 @@ def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:
     )
     if config.buckets is None or lengths is None:
         return Plan(*settings)
+    from loaderpool.plan.bucket_order import Buckets  # which `import loaderpool` shall not wait for
+    from loaderpool.plan.buckets import BucketPlan
+
     buckets = Buckets.of(lengths, config.buckets.boundaries)
     return BucketPlan(*settings, buckets=buckets, batch_sizes=config.buckets.batch_sizes)
 

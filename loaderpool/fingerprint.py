@@ -12,7 +12,6 @@ import numpy as np
 
 from loaderpool.config import LoaderConfig
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.buckets import BucketPlan
 
 __all__ = ["Fingerprint"]
 
@@ -53,9 +52,12 @@ class Fingerprint:
 
 def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
     """What decides which items make up a batch, where their lengths do."""
-    if not isinstance(plan, BucketPlan) or config.buckets is None:
-        return None
     settings = config.buckets
+    if settings is None:
+        return None
+    from loaderpool.plan.buckets import BucketPlan  # which `import loaderpool` shall not wait for
+
+    assert isinstance(plan, BucketPlan)
     return [list(settings.boundaries), list(settings.batch_sizes), plan.buckets.checksum]
 
 
