@@ -20,6 +20,7 @@ from loaderpool.errors import (
     SampleTimeoutError,
     SetupError,
     SourceError,
+    SourceReadError,
     SpecMismatchError,
     StateError,
     SupervisorLostError,
@@ -32,9 +33,11 @@ from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.pool import Pool
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
+from loaderpool.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
     from loaderpool.memory.share import share
+    from loaderpool.sources.interleave import interleave
     from loaderpool.sources.mix import mix
     from loaderpool.sources.text_lines import TextLines
     from loaderpool.sources.zipped import zip_sources
@@ -60,18 +63,22 @@ __all__ = [
     "SampleTimeoutError",
     "SetupError",
     "SourceError",
+    "SourceReadError",
     "SpecMismatchError",
     "StateError",
     "Statistics",
     "SupervisorLostError",
     "TextLines",
     "UnpicklableError",
+    "WorkerInfo",
     "WorkerLostError",
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
+    "interleave",
     "mix",
     "share",
+    "worker_info",
     "zip_sources",
 ]
 
@@ -80,6 +87,7 @@ _ON_DEMAND = {
     "Statistics": "telemetry.statistics",
     "TextLines": "sources.text_lines",
     "WorkerStatistics": "telemetry.statistics",
+    "interleave": "sources.interleave",
     "mix": "sources.mix",
     "share": "memory.share",
     "zip_sources": "sources.zipped",

@@ -13,9 +13,14 @@ from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import UnitKind, unit_of
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
-from loaderpool.pool import Pool
-from loaderpool.sources import as_source
+from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.pool import Pool, resolve_workers
+from loaderpool.sources import Source, as_source
+from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.sources.stream import StreamSource
 from loaderpool.spec import ElementSpec
+from loaderpool.worker.items import StreamedItems
+from loaderpool.worker.lanes import LaneItems
 
 if TYPE_CHECKING:
     from loaderpool.lengths import Lengths
@@ -54,6 +59,7 @@ class CheckedArguments:
     plan: BasePlan  # which item is when
     unit: UnitKind  # what one call of the function makes
     given_spec: ElementSpec | None  # the user's `element_spec`
+    stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
     needs_lengths: bool = False  # the plan is not the one yet: `bucket_by` must first tell the items' lengths
 
@@ -72,16 +78,29 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     element_spec = arguments["element_spec"]
     given_spec = read_spec(element_spec) if element_spec is not None else None
     source = as_source(arguments["source"])
-    lengths = arguments["_lengths"]
-    if lengths is None:
-        lengths = _lengths_given(arguments["bucket_by"], len(source))
-    needs_lengths = config.buckets is not None and lengths is None
-    plan = _plan(len(source), config, lengths)
-    if not plan.batches_per_epoch and not needs_lengths:
-        _refuse_empty(plan, config)
+    stream = source if isinstance(source, StreamSource) else None
+    _check_order(source, config)
+    items: Any = source
+    plan: BasePlan
+    needs_lengths = False
+    if isinstance(source, StreamSource):
+        plan, items = _open_plan(config), StreamedItems()
+    elif isinstance(source, ReplicatedSource):
+        pool = arguments["pool"]
+        copies = pool.workers if pool is not None else max(1, resolve_workers(config.workers))
+        open_plan = _open_plan(config, source.lanes(copies, config.num_shards))
+        plan, items = open_plan, _lane_items(source, open_plan, config)
+    else:
+        lengths = arguments["_lengths"]
+        if lengths is None:
+            lengths = _lengths_given(arguments["bucket_by"], len(source))
+        needs_lengths = config.buckets is not None and lengths is None
+        plan = _plan(len(source), config, lengths)
+        if not plan.batches_per_epoch and not needs_lengths:
+            _refuse_empty(plan, config)
     parameters = parameters_of(batch_fn or fn)
     payload = {
-        "source": source,
+        "source": items,
         "fn": fn,
         "batch_fn": batch_fn,
         "setup": setup,
@@ -91,7 +110,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "takes_rng": "rng" in parameters,
         "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
     }
-    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload, needs_lengths)
+    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload, needs_lengths)
 
 
 def _lengths_given(bucket_by: Any, size: int) -> Lengths | None:
@@ -133,6 +152,59 @@ def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:
         raise ArgumentError(f"pool and workers exclude each other: the pool has {pool.workers} workers already")
     if max_restarts != DEFAULT_MAX_RESTARTS:
         raise ArgumentError("pool and max_restarts exclude each other: give max_restarts to the Pool")
+
+
+def _check_order(source: Source | StreamSource | ReplicatedSource, config: LoaderConfig) -> None:
+    """Whether the source can be read in the order, and by the rules, that are asked for."""
+    if not isinstance(source, (StreamSource, ReplicatedSource)):
+        if config.shuffle_window:
+            raise ArgumentError(
+                f"shuffle={config.shuffle_window} is a window for streams; over a source with an index all is "
+                "shuffled: shuffle=True"
+            )
+        return
+    if config.buckets is not None:
+        raise ArgumentError(f"bucket_by needs a source with __len__ and __getitem__, not {source.kind}")
+    if config.shuffle and isinstance(source, StreamSource):
+        raise ArgumentError(
+            f"shuffle=True needs a source with __len__ and __getitem__; a stream ({source.kind}) is shuffled within a "
+            "window: shuffle=n, with n the number of items that are held"
+        )
+    if config.shuffle and isinstance(source, ReplicatedSource) and source.shards is None:
+        raise ArgumentError(
+            f"shuffle=True gives shards another order each epoch; {source.kind} has none: give shards=, or a window, "
+            "shuffle=n, with n the number of items that each copy holds"
+        )
+    if isinstance(config.on_error.budget, float):
+        raise ArgumentError(
+            f"on_error's budget must be a number for a stream or generators, got the rate {config.on_error.budget}: of "
+            "how many rows is not known before the end"
+        )
+
+
+def _lane_items(source: ReplicatedSource, plan: Plan, config: LoaderConfig) -> LaneItems:
+    return LaneItems(
+        source.make_generator,
+        source.takes_rng,
+        source.shards,
+        plan,
+        shuffle=source.shards is not None and (config.shuffle or config.shuffle_window > 0),
+        window=config.shuffle_window,
+        seed_globals=config.seed_globals,
+    )
+
+
+def _open_plan(config: LoaderConfig, lanes: int = 0) -> Plan:
+    return Plan(
+        MAX_SIZE,
+        config.batch_size,
+        seed=config.seed,
+        drop_remainder=config.drop_remainder,
+        num_shards=config.num_shards,
+        shard_index=config.shard_index,
+        lanes=lanes,
+        is_open=True,
+    )
 
 
 def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:

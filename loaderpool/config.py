@@ -57,6 +57,7 @@ class LoaderConfig:
     batch_size: int | None = 32  # rows of a full batch (the most, by length); None: what `fn` returns is one element
     workers: int | Literal["auto"] = "auto"  # processes; 0: in the caller's process
     shuffle: bool = False  # a permutation of all indices, another one each epoch
+    shuffle_window: int = 0  # of a stream: how many items are shuffled among each other; 0: none
     seed: int = 0  # keys order and random streams
     drop_remainder: bool = False  # leave out the last, smaller batch
     deterministic: bool = True  # in the plan's order; False: as batches are finished
@@ -95,6 +96,7 @@ class LoaderConfig:
             raise ArgumentError(
                 f"shard_index must be in 0 .. num_shards-1 = {num_shards - 1}, got {shard_index} (shards count from 0)"
             )
+        shuffle = _shuffle(settings["shuffle"])
         pad, ragged = _pad(settings["pad"]), _flag("ragged", settings["ragged"])
         if pad is not False and ragged:
             raise ArgumentError("pad and ragged exclude each other: choose padded batches or ragged ones")
@@ -105,7 +107,8 @@ class LoaderConfig:
         return LoaderConfig(
             batch_size=batch_size,
             workers=check_workers(settings["workers"]),
-            shuffle=_flag("shuffle", settings["shuffle"]),
+            shuffle=shuffle is True,
+            shuffle_window=0 if isinstance(shuffle, bool) else shuffle,
             seed=whole_number("seed", settings["seed"], at_least=0),
             drop_remainder=_flag("drop_remainder", settings["drop_remainder"]),
             deterministic=_flag("deterministic", settings["deterministic"]),
@@ -191,8 +194,20 @@ def read_bytes_count(name: str, value: Any) -> int | None:
 def _flag(name: str, value: Any) -> bool:
     if isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and hasattr(value, "dtype")):
         return bool(value)
-    hint = "; a shuffle window comes with stream sources, over random access all is shuffled" * (name == "shuffle")
-    raise ArgumentTypeError(f"{name} must be True or False, got {value!r}{hint}")
+    raise ArgumentTypeError(f"{name} must be True or False, got {value!r}")
+
+
+def _shuffle(value: Any) -> bool | int:
+    """True, False, or how many items of a stream are shuffled among each other."""
+    is_number = isinstance(value, numbers.Integral) or (hasattr(value, "dtype") and hasattr(value, "__index__"))
+    if isinstance(value, bool) or not is_number or type(value).__name__ in ("bool_", "bool"):
+        try:
+            return _flag("shuffle", value)
+        except ArgumentTypeError:
+            raise ArgumentTypeError(
+                f"shuffle must be True or False, or for a stream a number of items, got {value!r}"
+            ) from None
+    return whole_number("shuffle", value, at_least=1, at_most=2**31, hint="items of a stream that are held")
 
 
 def _auto_flag(name: str, value: Any) -> bool | Literal["auto"]:

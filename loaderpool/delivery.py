@@ -130,6 +130,10 @@ class EngineRun(Protocol):
     first_epoch: int
     wait_ns: int  # how long `take` has waited, in sum
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it is of a stream, all of which was taken."""
+
     def take(self) -> Delivery:
         """The next batches. Blocks until they are there. Raises what the user's function raised, and StopIteration."""
 

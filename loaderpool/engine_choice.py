@@ -42,7 +42,7 @@ def start_engine(
         The engine, and the pool that was made for it; None where the pool is shared or the work is done here.
     """
     config = checked.config
-    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch)
+    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, checked.stream)
     if (pool is None and config.workers == 0) or not _workers_are_allowed:
         from loaderpool.local_engine import LocalEngine
 

@@ -17,6 +17,7 @@ __all__ = [
     "SampleTimeoutError",
     "SetupError",
     "SourceError",
+    "SourceReadError",
     "SpecMismatchError",
     "SupervisorLostError",
     "UnpicklableError",
@@ -75,6 +76,25 @@ class SampleTimeoutError(SampleError, TimeoutError):
 
 class SpecMismatchError(LoaderpoolError, ValueError):
     """A sample's structure, shape or dtype is not what the element spec says."""
+
+
+class SourceReadError(LoaderpoolError, RuntimeError):
+    """Reading the source's stream raised.
+
+    The instance is also of the type of what was raised, where a subclass of both can be made. The batches before it
+    were delivered; items that did not fill a batch are lost.
+
+    Attributes:
+        position: of the first item in the stream that no batch has.
+        epoch: in which pass it was read.
+        remote_traceback: the traceback as text.
+        original_type: qualified name of the exception's class.
+    """
+
+    position: int | None = None
+    epoch: int | None = None
+    remote_traceback: str = ""
+    original_type: str = ""
 
 
 class StateError(LoaderpoolError, ValueError):

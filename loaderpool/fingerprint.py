@@ -40,7 +40,7 @@ class Fingerprint:
         return {
             "size": plan.size,
             "batch_size": plan.batch_size,
-            "shuffle": plan.shuffle,
+            "shuffle": self._config.shuffle_window or plan.shuffle,
             "seed": plan.seed,
             "drop_remainder": plan.drop_remainder,
             "deterministic": self._config.deterministic,

@@ -36,7 +36,7 @@ def choose_form(
         unit,
         batch_size=rows,
         batch_bytes_seen=probe.nbytes * usual_rows if unit == "sample" else probe.nbytes,
-        may_leave_rows_out=config.on_error.action == "skip",
+        may_leave_rows_out=config.on_error.action == "skip" or plan.lanes > 0,
         may_replace_rows=config.on_error.action == "replace",
         rows_vary=plan.rows_vary,
     )

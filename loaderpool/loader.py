@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
 from loaderpool.arguments import check_arguments, with_lengths
-from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
+from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError, StateError
@@ -19,6 +19,7 @@ from loaderpool.memory.form import BatchForm
 from loaderpool.passes import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
 from loaderpool.reading import Position
+from loaderpool.sources.replicated import ReplicatedSource
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,7 +41,9 @@ class Loader:
     Args:
         source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
             arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a DataFrame (by row), or any object with
-            `__len__` and `__getitem__`. Items may be any picklable objects.
+            `__len__` and `__getitem__`. Items may be any picklable objects. What can only be iterated (a database
+            cursor, a queue's items, a generator, a file of lines) is a stream: it is read once a pass, in order, on a
+            thread of this process, and its items are dealt to the workers.
         fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
             With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
             write into that (a structure of arrays like its result, lying in the batch itself; None at the first call)
@@ -49,7 +52,8 @@ class Loader:
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
         workers: worker processes, "auto" for one per usable CPU, or 0 to run in this process (same bits).
-        shuffle: another permutation of all indices each epoch, keyed by seed and epoch.
+        shuffle: another permutation of all indices each epoch, keyed by seed and epoch. For a stream a number: so many
+            items are held, and at each step a random one of them comes.
         seed: keys order and random streams, at least 0.
         drop_remainder: leave out the last batch if it is smaller.
         deterministic: False hands batches over as they are finished, each exactly once.
@@ -92,7 +96,7 @@ class Loader:
         batch_size: int | None = 32,
         batch_fn: Callable[..., Any] | None = None,
         workers: int | Literal["auto"] = "auto",
-        shuffle: bool = False,
+        shuffle: bool | int = False,
         seed: int = 0,
         drop_remainder: bool = False,
         deterministic: bool = True,
@@ -121,7 +125,7 @@ class Loader:
         checked, own_pool = check_arguments(arguments), None
         if checked.needs_lengths and role.is_trainer():
             checked, own_pool = with_lengths(checked, arguments)
-        self._config, self._plan = checked.config, checked.plan
+        self._config, self._plan, self._stream = checked.config, checked.plan, checked.stream
         self._is_without_lengths = checked.needs_lengths  # inside a worker nobody asks for them
         self._owner_pid = os.getpid()
         self._engine: Engine | None = None
@@ -183,10 +187,13 @@ class Loader:
         """Batches of this shard in an epoch.
 
         Raises:
-            TypeError: unknown, as `on_error="skip"` may leave batches out.
+            TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream.
         """
         if self._is_without_lengths:
             self._check_usable()
+        if self._plan.is_open:
+            what = "generators" if self._plan.lanes else "a stream"
+            raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
         if self._config.on_error.action == "skip":
             raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
         return self._plan.batches_per_epoch
@@ -229,6 +236,43 @@ class Loader:
         from loaderpool.adapters.keras import loader_from_sequence
 
         return loader_from_sequence(cls, sequence, workers, settings)
+
+    @classmethod
+    def from_generator(
+        cls,
+        make_generator: Callable[..., Any],
+        workers: int | Literal["auto"] = "auto",
+        *,
+        shards: Sequence[Any] | None = None,
+        cycle_length: int | None = None,
+        **settings: Any,
+    ) -> Loader:
+        """A loader for a generator that runs in copies, one in each worker, or once for each shard.
+
+        Copies differ by what `loaderpool.worker_info()` tells them: index, count, seed and epoch. Each opens its own
+        files, and has its own state of `random` and `numpy.random`. Their batches take turns, and a batch has items of
+        one copy; a pass ends when all have ended. What comes is fixed by the number of copies, so give `workers`; with
+        `shards` it is the same for any number of workers.
+
+        Args:
+            make_generator: called as `make_generator()` in each worker at an epoch's begin, or as
+                `make_generator(shard)` for each shard; returns a generator, or anything that can be iterated. With a
+                parameter named `rng` it gets a `numpy.random.Generator` of its own.
+            workers: as in `Loader`; without `shards` as many copies run, 1 with `workers=0`.
+            shards: files, ranges, any picklable things, dealt one by one. `shuffle=True` gives them another order each
+                epoch.
+            cycle_length: how many shards are open at once, their batches taking turns, at least 1; None: 16.
+            **settings: further arguments of `Loader` (not `source`). `fn` is called for what the generator yields;
+                `batch_size=None` where it yields whole batches; `shuffle=n` shuffles within a window in each copy.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: a wrong argument, named.
+        """
+        if cycle_length is not None:
+            cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards that are open at once")
+        if "source" in settings:
+            raise ArgumentTypeError("from_generator takes no source: make_generator is it")
+        return cls(ReplicatedSource(make_generator, shards, cycle_length), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
         """A new loader with other arguments where `changes` says so, and otherwise the same."""
@@ -273,7 +317,7 @@ class Loader:
         """
         from loaderpool.saved_state import read_state
 
-        self._refuse_hooks()
+        self._refuse_what_cannot_go_on()
         position = read_state(state, self._fingerprint, self._plan)
         self._book.drop_parked()
         self._book.resume_at(position)
@@ -281,10 +325,18 @@ class Loader:
     def _state_at(self, position: Position) -> dict[str, Any]:
         from loaderpool.saved_state import write_state
 
-        self._refuse_hooks()
+        self._refuse_what_cannot_go_on()
         return write_state(position, self._fingerprint, self._plan)
 
-    def _refuse_hooks(self) -> None:
+    def _refuse_what_cannot_go_on(self) -> None:
+        if self._plan.lanes:
+            raise StateError("where generators stand cannot be saved: they are the user's own code")
+        if self._stream is not None and self._stream.is_one_shot:
+            raise StateError(
+                f"source is a {self._stream.kind}, which can be read only once: what it gave is gone in another "
+                "process. Pass an object whose __iter__ begins anew each time; the items before the place are then "
+                "read again and dropped"
+            )
         if self._book.has_hooks:
             raise StateError(
                 "on_epoch_begin or on_epoch_end of the sequence changes its data between epochs, and what they have "
@@ -324,7 +376,8 @@ class Loader:
 
     def __repr__(self) -> str:
         where = "closed" if self._is_closed else f"{self.workers} workers"
-        return f"<loaderpool.Loader of {self._plan.size:,} items, batch_size={self._config.batch_size}, {where}>"
+        items = "generators" if self._plan.lanes else "a stream" if self._plan.is_open else f"{self._plan.size:,} items"
+        return f"<loaderpool.Loader of {items}, batch_size={self._config.batch_size}, {where}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(

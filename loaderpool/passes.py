@@ -148,6 +148,8 @@ class PassBook:
                 run.end()
             # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
             limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
+            if log.plan.is_open:
+                limit = 0  # it grows as the stream is read
             return engine.begin(epoch, limit, log.plan, {} if place is None else place.taken), log
         except BaseException:
             self.give_up_epoch(epoch)
@@ -225,7 +227,7 @@ class Pass:
         self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
         self._end_is_owed = False
-        self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
+        self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
         self._is_over = False
 
     @property
@@ -249,10 +251,11 @@ class Pass:
                 self._reading.add(self.log)
             log = self.log
             assert log is not None
-            self._budget.check()
+            if self._budget is not None:
+                self._budget.check()
             delivery = self._take(self._run, log)
             if delivery is not None and delivery.row_failures:
-                delivery = self._budget.admit(delivery)
+                delivery = self._admit(delivery)
         except BaseException as error:
             if isinstance(error, ClosedError):
                 wait_for_the_end()
@@ -270,6 +273,13 @@ class Pass:
         log.note(delivery, self._run.first_epoch if self._run is not None else log.epoch)
         return delivery
 
+    def _admit(self, delivery: Delivery) -> Delivery:
+        """The delivery, or what comes of it before one failure too many."""
+        if self._budget is None:
+            book = self._book
+            self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
+        return self._budget.admit(delivery)
+
     def _take(self, run: EngineRun, log: PassLog) -> Delivery | None:
         """The run's next delivery; None: the epoch is over, or this pass was closed."""
         book = self._book
@@ -282,12 +292,24 @@ class Pass:
         except StopIteration:
             if self._is_over:  # closed on another thread
                 return None
+            if run.is_at_end:
+                self._end_of_stream(log)
+                return None
             raise LoaderpoolError(
                 f"epoch {log.epoch} ended after {log.delivered} of {log.batches} batches, though "
                 "nobody closed the pass: a defect of loaderpool, please report it"
             ) from None
         book.tally.wait_ns += run.wait_ns - waited
         return delivery
+
+    def _end_of_stream(self, log: PassLog) -> None:
+        self._is_over = True
+        log.close()
+        if not log.delivered:
+            self._book.give_up_epoch(log.epoch)
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
 
     def _finish(self, log: PassLog) -> None:
         self._is_over = True
@@ -303,7 +325,8 @@ class Pass:
 
         To be called where the book has hooks, and for the batches of a delivery that has `row_failures`.
         """
-        self._budget.hand_over(count)
+        if self._budget is not None:
+            self._budget.hand_over(count)
         self._handed_over += count
         if self.log is not None and self._handed_over == self.log.batches:
             self._owe_end()

@@ -7,7 +7,6 @@ is the passes of one iterator: one for a loop over a loader, several for a datas
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping
 
@@ -51,12 +50,17 @@ class PassLog:
         self._taken_before = frozenset(numbers)
         self._numbers: list[int] | None = [] if keeps_numbers else None
         self.delivered = 0
+        self._end: int | None = None  # of a stream: how many there were
         self.omitted: list[int] = []
 
     @property
     def batches(self) -> int:
-        """How many batches the whole pass has."""
-        return self.plan.batches_per_epoch - len(self._taken_before)
+        """How many batches the whole pass has; of a stream, until its end, more than there can be."""
+        return self._end if self._end is not None else self.plan.batches_per_epoch - len(self._taken_before)
+
+    def close(self) -> None:
+        """The stream has ended: there are no more than were delivered."""
+        self._end = self.delivered
 
     def note(self, delivery: Delivery, first_epoch: int) -> None:
         """This was delivered, by a run that counts batches from that epoch on."""
@@ -96,14 +100,14 @@ class Reading:
     """The passes of one iterator, in their order; of a stream without end the last thousand."""
 
     def __init__(self) -> None:
-        self.passes: collections.deque[PassLog] = collections.deque()
+        self.passes: list[PassLog] = []
         self._forgotten = 0  # batches of passes before these
 
     def add(self, log: PassLog) -> None:
         """Another pass begins."""
         self.passes.append(log)
         if len(self.passes) > _MOST_PASSES:
-            oldest = self.passes.popleft()
+            oldest = self.passes.pop(0)
             self._forgotten += oldest.delivered - len(oldest.omitted)
 
     def position(self, batches_taken: int) -> Position | None:

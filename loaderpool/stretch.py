@@ -19,6 +19,7 @@ from loaderpool.shelf import Arrival, Shelf
 from loaderpool.worker.failures import Failure, LostReport
 
 if TYPE_CHECKING:
+    from loaderpool.feed import Feed
     from loaderpool.pool_engine import PoolEngine
 
 __all__ = ["Stretch"]
@@ -36,13 +37,17 @@ class Stretch:
         first_epoch: from whose first batch batches are counted.
         plan: of its batches.
         shelf: where they wait.
+        feed: whence the items of its batches come, where the source is a stream.
     """
 
-    def __init__(self, engine: PoolEngine, number: int, first_epoch: int, plan: BasePlan, shelf: Shelf) -> None:
+    def __init__(
+        self, engine: PoolEngine, number: int, first_epoch: int, plan: BasePlan, shelf: Shelf, feed: Feed | None
+    ) -> None:
         self._engine, self._plan = engine, plan
         self.number = number
         self._first_epoch = first_epoch
         self.shelf = shelf
+        self.feed = feed
         self.is_over = self._is_tidy = False
         self.lent: dict[int, None] = {}  # slots that the consumer looks at; changed by finalizers, on any thread
         self._parts: dict[int, Arrival] = {}  # batches of which some rows are there
@@ -90,11 +95,12 @@ class Stretch:
             return
         self._is_tidy = True
         for arrival in self.shelf.clear():
-            self._give_back(arrival)
+            self.give_back(arrival)
         if not self._engine.session.is_closed:
             self._engine.session.order(Control.RUN_END, self.number)
 
-    def _give_back(self, arrival: Arrival) -> None:
+    def give_back(self, arrival: Arrival) -> None:
+        """Nobody wants it: its slot is free again."""
         ring = self._engine.ring
         if ring is not None and arrival.slot is not None:
             ring.lender.give_back(arrival.slot, arrival.ticket)
@@ -113,7 +119,9 @@ class Stretch:
             del self._seen[next(iter(self._seen))]
         status, _ = split32(status_worker)
         plan = self._plan
-        if plan.rows_vary:
+        if self.feed is not None:
+            rows = self.feed.rows_of(first)
+        elif plan.rows_vary:
             rows = row_stop - row_start  # its tickets are of whole batches, which tell their rows themselves
         else:
             rows = plan.rows(self._first_epoch, first % plan.batches_per_epoch)
@@ -139,7 +147,7 @@ class Stretch:
         if arrival.rows_done < rows:
             self._parts[first] = arrival
         elif self.is_over or not self.shelf.put(arrival):
-            self._give_back(arrival)
+            self.give_back(arrival)
 
     def on_unsure(self, words: Words) -> None:
         """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.

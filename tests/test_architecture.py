@@ -21,16 +21,17 @@ FLOORS = (
     {
         "boot", "bucket_settings", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec",
         "interrupts", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending",
-        "sketch", "spec", "structure", "whole_numbers",
+        "sketch", "spec", "structure", "whole_numbers", "worker_info",
     },
     {"memory", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "attachments", "delivery", "engine_choice", "error_budget", "failures", "fingerprint",
-        "fork_warning", "form_choice", "functions", "last_error", "launch", "lengths", "link", "loader",
-        "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading", "replay", "ring",
-        "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally", "updates",
+        "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
+        "fingerprint", "fork_warning", "form_choice", "functions", "lane_shelf", "last_error", "launch", "lengths",
+        "link", "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading",
+        "replay", "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally",
+        "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

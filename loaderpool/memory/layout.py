@@ -165,6 +165,11 @@ def packed_counts(anchor: npt.NDArray[np.uint8]) -> list[PackedCounts]:
     return [PackedCounts(*words[start // _WORD : start // _WORD + _COUNT_WORDS].tolist()) for start in starts]
 
 
+def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
+    """Whether a slot holds no batch at all: the generator that it was for has ended."""
+    return not anchor[:_WORD].view(np.int64)[0]
+
+
 def read_packed(
     anchor: npt.NDArray[np.uint8], block_dtypes: Sequence[np.dtype[Any]]
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:

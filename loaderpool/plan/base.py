@@ -56,6 +56,10 @@ class BasePlan(abc.ABC):
     """Processes that share the epoch among them."""
     shard_index: int = 0
     """This process's number among them, from 0."""
+    lanes: int = 0
+    """Generators whose batches take turns; 0: there are none. Their batches have any number of rows up to the full."""
+    is_open: bool = False
+    """Whether the size is only a bound: of a stream, whose end nobody knows before it comes."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= MAX_SIZE:

@@ -98,6 +98,10 @@ class Plan(BasePlan):
         """The rest of an epoch from this position on."""
         return self if start == self.start else _after(self, start)
 
+    def closed(self, size: int) -> Plan:
+        """The same plan, now that the stream has ended and had this many items."""
+        return replace(self, size=size, is_open=False)
+
     def start_after(self, epoch: int, batches: int) -> int:
         """The first position that no shard has in its first so many batches; the size after the last one."""
         if batches >= self.batches_per_epoch:

@@ -37,6 +37,7 @@ class Job:
     row_stop: int
     attempt: int = 0  # above 0 it has brought down a worker: rows are made one by one, so that the board names the last
     after: Start = 0  # where the plan begins: batches are counted from there
+    feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
 
 
@@ -47,7 +48,6 @@ class Filled:
     rows: int
     row_failures: tuple[RowFailure, ...] = ()
     oversize: Packing | None = None  # it did not fit the slot; write it elsewhere
-    batches: int = 1  # that are whole with it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -296,3 +296,11 @@ def test_a_sequence_of_batches_has_no_buckets() -> None:
     for how in ({"bucket_by": [1, 2]}, {"boundaries": [3]}, {"batch_sizes": [3, 4]}):
         with pytest.raises(lp.ArgumentError, match=f"from_sequence takes no {next(iter(how))}"):
             lp.Loader.from_sequence([np.zeros(3), np.ones(3)], **how)
+
+
+def test_a_source_without_an_index_has_no_buckets() -> None:
+    how: dict[str, Any] = {"bucket_by": len, "boundaries": [3], "workers": 0}
+    with pytest.raises(lp.ArgumentError, match="bucket_by needs a source with __len__ and __getitem__"):
+        lp.Loader(iter(["a", "bb"]), None, **how)
+    with pytest.raises(lp.ArgumentError, match="bucket_by needs a source with __len__ and __getitem__"):
+        lp.Loader.from_generator(lambda: iter(["a", "bb"]), **how)
