@@ -39,7 +39,7 @@ class ArgumentTypeError(LoaderpoolError, TypeError):
 
 
 class SourceError(LoaderpoolError, TypeError):
-    """The source cannot be read by index (no length, a str, a dict of scalars, ...), or a file of it has changed."""
+    """The source cannot be read by index (no length, a str, a dict, ...), or a file of it is damaged or has changed."""
 
 
 class UnpicklableError(LoaderpoolError, TypeError):

@@ -66,6 +66,8 @@ def _describe_source(source: Any) -> str:
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
     if isinstance(source, range):
         return repr(source)
+    if hasattr(type(source), "_loaderpool_fingerprint"):  # sources over files have one
+        return f"{kind} {source._loaderpool_fingerprint}"
     items: list[Any] = []
     if isinstance(source, np.ndarray):
         kind += f" {source.dtype} {source.shape}"
