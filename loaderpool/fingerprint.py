@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from loaderpool.config import LoaderConfig
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 
 __all__ = ["Fingerprint"]
 
@@ -31,7 +31,7 @@ class Fingerprint:
         plan: its plan.
     """
 
-    def __init__(self, source: Any, function: Any, augment: Any, config: LoaderConfig, plan: Plan) -> None:
+    def __init__(self, source: Any, function: Any, augment: Any, config: LoaderConfig, plan: BasePlan) -> None:
         self._source, self._functions, self._config, self._plan = source, (function, augment), config, plan
 
     @functools.cached_property
@@ -47,9 +47,21 @@ class Fingerprint:
             "seed": plan.seed,
             "drop_remainder": plan.drop_remainder,
             "deterministic": self._config.deterministic,
+            "buckets": _describe_buckets(plan, self._config),
             "source": _describe_source(self._source),
             "function": _describe_function(function) + then,
         }
+
+
+def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
+    """What decides which items make up a batch, where their lengths do."""
+    settings = config.buckets
+    if settings is None:
+        return None
+    from loaderpool.plan.buckets import BucketPlan  # which `import loaderpool` shall not wait for
+
+    assert isinstance(plan, BucketPlan)
+    return [list(settings.boundaries), list(settings.batch_sizes), plan.buckets.checksum]
 
 
 def _describe_source(source: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["check_augment", "check_cached", "check_functions", "parameters_of"]
+__all__ = ["check_augment", "check_cached", "check_functions", "check_signature", "parameters_of"]
 
 
 def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) -> None:
@@ -76,16 +76,29 @@ def check_cached(fn: Any, batch_fn: Any) -> None:
 def _check_callable(name: str, function: Any, example: str) -> None:
     if not callable(function):
         raise ArgumentTypeError(f"{name} must be callable, got {function!r} of type {type(function).__name__}")
-    _check_signature(name, function, example)
+    check_signature(name, function, example)
 
 
-def _check_signature(name: str, function: Callable[..., Any], example: str) -> None:
+def check_signature(
+    name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...] = ("rng", "out")
+) -> None:
+    """Check that a function can be called as it will be.
+
+    Args:
+        name: of the argument.
+        function: the user's.
+        example: what it will be given; empty: nothing.
+        may_take: what it is given besides, by name, if it has such parameters.
+
+    Raises:
+        ArgumentTypeError: it cannot.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a C function without one
         return
     arguments = [None] if example else []
-    keywords = {word: None for word in ("rng", "out") if word in signature.parameters}
+    keywords = {word: None for word in may_take if word in signature.parameters}
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
-from loaderpool.arguments import check_arguments
+from loaderpool.arguments import check_arguments, with_lengths
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
@@ -23,9 +23,11 @@ from loaderpool.reading import Position
 from loaderpool.sources.replicated import ReplicatedSource
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import tensorflow as tf
 
     from loaderpool.cache.setting import Cache
+    from loaderpool.lengths import Lengths
     from loaderpool.telemetry.statistics import Statistics
 
 __all__ = ["Loader"]
@@ -81,6 +83,12 @@ class Loader:
             seconds; more are an error, for then the fault is general. None: any number.
         max_restarts_per_item: deaths of workers over the same work after which its samples are run one by one; the one
             that ends its worker also when it runs alone is an error (or left out, by `on_error`).
+        bucket_by: batches are made of items of like length: a function that gives an item's length, a whole number from
+            0 on, or the lengths of all items as a list or array. The function is called for each item while the loader
+            is made, by the workers; with lengths given, nothing need be read.
+        boundaries: where buckets end, rising: an item of length l is in bucket i where
+            `boundaries[i-1] <= l < boundaries[i]`.
+        batch_sizes: rows of a batch of each bucket, one more than `boundaries`; None: `batch_size` for all.
 
     Raises:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
@@ -116,12 +124,19 @@ class Loader:
         max_restarts_per_item: int = 3,
         augment: Callable[..., Any] | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
+        bucket_by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike | None = None,
+        boundaries: Sequence[int] | None = None,
+        batch_sizes: Sequence[int] | None = None,
         _hooks: EpochHooks | None = None,
+        _lengths: Lengths | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._arguments: dict[str, Any] = arguments
-        checked = check_arguments(arguments)
+        checked, own_pool = check_arguments(arguments), None
+        if checked.needs_lengths and role.is_trainer():
+            checked, own_pool = with_lengths(checked, arguments)
         self._config, self._plan, self._stream = checked.config, checked.plan, checked.stream
+        self._is_without_lengths = checked.needs_lengths  # inside a worker nobody asks for them
         self._owner_pid = os.getpid()
         self._engine: Engine | None = None
         self._own_pool: Pool | None = None
@@ -134,7 +149,7 @@ class Loader:
         if not role.is_trainer():
             return
         # The payload is not kept: what travelled is in shared memory, and a local engine has it.
-        self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch)
+        self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch, own_pool)
         shared = self._engine.cache
         if shared is not None:
             self._book.at_end = CacheWatch(shared)
@@ -187,6 +202,8 @@ class Loader:
         Raises:
             TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream.
         """
+        if self._is_without_lengths:
+            self._check_usable()
         if self._plan.is_open:
             what = "generators" if self._plan.lanes else "a stream"
             raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
@@ -278,7 +295,10 @@ class Loader:
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
         hooks = self._book.hooks
-        return type(self)(**{**self._arguments, **changes, "_hooks": hooks and hooks.anew()})
+        private: dict[str, Any] = {"_hooks": hooks and hooks.anew()}
+        if {"source", "bucket_by"} & changes.keys():
+            private["_lengths"] = None
+        return type(self)(**{**self._arguments, **changes, **private})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
         """Where the consumer stands, as a small dict that JSON can hold; for `load_state_dict`.

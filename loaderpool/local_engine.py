@@ -16,6 +16,7 @@ from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import is_empty
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
@@ -54,7 +55,7 @@ class LocalEngine:
         self,
         payload: Mapping[str, Any],
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
@@ -98,22 +99,23 @@ class LocalEngine:
         self.work.set_form(form, self.given_spec is not None)
         return form
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> LocalRun:
+    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> LocalRun:
         """See `delivery.Engine`."""
         self.form()
         reading = None if self._stream is None else self._reading_for(self._stream, first_epoch, plan)
         return LocalRun(self, first_epoch, limit, plan, taken, reading)
 
-    def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
+    def _open(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
+        assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
         batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
         return StreamReading(batches, epoch, plan)
 
-    def _reading_for(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
+    def _reading_for(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
         """The reading of a pass: the one that the probe began, if it is of this epoch."""
         first, self._first_reading = self._first_reading, None
         if first is not None:
             is_same = epoch == first.epoch or not self.config.shuffle_window or stream.is_one_shot
-            if is_same and not plan.start:
+            if is_same and not plan.begins_at:
                 return first
         return self._open(stream, epoch, plan)
 
@@ -144,12 +146,12 @@ class LocalEngine:
                 _alone.release()
 
     def make(
-        self, epoch: int, batch: int, number: int, plan: Plan, items: tuple[int, list[Any]] | None = None
+        self, epoch: int, batch: int, number: int, plan: BasePlan, items: tuple[int, list[Any]] | None = None
     ) -> Delivery:
         """One batch in memory of its own; of a stream from these items, the first of which has this position."""
         form = self.form()
-        rows = plan.rows(batch) if items is None else len(items[1])
-        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.start)
+        rows = plan.rows(epoch, batch) if items is None else len(items[1])
+        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.begins_at)
         anchor = aligned_empty(form.slot_bytes)
         with _alone, SavedGlobals():
             if items is not None:
@@ -194,7 +196,7 @@ class StreamReading:
                 raise
             except Exception as error:
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
-                raise source_error(failure, self._plan.position_after(self._taken), error) from error
+                raise source_error(failure, self._plan.start_after(self.epoch, self._taken), error) from error
         self.is_over = not self._seen
         return self._seen[0] if self._seen else None
 
@@ -218,7 +220,7 @@ class LocalRun:
         engine: LocalEngine,
         first_epoch: int,
         limit: int,
-        plan: Plan,
+        plan: BasePlan,
         taken: Mapping[int, int],
         reading: StreamReading | None = None,
     ) -> None:

@@ -26,6 +26,7 @@ from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring, with_chunk
@@ -76,7 +77,7 @@ class PoolEngine:
         session: Session,
         payload: Mapping[str, Any],
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
@@ -165,7 +166,7 @@ class PoolEngine:
         assert self._form is not None
         return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> PoolRun:
+    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> PoolRun:
         """See `delivery.Engine`.
 
         Raises:
@@ -207,18 +208,19 @@ class PoolEngine:
 
     # ---- feeds of a stream ----
 
-    def _open_feed(self, stream: StreamSource, epoch: int, plan: Plan) -> Feed:
+    def _open_feed(self, stream: StreamSource, epoch: int, plan: BasePlan) -> Feed:
+        assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
         batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
-        feed = Feed(self.session, frames(batches), epoch, plan.rows(0), self._feed_ahead, self._on_feed_news)
+        feed = Feed(self.session, frames(batches), epoch, plan.most_rows, self._feed_ahead, self._on_feed_news)
         self._feeds.append(feed)
         return feed
 
-    def _feed_for(self, stream: StreamSource, epoch: int, plan: Plan) -> Feed:
+    def _feed_for(self, stream: StreamSource, epoch: int, plan: BasePlan) -> Feed:
         """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
         feed, self._first_feed = self._first_feed, None
         if feed is not None:
             is_same = epoch == feed.epoch or not self.config.shuffle_window or stream.is_one_shot
-            if is_same and not plan.start:
+            if is_same and not plan.begins_at:
                 return feed
             feed.stop()
         return self._open_feed(stream, epoch, plan)
@@ -282,7 +284,6 @@ class PoolEngine:
     def _order_layout(self) -> None:
         plan, form, probe, extent = self.plan, self._form, self._probe, self._layout_extent
         assert form is not None and probe is not None and extent is not None
-        last_rows = plan.rows(plan.batches_per_epoch - 1)
         batch_ns = probe.elapsed_ns * form.batch_rows // max(1, probe.rows)
         self.session.order(
             Control.LAYOUT,
@@ -290,7 +291,7 @@ class PoolEngine:
             extent.offset,
             self._layout_bytes,
             join32(form.max_chunk, form.can_split),
-            join32(plan.rows(0) if plan.full_batches else form.batch_rows, last_rows),
+            join32(plan.most_rows, plan.last_rows),
             plan.full_batches,
             min(batch_ns, 2**62),
         )
@@ -336,7 +337,9 @@ class PoolEngine:
             if stretch is not None:
                 stretch.on_unsure(words)
         elif kind == Notice.RUN_ENDED:
-            self.stretches.pop(words[1], None)
+            ended = self.stretches.pop(words[1], None)
+            if ended is not None:
+                ended.forget()
             self._free_feeds()
         elif kind == Notice.SLOT_RETIRED:
             with self._shortage_ends_all():
@@ -389,7 +392,7 @@ class PoolEngine:
             with self._shortage_ends_all():
                 self.ring.tell_new_supervisor()
                 self._order_layout()
-                self.stretches.clear()
+                self._forget_stretches()
                 self._free_feeds()
                 self.sharing.restart_all()
 
@@ -450,8 +453,14 @@ class PoolEngine:
             self._updates.was_read()
         self._is_loaded = self._was_loaded = True
 
+    def _forget_stretches(self) -> None:
+        for stretch in self.stretches.values():
+            stretch.forget()
+        self.stretches.clear()
+
     def _forget(self) -> None:
         arena = self.session.arena
+        self._forget_stretches()
         self._free_feeds(all_of_them=True)
         self.session.listeners.pop(self.number, None)
         for extent in [*self._extents, *filter(None, [self._layout_extent])]:

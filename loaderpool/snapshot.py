@@ -45,6 +45,7 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         elapsed_s=elapsed_s,
         samples_per_s=samples_per_s,
         bytes_per_s=samples_per_s * tally.nbytes / max(1, tally.samples),
+        padding_share=tally.padding / max(1, tally.padded),
         consumer_wait_s=tally.wait_ns / 1e9,
         worker_wait_s=sum(worker.wait_s for worker in workers),
         slots=slots,

@@ -20,19 +20,19 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "boot", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec", "interrupts",
-        "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending", "sketch", "spec",
-        "structure", "worker_info",
+        "boot", "bucket_settings", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec",
+        "interrupts", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending",
+        "sketch", "spec", "structure", "whole_numbers", "worker_info",
     },
     {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},
     {
         "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
-        "fingerprint", "fork_warning", "form_choice", "functions", "lane_shelf", "last_error", "launch", "link",
-        "loader", "loader_cache", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run",
-        "reading", "replay", "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch",
-        "tally", "updates",
+        "fingerprint", "fork_warning", "form_choice", "functions", "lane_shelf", "last_error", "launch", "lengths",
+        "link", "loader", "loader_cache", "loader_iterator", "local_engine", "passes", "pool", "pool_engine",
+        "pool_run", "reading", "replay", "ring", "saved_state", "session", "sharing", "shelf", "snapshot",
+        "spec_choice", "stretch", "tally", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

@@ -33,6 +33,7 @@ class Statistics:
     elapsed_s: float  # seconds between the first and the latest hand-over, all passes
     samples_per_s: float  # samples after the first hand-over / elapsed_s; 0.0 before there are two
     bytes_per_s: float  # likewise
+    padding_share: float  # of the elements of padded components that were delivered: how many are padding, 0.0 to 1.0
     consumer_wait_s: float  # seconds that consumers waited for a batch
     worker_wait_s: float  # seconds that workers waited for a slot or for work, summed
     slots: int  # slots in the ring

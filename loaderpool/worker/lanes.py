@@ -104,7 +104,7 @@ class LaneItems:
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
         """See `WorkItems`; none where the lane has ended."""
         round_number, lane = divmod(job.batch, self._plan.lanes)
-        rows = self._plan.rows(0)
+        rows = self._plan.most_rows
         items = self._take(job.epoch, lane, round_number * rows, rows)
         if self._plan.drop_remainder and len(items) < rows:
             items = []

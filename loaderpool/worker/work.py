@@ -18,12 +18,12 @@ from loaderpool.config import LoaderConfig
 from loaderpool.memory.board import Board
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.layout import Packing
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
-from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems
+from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
@@ -72,7 +72,7 @@ class Work:
         shared: Any = None,
     ) -> None:
         self.config: LoaderConfig = payload["config"]
-        self.plan: Plan = payload["plan"]
+        self.plan: BasePlan = payload["plan"]
         source = payload["source"]
         is_iterated = isinstance(source, (StreamedItems, LaneItems))
         self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
@@ -176,6 +176,9 @@ class Work:
             Packing([]).write(buffer, base)
             return Filled(0)
         indices = self.plan.indices(job.epoch, positions)
+        rows = rows_in_chunk(self.plan, job)
+        if rows:
+            job = dataclasses.replace(job, batch_rows=rows)
         if form.fixed is None:
             make = self._batches.fill_packed
         elif self.config.on_error.action == "raise":
