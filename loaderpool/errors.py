@@ -8,6 +8,8 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "CacheError",
+    "CacheWarning",
     "ClosedError",
     "ForeignProcessError",
     "LoaderpoolError",
@@ -40,7 +42,7 @@ class ArgumentTypeError(LoaderpoolError, TypeError):
 
 
 class SourceError(LoaderpoolError, TypeError):
-    """The source cannot be read by index (no length, a str, a dict of scalars, ...), or a file of it has changed."""
+    """The source cannot be read by index (no length, a str, a dict, ...), or a file of it is damaged or has changed."""
 
 
 class UnpicklableError(LoaderpoolError, TypeError):
@@ -102,6 +104,10 @@ class StateError(LoaderpoolError, ValueError):
     """A position cannot be saved as things are, or a saved one does not fit this loader; the message says why."""
 
 
+class CacheError(LoaderpoolError, ValueError):
+    """A cache cannot be used, or not for this function: it is of another one, is damaged, or the function is random."""
+
+
 class MemoryLimitError(LoaderpoolError, MemoryError):
     """`memory_limit`, or what the machine has free, is too small; the message names the least that works."""
 
@@ -154,3 +160,7 @@ class SourceLostError(PoolBrokenError):
 
 class WorkersNotForkedWarning(RuntimeWarning):
     """A module started threads while it was imported, so each worker is an interpreter of its own: slower, but safe."""
+
+
+class CacheWarning(RuntimeWarning):
+    """A cache cannot keep what it should, or has lost some of it; the training goes on, and what is missing is made."""

@@ -82,7 +82,7 @@ class Feed:
         on_news: Callable[[Feed], None],
     ) -> None:
         self._session, self._frames, self.epoch, self.plan = session, frames, epoch, plan
-        self._batch_rows, self._ahead, self._on_news = plan.rows(0), ahead, on_news
+        self._batch_rows, self._ahead, self._on_news = plan.most_rows, ahead, on_news
         self._rooms = rooms
         self.made = 0
         self.end: int | None = None
@@ -169,7 +169,7 @@ class Feed:
             make_error = error.make_error
         except BaseException as error:  # no memory, say: whatever it is, somebody waits to be told
             make_error = functools.partial(
-                reading_error, what_ended(error, self.epoch), self.plan.position_after(self.made)
+                reading_error, what_ended(error, self.epoch), self.plan.start_after(self.epoch, self.made)
             )
         try:
             self._finish(make_error)

@@ -92,7 +92,7 @@ class OwnFrames:
             return next(self._frames, None)
         except BaseException as error:
             ended = what_ended(error, self._epoch)
-        raise StreamFailed(functools.partial(reading_error, ended, self._plan.position_after(batch)))
+        raise StreamFailed(functools.partial(reading_error, ended, self._plan.start_after(self._epoch, batch)))
 
     def cancel(self) -> None:
         """See `FrameSource`. Who waits in the user's code goes on waiting there."""

@@ -18,7 +18,7 @@ from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.interrupts import wait_for_the_end
 from loaderpool.last_error import LastError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.tally import Tally
 
@@ -56,7 +56,7 @@ class PassBook:
     """
 
     def __init__(
-        self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: EpochHooks | None
+        self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
     ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.epoch = 0  # of the next pass
@@ -66,6 +66,8 @@ class PassBook:
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = Reading()  # of the latest iterator that has begun
         self.latest_is_dataset = False
+        self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
+        self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
         self.live: dict[int, weakref.ref[Any]] = {}
@@ -126,7 +128,7 @@ class PassBook:
     def _take_run(self) -> tuple[EngineRun, PassLog]:
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
-        ahead = 0 if self.has_hooks else min(self.plan.batches_per_epoch, engine.read_ahead())
+        ahead = 0 if self.has_hooks or not self.looks_ahead else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
             epoch = self.epoch
             place = None if self._resume is None else self._place(epoch)
@@ -318,6 +320,8 @@ class Pass:
         if self._book.has_hooks:
             self._owe_end()
             self._book.settle_ends()
+        if self._book.at_end is not None:
+            self._book.at_end()
 
     def hand_over(self, count: int = 1) -> None:
         """The consumer is given so many more batches, or they are passed over because no row of them is left.

@@ -9,6 +9,7 @@ from typing import Any
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
+from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import (
     ClosedError,
@@ -24,9 +25,9 @@ from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.pool_run import PoolRun
-from loaderpool.ring import Ring, plan_ring
+from loaderpool.ring import Ring, plan_ring, with_chunk
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
 from loaderpool.sources.stream import StreamSource
@@ -62,6 +63,7 @@ class PoolEngine:
         given_spec: the user's element_spec.
         first_epoch: the epoch whose first sample is made to find the spec.
         stream: what items are read from, where they cannot be had by index; it is read ahead from now on.
+        cache: the loader's, closed with this; None: it has none.
 
     Raises:
         UnpicklableError: function or source cannot travel.
@@ -73,14 +75,16 @@ class PoolEngine:
         session: Session,
         payload: Mapping[str, Any],
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
         stream: StreamSource | None = None,
+        cache: SharedCache | None = None,
     ) -> None:
         self.session, self.config, self.plan, self.unit = session, config, plan, unit
         self._given_spec = given_spec
+        self.cache = cache
         self._first_epoch = first_epoch
         # Makes the error that ended the loader, anew for each who meets it: a kept exception would keep, through its
         # traceback, every frame that it passed, and so the loader itself.
@@ -98,7 +102,8 @@ class PoolEngine:
         self.latest_chunk = 1  # batches of the latest delivery
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
         self.feeds: StreamFeeds | None = None
-        shipment, for_reader = ship_beside(payload, stream, config, plan)
+        for_workers = {**payload, "cache": None if cache is None else cache.plan}
+        shipment, for_reader = ship_beside(for_workers, stream, config, plan)
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
@@ -110,7 +115,7 @@ class PoolEngine:
                 if stream is not None:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
                 self._shipment = offset, nbytes
-                session.send_files(self.number, self.placement.descriptors)
+                self._send_files()
                 session.order(Control.LOAD, *self._load_words(probes=stream is None))
             except BaseException:  # a number that no message can hold
                 if self.feeds is not None:
@@ -125,6 +130,13 @@ class PoolEngine:
             except BaseException:
                 self.close()
                 raise
+
+    def _send_files(self) -> None:
+        """What the order to load needs beside the arena: `Payloads.load` takes them in this order."""
+        files = self.placement.descriptors
+        if self.cache is not None:
+            files.append(self.cache.descriptor)
+        self.session.send_files(self.number, files)
 
     def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
@@ -158,7 +170,7 @@ class PoolEngine:
         assert self._form is not None
         return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> PoolRun:
+    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> PoolRun:
         """See `delivery.Engine`.
 
         Raises:
@@ -240,7 +252,10 @@ class PoolEngine:
         assert self._probe is not None
         session, config, plan = self.session, self.config, self.plan
         form = choose_form(self._probe, self._given_spec, config, plan, self.unit)
-        ring_plan = plan_ring(form, workers=session.workers_wanted, memory_limit=config.memory_limit)
+        if plan.lanes:
+            form = with_chunk(form, 1)
+        makers = max(session.workers_wanted, plan.lanes)  # each of which should have slots of its own
+        ring_plan = plan_ring(form, workers=makers, memory_limit=config.memory_limit)
         form = ring_plan.form
         extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
         try:
@@ -255,7 +270,6 @@ class PoolEngine:
     def _order_layout(self) -> None:
         plan, form, probe, extent = self.plan, self._form, self._probe, self._layout_extent
         assert form is not None and probe is not None and extent is not None
-        last_rows = plan.rows(plan.batches_per_epoch - 1)
         batch_ns = probe.elapsed_ns * form.batch_rows // max(1, probe.rows)
         self.session.order(
             Control.LAYOUT,
@@ -263,7 +277,7 @@ class PoolEngine:
             extent.offset,
             self._layout_bytes,
             join32(form.max_chunk, form.can_split),
-            join32(plan.rows(0) if plan.full_batches else form.batch_rows, last_rows),
+            join32(plan.most_rows, plan.last_rows),
             plan.full_batches,
             min(batch_ns, 2**62),
         )
@@ -291,6 +305,8 @@ class PoolEngine:
     def reserve(self) -> int:
         """Slots of a run that are never lent, so that workers always have somewhere to write."""
         assert self.ring is not None
+        if self.plan.lanes:
+            return max(1, min(max(self.plan.lanes + 1, self.ring.count // 2), self.ring.count - 1))
         return max(1, min(self.session.workers_wanted + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----
@@ -307,7 +323,9 @@ class PoolEngine:
             if stretch is not None:
                 stretch.on_unsure(words)
         elif kind == Notice.RUN_ENDED:
-            self.stretches.pop(words[1], None)
+            ended = self.stretches.pop(words[1], None)
+            if ended is not None:
+                ended.forget()
             self._free_feeds()
         elif kind == Notice.SLOT_RETIRED:
             with self._shortage_ends_all():
@@ -349,7 +367,7 @@ class PoolEngine:
         if self._is_closed:
             self._forget()
             return
-        self.session.send_files(self.number, self.placement.descriptors)
+        self._send_files()
         must_probe = self._probe is None and self._make_error is None
         self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
         first_feed = None if self.feeds is None else self.feeds.first
@@ -361,7 +379,7 @@ class PoolEngine:
             with self._shortage_ends_all():
                 self.ring.tell_new_supervisor()
                 self._order_layout()
-                self.stretches.clear()
+                self._forget_stretches()
                 self._free_feeds()
                 self.sharing.restart_all()
 
@@ -424,8 +442,14 @@ class PoolEngine:
             self._updates.was_read()
         self._is_loaded = self._was_loaded = True
 
+    def _forget_stretches(self) -> None:
+        for stretch in self.stretches.values():
+            stretch.forget()
+        self.stretches.clear()
+
     def _forget(self) -> None:
         arena = self.session.arena
+        self._forget_stretches()
         if self.feeds is not None:
             self.feeds.free_all()
         self.session.listeners.pop(self.number, None)
@@ -433,6 +457,9 @@ class PoolEngine:
             arena.give_back(extent)
         self._extents, self._layout_extent = [], None
         self.placement.files.clear()
+        if self.cache is not None:
+            self.cache.clear()
+            self.cache.close()
         self._updates.give_back_all()
         if self.ring is not None:
             self.ring.give_back_all()

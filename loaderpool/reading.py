@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from loaderpool.delivery import Delivery
 from loaderpool.errors import StateError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan, Start
 
 __all__ = ["PassLog", "Position", "Reading"]
 
@@ -24,8 +24,8 @@ class Position:
     """A place in the order of all epochs."""
 
     epoch: int
-    start: int = 0
-    """The first position of the epoch, over all shards, that is not taken."""
+    start: Start = 0
+    """What of the epoch is taken, over all shards, as its plan says it (see `plan.base`); falsy: nothing."""
     taken: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Without an order: stretches of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
 
@@ -44,7 +44,7 @@ class PassLog:
         keeps_numbers: batches come in no order, so their numbers must be kept.
     """
 
-    def __init__(self, epoch: int, plan: Plan, taken: Mapping[int, int], keeps_numbers: bool) -> None:
+    def __init__(self, epoch: int, plan: BasePlan, taken: Mapping[int, int], keeps_numbers: bool) -> None:
         self.epoch, self.plan = epoch, plan
         numbers = (n for first, count in taken.items() for n in range(first, first + count)) if taken else ()
         self._taken_before = frozenset(numbers)
@@ -82,7 +82,7 @@ class PassLog:
         if consumed >= self.batches:
             return Position(self.epoch + 1)
         if self._numbers is None:
-            return Position(self.epoch, self.plan.position_after(consumed))
+            return Position(self.epoch, self.plan.start_after(self.epoch, consumed))
         taken = sorted(self._taken_before.union(self._numbers[:consumed]))
         prefix = next((at for at, number in enumerate(taken) if at != number), len(taken))
         stretches: dict[int, int] = {}
@@ -93,7 +93,7 @@ class PassLog:
             else:
                 first = number - prefix
                 stretches[first] = 1
-        return Position(self.epoch, self.plan.position_after(prefix), stretches)
+        return Position(self.epoch, self.plan.start_after(self.epoch, prefix), stretches)
 
 
 class Reading:

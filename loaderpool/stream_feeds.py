@@ -11,6 +11,7 @@ from loaderpool.feed import Ahead, Feed
 from loaderpool.frame_source import FrameSource, OwnFrames
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.rooms import Rooms
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.reader.frames import ReadFrames
 from loaderpool.reader.readers import Readers
@@ -24,7 +25,7 @@ __all__ = ["StreamFeeds", "ship_beside"]
 
 
 def ship_beside(
-    payload: Mapping[str, Any], stream: StreamSource | None, config: LoaderConfig, plan: Plan
+    payload: Mapping[str, Any], stream: StreamSource | None, config: LoaderConfig, plan: BasePlan
 ) -> tuple[Shipment, Shipment | str]:
     """What travels to the workers, and what to the reader of the stream; in its place why it has none.
 
@@ -99,13 +100,13 @@ class StreamFeeds:
         """Whether there can be only one pass."""
         return self._stream.is_one_shot
 
-    def begin(self, epoch: int, plan: Plan) -> None:
+    def begin(self, epoch: int, plan: BasePlan) -> None:
         """Begin to read the first pass."""
         if self._readers is not None:
             self._readers.begin()
         self._open_first(epoch, plan)
 
-    def begin_again(self, epoch: int, plan: Plan) -> bool:
+    def begin_again(self, epoch: int, plan: BasePlan) -> bool:
         """Where the first pass ended without an item, for which nobody has looked yet, read it anew; whether it did."""
         first = self.first
         if first is None or first.made:
@@ -115,21 +116,22 @@ class StreamFeeds:
         self._open_first(epoch, plan)
         return True
 
-    def _open_first(self, epoch: int, plan: Plan) -> None:
+    def _open_first(self, epoch: int, plan: BasePlan) -> None:
         self.first = self._open(epoch, plan)
         self.first.start()
 
-    def of_pass(self, epoch: int, plan: Plan) -> Feed:
+    def of_pass(self, epoch: int, plan: BasePlan) -> Feed:
         """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
         feed, self.first = self.first, None
         if feed is not None:
             is_same = epoch == feed.epoch or not self._config.shuffle_window or self.is_one_shot
-            if is_same and not plan.start:
+            if is_same and not plan.begins_at:
                 return feed
             feed.stop()
         return self._open(epoch, plan)
 
-    def _open(self, epoch: int, plan: Plan) -> Feed:
+    def _open(self, epoch: int, plan: BasePlan) -> Feed:
+        assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
         feed = Feed(self._session, self._frames(epoch, plan), epoch, plan, self._ahead, self._rooms, self._on_news)
         self._feeds.append(feed)
         return feed

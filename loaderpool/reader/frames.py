@@ -81,7 +81,7 @@ class ReadFrames:
         self._readers.give_back(reader)
         if kind == Told.FAILED and not self._is_cancelled:
             ended = pickle.loads(told)
-            raise StreamFailed(functools.partial(reading_error, ended, self._plan.position_after(batch)))
+            raise StreamFailed(functools.partial(reading_error, ended, self._plan.start_after(self._epoch, batch)))
         return None
 
     def write_into(self, view: memoryview, offset: int | None) -> None:
@@ -184,7 +184,7 @@ class ReadFrames:
         reader = self._drop()
         if reader is None or self._is_over:
             return
-        position = self._plan.position_after(self._batch)
+        position = self._plan.start_after(self._epoch, self._batch)
         raise StreamFailed(functools.partial(reader_lost_error, reader.death(self._epoch), position))
 
     def _drop(self) -> Reader | None:

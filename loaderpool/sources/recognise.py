@@ -10,6 +10,7 @@ import numpy as np
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.advice import is_stream, refusal
 from loaderpool.sources.columns import Columns, is_array, is_table, table_columns, zip_columns
+from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
 
@@ -59,7 +60,7 @@ class Sized:
         return f"<source of {self._size} items: {type(self._items).__name__}>"
 
 
-def as_source(obj: Any) -> Source | StreamSource:
+def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
     """What the loader reads by index, or a stream; holds `obj` itself and copies none of its data.
 
     A list, range, tuple or array comes back as it is. A tuple or dict of columns (arrays or lists, nested at will) is
@@ -74,6 +75,8 @@ def as_source(obj: Any) -> Source | StreamSource:
         SourceError: it cannot be read by index; says what to pass instead.
         ArgumentError: it is empty, or its columns are of different lengths.
     """
+    if isinstance(obj, ReplicatedSource):
+        return obj
     if is_stream(obj):
         return StreamSource(obj)
     reason = refusal(obj)

@@ -82,7 +82,7 @@ def read_batches(
     position = sum(1 for _ in itertools.islice(items, plan.start))
     if position < plan.start:  # it is shorter than it was
         return
-    rows = plan.rows(0)
+    rows = plan.most_rows
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     while len(block := list(itertools.islice(items, width))) == width:
         yield position + mine, block[mine : mine + rows]
@@ -90,5 +90,5 @@ def read_batches(
         del block  # or it would be held while the next one is read
     tail = plan.closed(position + len(block)).after(position)
     if tail.batches_per_epoch:
-        first, *others = tail.positions(0).tolist()
+        first, *others = tail.positions(epoch, 0).tolist()
         yield first, block[first - position : first - position + 1 + len(others)]

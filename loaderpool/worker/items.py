@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from loaderpool import machine
 from loaderpool.memory.feed_table import Bundle, FeedTable, Pickling
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.worker.jobs import Abandoned, Job
 
-__all__ = ["PlannedItems", "StreamedItems", "WorkItems"]
+__all__ = ["PlannedItems", "StreamedItems", "WorkItems", "rows_in_chunk"]
 
 
 class WorkItems(Protocol):
@@ -24,8 +24,8 @@ class WorkItems(Protocol):
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
         """The positions of all rows of a job, batch after batch; their items can be had by index from now on."""
 
-    def first(self, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The positions of the first batches, at most so many of them, for the probe."""
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The positions of an epoch's first batches, at most so many of them, for the probe."""
 
     def ends_batch(self, job: Job) -> bool:
         """Whether the last row of a job is the last one of its batch."""
@@ -34,24 +34,33 @@ class WorkItems(Protocol):
 class PlannedItems:
     """Positions by the plan; the source has the items."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BasePlan) -> None:
         self._plan = plan
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
         """See `WorkItems`."""
         plan = self._plan.after(job.after)
-        if job.count == 1:
-            return plan.positions(job.batch, job.row_start, job.row_stop)
-        return plan.positions_of(job.batch, job.count)
+        if job.count == 1 and not plan.rows_vary:
+            return plan.positions(job.epoch, job.batch, job.row_start, job.row_stop)
+        return plan.positions_of(job.epoch, job.batch, job.count)
 
-    def first(self, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """See `WorkItems`."""
         for batch in range(min(most, self._plan.batches_per_epoch)):
-            yield self._plan.positions(batch)
+            yield self._plan.positions(epoch, batch)
 
     def ends_batch(self, job: Job) -> bool:
         """See `WorkItems`."""
-        return job.row_stop == self._plan.after(job.after).rows(job.batch)
+        plan = self._plan.after(job.after)
+        return plan.rows_vary or job.row_stop == plan.rows(job.epoch, job.batch)
+
+
+def rows_in_chunk(plan: BasePlan, job: Job) -> tuple[int, ...]:
+    """Rows of each of the batches of a job, where they vary; empty: all have the same."""
+    if not plan.rows_vary or job.count == 1:
+        return ()
+    plan = plan.after(job.after)
+    return tuple(plan.rows(job.epoch, job.batch + number) for number in range(job.count))
 
 
 class StreamedItems:
@@ -88,7 +97,7 @@ class StreamedItems:
         positions = np.array(list(self._items), np.int64)
         return positions if job.count > 1 else positions[job.row_start : job.row_stop]
 
-    def first(self, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """See `WorkItems`. The first batch is there, no other may be."""
         if self.shared is not None:
             self._items = {}

@@ -35,8 +35,10 @@ from loaderpool.messages import (
     split32,
     unpack_all,
 )
+from loaderpool.plan.base import Start
 from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
+from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.sending import send_descriptor, send_with_bytes, write_message
 from loaderpool.worker.strays import end_stray
 from loaderpool.worker.work import Work
@@ -62,7 +64,7 @@ class _Run:
     loader: int
     first_epoch: int
     batches_per_epoch: int
-    after: int  # the first position of its epoch
+    after: Start  # where its epoch begins
     feed: int  # where the table of its stream lies; 0: there is none
 
 
@@ -104,9 +106,12 @@ class WorkerLoop:
         if kind == Order.TICKET:
             self._ticket(words)
         elif kind == Order.RUN:
-            self._runs[words[1]] = _Run(words[2], words[3], words[4], words[5], words[6])
+            after = self._arena.get_object(words[5], words[7]) if words[7] else words[5]
+            self._runs[words[1]] = _Run(words[2], words[3], words[4], after, words[6])
         elif kind == Order.RUN_OVER:
-            self._runs.pop(words[1], None)
+            run = self._runs.pop(words[1], None)
+            if run is not None and not any(same == run for same in self._runs.values()):
+                self._forget_epoch(run)
         elif kind == Order.SLOT:
             self._slots[words[1]] = (words[2], words[3])
             if words[3] >= _LARGE_SLOT_BYTES:
@@ -127,6 +132,12 @@ class WorkerLoop:
         elif kind == Order.EXIT:
             return False
         return True
+
+    def _forget_epoch(self, run: _Run) -> None:
+        """Generators of an epoch that nobody reads any more are ended."""
+        work = self._works.get(run.loader)
+        if work is not None and isinstance(work.items, LaneItems):
+            work.items.forget(run.first_epoch)
 
     def _work(self, loader: int) -> Work:
         """The loader's work; raises WorkFailed where its payload has to be loaded here and cannot be."""

@@ -17,13 +17,15 @@ from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.board import Board
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
-from loaderpool.plan.order import Plan
+from loaderpool.memory.layout import Packing
+from loaderpool.plan.base import BasePlan
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
-from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems
+from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
+from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
@@ -51,7 +53,8 @@ class Work:
     """Calls the user's function for the plan's positions.
 
     Args:
-        payload: what `Loader` shipped: source, fn, batch_fn, setup, config, plan, given_spec, takes_rng, takes_out.
+        payload: what `Loader` shipped: source, fn, augment, batch_fn, setup, config, plan, given_spec,
+            takes_rng, takes_out; and the loader's cache.
         words: the board (or a stand-in) to note progress on.
         cell: first word of this worker's cell.
         worker: this worker's number, None in the caller's process.
@@ -69,12 +72,13 @@ class Work:
         shared: Any = None,
     ) -> None:
         self.config: LoaderConfig = payload["config"]
-        self.plan: Plan = payload["plan"]
+        self.plan: BasePlan = payload["plan"]
         source = payload["source"]
-        self.items: WorkItems = source if isinstance(source, StreamedItems) else PlannedItems(self.plan)
+        is_iterated = isinstance(source, (StreamedItems, LaneItems))
+        self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
         if isinstance(source, StreamedItems):
             source.shared = shared
-        self._calls = Calls(payload)
+        self._calls = Calls(payload, cell // Board.base(1))
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
@@ -166,9 +170,15 @@ class Work:
             positions = self.items.positions(job)
         except Abandoned:
             raise
-        except self._catches as error:  # a stream's items cannot be unpickled here
+        except self._catches as error:  # of a generator; or a stream's items cannot be unpickled here
             raise WorkFailed(describe_failure(error, epoch=job.epoch, worker=self._progress.worker), error) from None
+        if not len(positions):  # its lane has ended
+            Packing([]).write(buffer, base)
+            return Filled(0)
         indices = self.plan.indices(job.epoch, positions)
+        rows = rows_in_chunk(self.plan, job)
+        if rows:
+            job = dataclasses.replace(job, batch_rows=rows)
         if form.fixed is None:
             make = self._batches.fill_packed
         elif self.config.on_error.action == "raise":

@@ -595,3 +595,26 @@ def generator_function() -> Iterator[int]:
 def test_what_is_no_stream_gets_its_own_advice(source: Any, match: str) -> None:
     with pytest.raises(lp.SourceError, match=match):
         lp.Loader(source, workers=0)
+
+
+def test_files_interleaved_are_a_stream_that_can_go_on(on: Place, tmp_path: Path) -> None:
+    paths = []
+    for number in range(7):
+        paths.append(tmp_path / f"{number}.txt")
+        paths[-1].write_text("".join(f"{100 * number + line}\n" for line in range(3 + 2 * number)))
+
+    def read_lines(path: Path) -> Iterator[str]:
+        with path.open() as lines:
+            yield from lines
+
+    source = lp.interleave(paths, read_lines, cycle_length=3, block_length=2)
+    with lp.Loader(source, int, batch_size=4, workers=0) as loader:
+        expected = read(loader)
+    assert numbers_in(expected)[:8] == [0, 1, 100, 101, 200, 201, 2, 102]
+    with lp.Loader(source, int, batch_size=4, **on(2)) as loader:
+        batches = iter(loader)
+        before = [copied(next(batches)) for _ in range(5)]
+        state = batches.state_dict()
+    with lp.Loader(source, int, batch_size=4, **on(3)) as loader:
+        loader.load_state_dict(state)
+        assert_same(before + read(loader), expected)

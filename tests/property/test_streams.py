@@ -105,11 +105,11 @@ def test_batches_of_a_stream_are_those_of_a_list(made: tuple[int, Plan, Plan], w
     source = StreamSource(Counting(size))
     source.items = iter(items)
     batches = list(read_batches(source, stream, window=window, seed=7, epoch=epoch))
-    expected = [closed.positions(batch).tolist() for batch in range(closed.batches_per_epoch)]
+    expected = [closed.positions(epoch, batch).tolist() for batch in range(closed.batches_per_epoch)]
     assert [list(range(first, first + len(rows))) for first, rows in batches] == expected
     assert [rows for _, rows in batches] == [[order[position] for position in batch] for batch in expected]
     for batch, (first, rows) in enumerate(batches[:-1]):  # known without the size
-        assert stream.positions(batch).tolist() == list(range(first, first + len(rows)))
+        assert stream.positions(epoch, batch).tolist() == list(range(first, first + len(rows)))
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 3), st.integers(0, 10), st.integers(0, 20))
@@ -135,7 +135,7 @@ def test_an_error_comes_behind_the_whole_batches_before_it(at: int, rows: int, s
         for batch in read_batches(StreamSource(items()), plan, window=0, seed=0, epoch=0):
             got.append(batch)
     assert len(got) == at // (rows * shards)
-    assert plan.position_after(len(got)) == at // (rows * shards) * rows * shards
+    assert plan.start_after(0, len(got)) == at // (rows * shards) * rows * shards
 
 
 def test_a_stream_that_became_shorter_than_where_it_was_left_has_no_batches() -> None:
