@@ -1,0 +1,305 @@
+"""`as_dataset(checkpointable=True)`: a dataset whose iterators `tf.train.Checkpoint` can save.
+
+What from_generator iterates cannot be saved, but the state of a `scan` is. So the place of an iterator, as the numbers
+that `Loader.state_dict` has, goes round through tf.data, and the batches come with it:
+
+    range ─▶ scan(state, i): Python: what comes at this place? ─▶ (next state, batch) ─▶ take_while ─▶ …
+              ▲ state: the loader's fingerprint, the place                │
+              └───────────────────────────────────────────────────────────┘
+
+TensorFlow saves the state behind the batch that the consumer took last, however far a prefetch has run ahead. In a new
+process that state comes back with the first call, and says all: which loader it belongs to, which epoch, where in it.
+
+The place is an int64 array of ours that TensorFlow aliases. While the scan holds it, somebody may ask for what comes
+behind it; when it dies the iterator is gone, and the pass is let go.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from loaderpool import clock
+from loaderpool.adapters.cursors import Cursor, Cursors
+from loaderpool.adapters.exit_gate import exit_gate
+from loaderpool.adapters.wire import Wire
+from loaderpool.delivery import aligned_empty
+from loaderpool.errors import ClosedError, StateError
+from loaderpool.memory.form import BatchForm
+from loaderpool.reading import Position, Reading
+from loaderpool.saved_state import read_state, write_state
+
+if TYPE_CHECKING:
+    from loaderpool.loader import Loader
+
+__all__ = ["Fetch", "most_at_once", "scan"]
+
+# Tiny batches go through Python several at once, as one array each, and `unbatch` takes them apart again.
+_MOST_AT_ONCE = 64
+_MOST_BYTES = 256 << 10  # of these together. Smaller: more calls. Larger: they leave the cache
+_LONG_NS = 20_000_000  # for which the first of them may wait for the last
+_UNSTARTED = -1
+_PROCESS = int.from_bytes(os.urandom(7), "little")  # of which an iterator is that has given nothing yet
+_END, _BATCH, _NOTHING = (np.array(kind, np.int64) for kind in range(3))
+
+
+def most_at_once(form: BatchForm) -> int:
+    """How many batches may come with one call; the same in every process, for it decides what stages there are."""
+    if form.batch_bytes is None:
+        return 1
+    return max(1, min(_MOST_AT_ONCE, _MOST_BYTES // max(1, form.batch_bytes)))
+
+
+def scan(fetch: Fetch) -> Any:
+    """A dataset of what `fetch` gives, which is to be kept as long as the dataset is."""
+    wire, ask = fetch.wire, _Ask(fetch)
+    specs = wire.specs
+    dtypes = [tf.int64, tf.int64, *(spec.dtype for spec in specs)]
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def step(state: Any, number: Any) -> Any:
+        header, place = state
+        kind, place, *parts = tf.numpy_function(ask, [number, header, place], dtypes)
+        kind.set_shape([])
+        place.set_shape([None])
+        for part, spec in zip(parts, specs, strict=True):
+            part.set_shape(spec.shape)
+        return (header, place), (kind, tuple(parts))
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def goes_on(kind: Any, parts: Any) -> Any:
+        return kind != _END
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def is_batch(kind: Any, parts: Any) -> Any:
+        return kind != _NOTHING
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def batch(kind: Any, parts: Any) -> Any:
+        return parts if wire.needs_restoring else wire.form.spec.structure.pack(list(parts))
+
+    dataset = tf.data.Dataset.range(tf.int64.max).scan((tf.constant(fetch.header), fetch.unstarted), step)
+    dataset = dataset.take_while(goes_on)
+    if fetch.gives_nothing:
+        dataset = dataset.filter(is_batch)
+    return dataset.map(batch)
+
+
+class _Ask:
+    """What TensorFlow calls. It may keep this for ever, so this holds nothing."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = weakref.ref(fetch)
+        self._nothing = fetch.nothing
+
+    def __call__(self, number: int, header: bytes, place: npt.NDArray[np.int64]) -> Any:
+        """Kind of what comes, the place behind it, and its arrays. Runs in: threads of tf.data."""
+        with exit_gate:
+            if exit_gate.is_shut:
+                return self._nothing(_END, place)
+            fetch = self._fetch()
+            if fetch is None:
+                raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
+            try:
+                return fetch.next(int(number), header, place.tolist())
+            except ClosedError:
+                if exit_gate.is_shut:  # the interpreter ends: end quietly, nobody reads this any more
+                    return self._nothing(_END, place)
+                raise
+
+
+class Fetch:
+    """What comes at a place, and which place comes behind that.
+
+    A place is `[calls, batches, at_once, epoch, start, first, count, ...]`: how often this was called for the iterator,
+    how many batches it is past, how many come with the next call, and the `Position`. That of an iterator that has
+    given nothing is `[-1, the process, the epoch that was next when it was made]`.
+
+    Args:
+        loader: whose batches.
+        wire: how they travel.
+        max_at_once: most batches that one call may give.
+        epochs: how many epochs one iterator has; None: it never ends.
+        first_batches: of the first of these.
+        check_length: raises where the loader's next pass is not as long as that.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        wire: Wire,
+        max_at_once: int,
+        epochs: int | None,
+        first_batches: int,
+        check_length: Callable[[Loader], None],
+    ) -> None:
+        self.wire = wire
+        self.skips = loader.config.on_error.action == "skip"
+        state = write_state(Position(0), loader._fingerprint, loader._plan)
+        self.nothing: Callable[[Any, Any], Any] = functools.partial(_nothing, wire.specs)
+        self.gives_nothing = self.skips or wire.in_chunks  # at times
+        self.header = json.dumps(state).encode()
+        self.unstarted, self._tells = _shown(loader)
+        self._loader = loader
+        self._book, self._plan = loader._book, loader._plan
+        self._max_at_once = max_at_once if wire.in_chunks else 1
+        self._first_batches, per_epoch = first_batches, self._plan.batches_per_epoch
+        self._batches = None if epochs is None else first_batches + (epochs - 1) * per_epoch
+        if not per_epoch:
+            self._batches = 0
+        self._check_length = check_length
+        self._cursors = Cursors()
+        self._failed: set[bytes] = set()  # places at which a call has raised
+
+    def __del__(self) -> None:
+        if hasattr(self, "_cursors"):
+            self._cursors.close()
+
+    def next(self, number: int, header: bytes, place: list[int]) -> Any:
+        """What comes at this place, with the `number`th call for an iterator that has this header.
+
+        Raises:
+            LoaderpoolError: what ended the pass.
+            StateError: the iterator was restored, and it is not one of this loader's.
+        """
+        self._check_header(header)
+        key = np.array(place, np.int64).tobytes()
+        has_begun = place[0] != _UNSTARTED
+        calls, past, at_once = place[:3] if has_begun else (0, 0, 1)
+        if number != calls and key in self._failed:  # this iterator's last call raised: it is over
+            return self.nothing(_END, np.array(place, np.int64))
+        cursor = None
+        try:
+            cursor = self._cursors.claim(place[3:]) if has_begun else None
+            if past == self._batches:
+                self._end(cursor, place)
+                return self.nothing(_END, np.array(place, np.int64))
+            cursor = self._at(cursor, place, past)
+            return self._batch(cursor, number + 1, past, at_once)
+        except BaseException:
+            self._failed.add(key)
+            if cursor is not None:
+                cursor.close()
+            raise
+
+    def _batch(self, cursor: Cursor, calls: int, past: int, at_once: int) -> Any:
+        kind = _BATCH
+        if self.wire.in_chunks:
+            started = clock.monotonic_ns()
+            count, parts = cursor.take_joined(at_once)
+            is_long = clock.monotonic_ns() - started > _LONG_NS
+            # Part of the place: TensorFlow saves how far `unbatch` was, and asks for the same batches at once again.
+            at_once = max(1, at_once // 2) if is_long else min(self._max_at_once, at_once * 2)
+            if not count:
+                at_once, kind = 1, _NOTHING
+        else:
+            count = 1
+            rows, parts = cursor.take()
+            if not rows and self.skips:
+                cursor.leave_out()
+                kind = _NOTHING
+        position = cursor.place
+        taken = [number for stretch in position.taken.items() for number in stretch]
+        behind = [calls, past + count, at_once, position.epoch, position.start, *taken]
+        place = _aligned(behind)
+        self._cursors.put(behind[3:], cursor, place if self._tells else None)
+        if kind is _NOTHING:
+            return self.nothing(kind, place)
+        return (kind, place, *self.wire.flat(parts))
+
+    def _at(self, cursor: Cursor | None, place: list[int], past: int) -> Cursor:
+        """What stands there, or is opened there now."""
+        book = self._book
+        if place[0] == _UNSTARTED:
+            if place[1] != _PROCESS and place[2] >= 0:  # restored, and nothing of it was taken before
+                book.set_epoch(place[2])
+            else:
+                self._check_length(self._loader)
+            cursor = Cursor(book, Reading(), None)
+        elif cursor is None:
+            position = _position(place)
+            left = book.log_at(position).batches
+            if (past + left - self._first_batches) % self._plan.batches_per_epoch:
+                raise StateError(
+                    "this iterator was saved over a dataset whose first epoch was the rest of one, after "
+                    "load_state_dict(): load that state before as_dataset() here, too, or restore none"
+                )
+            book.set_epoch(position.epoch)
+            cursor = Cursor(book, Reading(), position)
+        elif cursor.is_at_end:
+            cursor.finish()
+            return Cursor(book, cursor.reading, _position(place))
+        else:
+            return cursor
+        book.latest, book.latest_is_dataset = cursor.reading, True
+        return cursor
+
+    def _end(self, cursor: Cursor | None, place: list[int]) -> None:
+        if cursor is not None:
+            cursor.finish()
+        elif place[0] != _UNSTARTED:  # restored at its end: what comes in this process is the next epoch
+            self._book.set_epoch(place[3])
+
+    def _check_header(self, header: bytes) -> None:
+        if header == self.header:
+            return
+        saved = json.loads(header)
+        read_state(saved, self._loader._fingerprint, self._plan)
+        raise StateError(
+            f"this iterator was saved with num_shards={saved['num_shards']}, and goes on only with that: for another "
+            "number of shards take the loader's own state_dict(batches_taken=...)"
+        )
+
+
+def _nothing(specs: list[Any], kind: npt.NDArray[np.int64], place: npt.NDArray[np.int64]) -> Any:
+    return (kind, place, *map(_empty, specs))
+
+
+def _empty(spec: Any) -> npt.NDArray[Any]:
+    """An array that fits the spec, and has no elements where it may."""
+    shape = [size or 0 for size in spec.shape]
+    return np.full(shape, b"", object) if spec.dtype == tf.string else np.zeros(shape, spec.dtype.as_numpy_dtype)
+
+
+def _position(place: list[int]) -> Position:
+    epoch, start, *taken = place[3:]
+    return Position(epoch, start, dict(zip(taken[::2], taken[1::2], strict=True)))
+
+
+def _aligned(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+    """An array of its own that TensorFlow aliases."""
+    raw = bytearray(8 * len(numbers) + 64)
+    start = -np.frombuffer(raw, np.uint8).ctypes.data % 64
+    array: npt.NDArray[np.int64] = np.ndarray((len(numbers),), np.int64, buffer=raw, offset=start)
+    array[:] = numbers
+    return array
+
+
+def _shown(loader: Loader) -> tuple[Any, bool]:
+    """The state of an iterator that has given nothing, as a tensor; and whether this TensorFlow aliases arrays.
+
+    An iterator takes over what the tensor holds when it is made. As that looks at the book's own array, it is the epoch
+    that is next then, and a checkpoint that is written before the first batch has it.
+    """
+    book = loader._book
+    if book.shown is None:
+        book.shown = aligned_empty(24).view(np.int64)
+        book.shown[:] = _UNSTARTED, _PROCESS, 0
+        book.show()
+    array = book.shown
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def shown(_: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(lambda: array, [], tf.int64), [3])
+
+    with tf.init_scope():
+        tensor = next(iter(tf.data.Dataset.range(1).map(shown)))
+    return tensor, np.asarray(memoryview(tensor)).ctypes.data == array.ctypes.data
