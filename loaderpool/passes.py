@@ -74,7 +74,7 @@ class PassBook:
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
         self._hook_turn = threading.RLock()
         self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
-        self.shown: Any = None  # an array whose last number is the next pass's epoch, or -1 where that is begun already
+        self.was_placed = False  # somebody has said where the next pass begins
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, the whole of it, the next pass's."""
@@ -87,12 +87,7 @@ class PassBook:
         with self._lock:
             self.epoch = position.epoch
             self._resume = position if position.start or position.taken else None
-            self.show()
-
-    def show(self) -> None:
-        """Write the next pass's epoch where it is shown."""
-        if self.shown is not None:
-            self.shown[-1] = self.epoch if self._resume is None else -1
+            self.was_placed = True
 
     def next_log(self) -> PassLog:
         """What the next pass will be, nothing delivered yet."""
@@ -146,7 +141,6 @@ class PassBook:
             else:
                 epoch, place = wanted.epoch, wanted
             self.epoch = max(self.epoch, epoch + 1)
-            self.show()
             parked, self._parked = self._parked, None
         is_rest = place is not None and bool(place.start or place.taken)
         try:
@@ -184,14 +178,12 @@ class PassBook:
         with self._lock:
             if self._resume is not None and self._resume.epoch == epoch:
                 self._resume = None
-                self.show()
 
     def give_up_epoch(self, epoch: int) -> None:
         """The pass that took this epoch delivered nothing: it does not count."""
         with self._lock:
             if self.epoch == epoch + 1:
                 self.epoch = epoch
-                self.show()
 
     def drop_parked(self) -> None:
         """End the parked run, if there is one."""

@@ -31,7 +31,6 @@ from loaderpool import clock
 from loaderpool.adapters.cursors import Cursor, Cursors
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
-from loaderpool.delivery import aligned_empty
 from loaderpool.errors import ClosedError, StateError
 from loaderpool.memory.form import BatchForm
 from loaderpool.reading import Position, Reading
@@ -47,7 +46,7 @@ _MOST_AT_ONCE = 64
 _MOST_BYTES = 256 << 10  # of these together. Smaller: more calls. Larger: they leave the cache
 _LONG_NS = 20_000_000  # for which the first of them may wait for the last
 _UNSTARTED = -1
-_PROCESS = int.from_bytes(os.urandom(7), "little")  # of which an iterator is that has given nothing yet
+_PROCESS = int.from_bytes(os.urandom(7), "little")  # whose an iterator is that has given nothing yet
 _END, _BATCH, _NOTHING = (np.array(kind, np.int64) for kind in range(3))
 
 
@@ -86,7 +85,8 @@ def scan(fetch: Fetch) -> Any:
     def batch(kind: Any, parts: Any) -> Any:
         return parts if wire.needs_restoring else wire.form.spec.structure.pack(list(parts))
 
-    dataset = tf.data.Dataset.range(tf.int64.max).scan((tf.constant(fetch.header), fetch.unstarted), step)
+    state = tf.constant(fetch.header), tf.constant([_UNSTARTED, _PROCESS], tf.int64)
+    dataset = tf.data.Dataset.range(tf.int64.max).scan(state, step)
     dataset = dataset.take_while(goes_on)
     if fetch.gives_nothing:
         dataset = dataset.filter(is_batch)
@@ -121,7 +121,7 @@ class Fetch:
 
     A place is `[calls, batches, at_once, epoch, start, first, count, ...]`: how often this was called for the iterator,
     how many batches it is past, how many come with the next call, and the `Position`. That of an iterator that has
-    given nothing is `[-1, the process, the epoch that was next when it was made]`.
+    given nothing is `[-1, the process]`.
 
     Args:
         loader: whose batches.
@@ -147,7 +147,7 @@ class Fetch:
         self.nothing: Callable[[Any, Any], Any] = functools.partial(_nothing, wire.specs)
         self.gives_nothing = self.skips or wire.in_chunks  # at times
         self.header = json.dumps(state).encode()
-        self.unstarted, self._tells = _shown(loader)
+        self._tells = _aliases_arrays()
         self._loader = loader
         self._book, self._plan = loader._book, loader._plan
         self._max_at_once = max_at_once if wire.in_chunks else 1
@@ -219,10 +219,12 @@ class Fetch:
         """What stands there, or is opened there now."""
         book = self._book
         if place[0] == _UNSTARTED:
-            if place[1] != _PROCESS and place[2] >= 0:  # restored, and nothing of it was taken before
-                book.set_epoch(place[2])
-            else:
-                self._check_length(self._loader)
+            if place[1] != _PROCESS and not book.was_placed:
+                raise StateError(
+                    "this iterator was saved before it had given a batch, so nobody knows which epoch it is: set "
+                    "loader.epoch to it before the first batch (to 0, if there was none before)"
+                )
+            self._check_length(self._loader)
             cursor = Cursor(book, Reading(), None)
         elif cursor is None:
             position = _position(place)
@@ -283,23 +285,15 @@ def _aligned(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
     return array
 
 
-def _shown(loader: Loader) -> tuple[Any, bool]:
-    """The state of an iterator that has given nothing, as a tensor; and whether this TensorFlow aliases arrays.
-
-    An iterator takes over what the tensor holds when it is made. As that looks at the book's own array, it is the epoch
-    that is next then, and a checkpoint that is written before the first batch has it.
-    """
-    book = loader._book
-    if book.shown is None:
-        book.shown = aligned_empty(24).view(np.int64)
-        book.shown[:] = _UNSTARTED, _PROCESS, 0
-        book.show()
-    array = book.shown
+@functools.cache
+def _aliases_arrays() -> bool:
+    """Whether this TensorFlow looks at our arrays' memory, and so lets go of them when it needs them no more."""
+    array = _aligned([0])
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def shown(_: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(lambda: array, [], tf.int64), [3])
+    def given(_: Any) -> Any:
+        return tf.numpy_function(lambda: array, [], tf.int64)
 
     with tf.init_scope():
-        tensor = next(iter(tf.data.Dataset.range(1).map(shown)))
-    return tensor, np.asarray(memoryview(tensor)).ctypes.data == array.ctypes.data
+        tensor = next(iter(tf.data.Dataset.range(1).map(given)))
+    return bool(np.asarray(memoryview(tensor)).ctypes.data == array.ctypes.data)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.delivery import data_bytes
 from loaderpool.errors import ClosedError
 from loaderpool.passes import Pass, PassBook
@@ -192,11 +193,11 @@ class Cursors:
         """
         key, gone = tuple(place), self._gone
         if anchor is not None:
-            reference = weakref.ref(cursor)
+            reference, gate = weakref.ref(cursor), exit_gate
 
             def let_go(_: object) -> None:
                 left = reference()
-                if left is not None:
+                if left is not None and not gate.is_shut:  # else all is closed, and modules may be gone
                     left.close()
                     gone.append((key, left))
 
