@@ -156,11 +156,12 @@ class Fetch:
         if not per_epoch:
             self._batches = 0
         self._check_length = check_length
+        self._gate = exit_gate
         self._cursors = Cursors()
         self._failed: set[bytes] = set()  # places at which a call has raised
 
     def __del__(self) -> None:
-        if hasattr(self, "_cursors"):
+        if hasattr(self, "_cursors") and not self._gate.is_shut:  # then all is closed, and modules may be gone
             self._cursors.close()
 
     def next(self, number: int, header: bytes, place: list[int]) -> Any:
