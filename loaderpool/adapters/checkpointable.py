@@ -171,7 +171,6 @@ class Fetch:
             LoaderpoolError: what ended the pass.
             StateError: the iterator was restored, and it is not one of this loader's.
         """
-        self._check_header(header)
         key = np.array(place, np.int64).tobytes()
         has_begun = place[0] != _UNSTARTED
         calls, past, at_once = place[:3] if has_begun else (0, 0, 1)
@@ -179,14 +178,17 @@ class Fetch:
             return self.nothing(_END, np.array(place, np.int64))
         cursor = None
         try:
+            self._check_header(header)
             cursor = self._cursors.claim(place[3:]) if has_begun else None
             if past == self._batches:
                 self._end(cursor, place)
                 return self.nothing(_END, np.array(place, np.int64))
             cursor = self._at(cursor, place, past)
             return self._batch(cursor, number + 1, past, at_once)
-        except BaseException:
+        except BaseException as error:
             self._failed.add(key)
+            if isinstance(error, StateError):  # others are noted by the pass
+                self._book.note_error(error)
             if cursor is not None:
                 cursor.close()
             raise

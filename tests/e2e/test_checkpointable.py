@@ -311,6 +311,7 @@ def test_an_iterator_of_another_loader_is_refused_with_what_differs(
                 iterator = restored(other.as_dataset(checkpointable=True), path)
                 with pytest.raises(tf.errors.OpError, match=told):
                     next(iterator)
+                assert isinstance(other.last_error, lp.StateError)
                 del iterator
 
 
@@ -530,7 +531,9 @@ def test_a_killed_loop_ends_with_the_weights_of_one_that_was_not(tf: Any, tmp_pa
         assert trained(f"train({kind!r}, {kind!r}, {kill_after})", tmp_path).returncode == -signal.SIGKILL
     code = f"print(json.dumps([[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]))"
     result = trained(code, tmp_path).check()
-    for (kind, kill_after), (again, whole) in zip(KINDS.items(), json.loads(result.stdout.splitlines()[-1]), strict=True):
+    for (kind, kill_after), (again, whole) in zip(
+        KINDS.items(), json.loads(result.stdout.splitlines()[-1]), strict=True
+    ):
         assert again[2] > kill_after - 6, f"{kind}: it went on where it was"
         assert (whole[1], whole[2]) == (69, 0)
         assert again[1] == 69, f"{kind}: another number of steps"
