@@ -153,8 +153,6 @@ class Fetch:
         self._max_at_once = max_at_once if wire.in_chunks else 1
         self._first_batches, per_epoch = first_batches, self._plan.batches_per_epoch
         self._batches = None if epochs is None else first_batches + (epochs - 1) * per_epoch
-        if not per_epoch:
-            self._batches = 0
         self._check_length = check_length
         self._gate = exit_gate
         self._cursors = Cursors()
