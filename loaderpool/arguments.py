@@ -6,20 +6,28 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.cache.setting import as_cache
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.functions import check_functions, parameters_of
+from loaderpool.functions import check_augment, check_cached, check_functions, parameters_of
 from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import UnitKind, unit_of
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
-from loaderpool.pool import Pool
-from loaderpool.sources import as_source
+from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.pool import Pool, resolve_workers
+from loaderpool.sources import Source, as_source
+from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.sources.stream import StreamSource
 from loaderpool.spec import ElementSpec
+from loaderpool.worker.items import StreamedItems
+from loaderpool.worker.lanes import LaneItems
 
 if TYPE_CHECKING:
+    from loaderpool.lengths import Lengths
     from loaderpool.loader import Loader
 
-__all__ = ["CheckedArguments", "check_arguments", "payload_of"]
+__all__ = ["CheckedArguments", "check_arguments", "payload_of", "with_lengths"]
 
 _CONFIG_NAMES = (
     "batch_size",
@@ -38,6 +46,9 @@ _CONFIG_NAMES = (
     "seed_globals",
     "max_restarts",
     "max_restarts_per_item",
+    "bucket_by",
+    "boundaries",
+    "batch_sizes",
 )
 
 
@@ -46,10 +57,12 @@ class CheckedArguments:
     """What an engine is started with."""
 
     config: LoaderConfig  # the settings
-    plan: Plan  # which item is when
+    plan: BasePlan  # which item is when
     unit: UnitKind  # what one call of the function makes
     given_spec: ElementSpec | None  # the user's `element_spec`
+    stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
+    needs_lengths: bool = False  # the plan is not the one yet: `bucket_by` must first tell the items' lengths
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
@@ -62,24 +75,83 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     config = LoaderConfig.checked(**{name: arguments[name] for name in _CONFIG_NAMES})
     _check_pool(arguments["pool"], arguments["workers"], arguments["max_restarts"])
     fn, batch_fn, setup = arguments["fn"], arguments["batch_fn"], arguments["setup"]
+    augment, cache = arguments["augment"], as_cache(arguments["cache"])
     check_functions(fn, batch_fn, setup, config)
+    check_augment(augment, fn, batch_fn)
+    if cache is not None:
+        check_cached(fn, batch_fn)
     element_spec = arguments["element_spec"]
     given_spec = read_spec(element_spec) if element_spec is not None else None
     source = as_source(arguments["source"])
-    plan = _plan(len(source), config)
-    parameters = parameters_of(batch_fn or fn)
+    stream = source if isinstance(source, StreamSource) else None
+    _check_order(source, config)
+    items: Any = source
+    if cache is not None and isinstance(source, (StreamSource, ReplicatedSource)):
+        raise ArgumentError(
+            "cache keeps what fn gives for an index of the source, and a stream or generator has none: give a source "
+            "that can be read by index, such as a list of files, or leave cache= away"
+        )
+    plan: BasePlan
+    needs_lengths = False
+    if isinstance(source, StreamSource):
+        plan, items = _open_plan(config), StreamedItems()
+    elif isinstance(source, ReplicatedSource):
+        pool = arguments["pool"]
+        copies = pool.workers if pool is not None else max(1, resolve_workers(config.workers))
+        open_plan = _open_plan(config, source.lanes(copies, config.num_shards))
+        plan, items = open_plan, _lane_items(source, open_plan, config)
+    else:
+        lengths = arguments["_lengths"]
+        if lengths is None:
+            lengths = _lengths_given(arguments["bucket_by"], len(source))
+        needs_lengths = config.buckets is not None and lengths is None
+        plan = _plan(len(source), config, lengths)
+        if not plan.batches_per_epoch and not needs_lengths:
+            _refuse_empty(plan, config)
+    functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
+    parameters = {name: parameters_of(function) for name, function in functions.items()}
+    # The last one that is called for each batch may write into it.
+    writer = "augment" if augment is not None else "fn" if cache is None else None
+    takes_out = config.batch_size is not None and writer is not None and "out" in parameters[writer]
     payload = {
-        "source": source,
+        "source": items,
         "fn": fn,
+        "augment": augment,
         "batch_fn": batch_fn,
         "setup": setup,
         "config": config,
         "plan": plan,
         "given_spec": given_spec,
-        "takes_rng": "rng" in parameters,
-        "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
+        "takes_rng": frozenset(name for name in functions if "rng" in parameters[name]),
+        "takes_out": takes_out,
+        "cache": cache,  # the engine puts what comes of it in its place
     }
-    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, payload)
+    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload, needs_lengths)
+
+
+def _lengths_given(bucket_by: Any, size: int) -> Lengths | None:
+    """The items' lengths, if the user gave them and no function."""
+    if bucket_by is None:
+        return None
+    from loaderpool.lengths import is_length_function, read_lengths  # which `import loaderpool` shall not wait for
+
+    return None if is_length_function(bucket_by) else read_lengths(bucket_by, size)
+
+
+def with_lengths(checked: CheckedArguments, arguments: dict[str, Any]) -> tuple[CheckedArguments, Pool | None]:
+    """The same when `bucket_by` has told the items' lengths, which it writes into `arguments`.
+
+    Ownership: as `lengths.find_lengths`.
+    """
+    from loaderpool.lengths import find_lengths
+
+    arguments["_lengths"], pool = find_lengths(checked.config, arguments, checked.plan.size)
+    try:
+        return check_arguments(arguments), pool
+    except BaseException:
+        if pool is not None:
+            pool.close()
+        raise
 
 
 def payload_of(loader: Loader) -> dict[str, Any]:
@@ -98,8 +170,61 @@ def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:
         raise ArgumentError("pool and max_restarts exclude each other: give max_restarts to the Pool")
 
 
-def _plan(size: int, config: LoaderConfig) -> Plan:
-    plan = Plan(
+def _check_order(source: Source | StreamSource | ReplicatedSource, config: LoaderConfig) -> None:
+    """Whether the source can be read in the order, and by the rules, that are asked for."""
+    if not isinstance(source, (StreamSource, ReplicatedSource)):
+        if config.shuffle_window:
+            raise ArgumentError(
+                f"shuffle={config.shuffle_window} is a window for streams; over a source with an index all is "
+                "shuffled: shuffle=True"
+            )
+        return
+    if config.buckets is not None:
+        raise ArgumentError(f"bucket_by needs a source with __len__ and __getitem__, not {source.kind}")
+    if config.shuffle and isinstance(source, StreamSource):
+        raise ArgumentError(
+            f"shuffle=True needs a source with __len__ and __getitem__; a stream ({source.kind}) is shuffled within a "
+            "window: shuffle=n, with n the number of items that are held"
+        )
+    if config.shuffle and isinstance(source, ReplicatedSource) and source.shards is None:
+        raise ArgumentError(
+            f"shuffle=True gives shards another order each epoch; {source.kind} has none: give shards=, or a window, "
+            "shuffle=n, with n the number of items that each copy holds"
+        )
+    if isinstance(config.on_error.budget, float):
+        raise ArgumentError(
+            f"on_error's budget must be a number for a stream or generators, got the rate {config.on_error.budget}: of "
+            "how many rows is not known before the end"
+        )
+
+
+def _lane_items(source: ReplicatedSource, plan: Plan, config: LoaderConfig) -> LaneItems:
+    return LaneItems(
+        source.make_generator,
+        source.takes_rng,
+        source.shards,
+        plan,
+        shuffle=source.shards is not None and (config.shuffle or config.shuffle_window > 0),
+        window=config.shuffle_window,
+        seed_globals=config.seed_globals,
+    )
+
+
+def _open_plan(config: LoaderConfig, lanes: int = 0) -> Plan:
+    return Plan(
+        MAX_SIZE,
+        config.batch_size,
+        seed=config.seed,
+        drop_remainder=config.drop_remainder,
+        num_shards=config.num_shards,
+        shard_index=config.shard_index,
+        lanes=lanes,
+        is_open=True,
+    )
+
+
+def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:
+    settings = (
         size,
         config.batch_size,
         config.shuffle,
@@ -108,9 +233,20 @@ def _plan(size: int, config: LoaderConfig) -> Plan:
         config.num_shards,
         config.shard_index,
     )
-    if not plan.batches_per_epoch:
-        raise ArgumentError(
-            f"drop_remainder=True leaves no batch at all: {size} items, batch_size={config.batch_size}, "
-            f"num_shards={config.num_shards}"
-        )
-    return plan
+    if config.buckets is None or lengths is None:
+        return Plan(*settings)
+    from loaderpool.plan.bucket_order import Buckets  # which `import loaderpool` shall not wait for
+    from loaderpool.plan.buckets import BucketPlan
+
+    buckets = Buckets.of(lengths, config.buckets.boundaries)
+    return BucketPlan(*settings, buckets=buckets, batch_sizes=config.buckets.batch_sizes)
+
+
+def _refuse_empty(plan: BasePlan, config: LoaderConfig) -> None:
+    if config.buckets is None:
+        rows = f"batch_size={config.batch_size}"
+    else:
+        rows = f"no bucket has enough for batch_sizes={list(config.buckets.batch_sizes)}"
+    raise ArgumentError(
+        f"drop_remainder=True leaves no batch at all: {plan.size} items, {rows}, num_shards={config.num_shards}"
+    )

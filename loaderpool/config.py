@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-import operator
 import re
 from typing import Any, Literal
 
+from loaderpool.bucket_settings import BucketSettings
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.whole_numbers import whole_number
 
 __all__ = [
     "DEFAULT_MAX_RESTARTS",
@@ -53,9 +54,10 @@ class ErrorPolicy:
 class LoaderConfig:
     """Settings of one loader, as `Loader` takes them, checked and in one form."""
 
-    batch_size: int | None = 32  # rows of a full batch; None: what the function returns is one element
+    batch_size: int | None = 32  # rows of a full batch (the most, by length); None: what `fn` returns is one element
     workers: int | Literal["auto"] = "auto"  # processes; 0: in the caller's process
     shuffle: bool = False  # a permutation of all indices, another one each epoch
+    shuffle_window: int = 0  # of a stream: how many items are shuffled among each other; 0: none
     seed: int = 0  # keys order and random streams
     drop_remainder: bool = False  # leave out the last, smaller batch
     deterministic: bool = True  # in the plan's order; False: as batches are finished
@@ -69,6 +71,7 @@ class LoaderConfig:
     seed_globals: bool | Literal["auto"] = "auto"  # reseed `random` and `numpy.random` for each sample
     max_restarts: tuple[int, float] | None = DEFAULT_MAX_RESTARTS  # deaths of workers in so many seconds; None: any
     max_restarts_per_item: int = 3  # deaths of workers over one ticket before it is given up
+    buckets: BucketSettings | None = None  # batching by length
 
     @staticmethod
     def checked(**settings: Any) -> LoaderConfig:
@@ -82,12 +85,18 @@ class LoaderConfig:
         if batch_size is not None:
             hint = "None means: one element per call"
             batch_size = whole_number("batch_size", batch_size, at_least=1, at_most=2**31, hint=hint)
+        buckets = BucketSettings.checked(
+            settings.get("bucket_by"), settings.get("boundaries"), settings.get("batch_sizes"), batch_size
+        )
+        if buckets is not None:
+            batch_size = max(buckets.batch_sizes)
         num_shards = whole_number("num_shards", settings["num_shards"], at_least=1)
         shard_index = whole_number("shard_index", settings["shard_index"], at_least=0)
         if shard_index >= num_shards:
             raise ArgumentError(
                 f"shard_index must be in 0 .. num_shards-1 = {num_shards - 1}, got {shard_index} (shards count from 0)"
             )
+        shuffle = _shuffle(settings["shuffle"])
         pad, ragged = _pad(settings["pad"]), _flag("ragged", settings["ragged"])
         if pad is not False and ragged:
             raise ArgumentError("pad and ragged exclude each other: choose padded batches or ragged ones")
@@ -98,7 +107,8 @@ class LoaderConfig:
         return LoaderConfig(
             batch_size=batch_size,
             workers=check_workers(settings["workers"]),
-            shuffle=_flag("shuffle", settings["shuffle"]),
+            shuffle=shuffle is True,
+            shuffle_window=0 if isinstance(shuffle, bool) else shuffle,
             seed=whole_number("seed", settings["seed"], at_least=0),
             drop_remainder=_flag("drop_remainder", settings["drop_remainder"]),
             deterministic=_flag("deterministic", settings["deterministic"]),
@@ -114,7 +124,14 @@ class LoaderConfig:
             max_restarts_per_item=whole_number(
                 "max_restarts_per_item", settings["max_restarts_per_item"], at_least=1, at_most=_MAX_RESTARTS
             ),
+            buckets=buckets,
         )
+
+    @property
+    def static_rows(self) -> int | None:
+        """Rows that every batch has; None: they differ."""
+        is_one = self.buckets is None or len(set(self.buckets.batch_sizes)) == 1
+        return self.batch_size if self.drop_remainder and is_one else None
 
 
 def check_workers(value: Any) -> int | Literal["auto"]:
@@ -174,36 +191,23 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     return count
 
 
-def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
-    """A whole number within bounds, from anything that is one for Python.
-
-    Raises:
-        ArgumentTypeError: it is none.
-        ArgumentError: it is out of bounds.
-    """
-    suffix = f" ({hint})" if hint else ""
-    if isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}{suffix}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        if isinstance(value, numbers.Real) and float(value).is_integer():
-            suffix += f"; did you mean {int(float(value))}?"
-        raise ArgumentTypeError(
-            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}{suffix}"
-        ) from None
-    if number < at_least:
-        raise ArgumentError(f"{name} must be at least {at_least}, got {number}{suffix}")
-    if at_most is not None and number > at_most:
-        raise ArgumentError(f"{name} must be at most {at_most}, got {number}{suffix}")
-    return number
-
-
 def _flag(name: str, value: Any) -> bool:
     if isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and hasattr(value, "dtype")):
         return bool(value)
-    hint = "; a shuffle window comes with stream sources, over random access all is shuffled" * (name == "shuffle")
-    raise ArgumentTypeError(f"{name} must be True or False, got {value!r}{hint}")
+    raise ArgumentTypeError(f"{name} must be True or False, got {value!r}")
+
+
+def _shuffle(value: Any) -> bool | int:
+    """True, False, or how many items of a stream are shuffled among each other."""
+    is_number = isinstance(value, numbers.Integral) or (hasattr(value, "dtype") and hasattr(value, "__index__"))
+    if isinstance(value, bool) or not is_number or type(value).__name__ in ("bool_", "bool"):
+        try:
+            return _flag("shuffle", value)
+        except ArgumentTypeError:
+            raise ArgumentTypeError(
+                f"shuffle must be True or False, or for a stream a number of items, got {value!r}"
+            ) from None
+    return whole_number("shuffle", value, at_least=1, at_most=2**31, hint="items of a stream that are held")
 
 
 def _auto_flag(name: str, value: Any) -> bool | Literal["auto"]:

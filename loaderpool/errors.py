@@ -8,6 +8,8 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "CacheError",
+    "CacheWarning",
     "ClosedError",
     "ForeignProcessError",
     "LoaderpoolError",
@@ -17,6 +19,7 @@ __all__ = [
     "SampleTimeoutError",
     "SetupError",
     "SourceError",
+    "SourceReadError",
     "SpecMismatchError",
     "SupervisorLostError",
     "UnpicklableError",
@@ -38,7 +41,7 @@ class ArgumentTypeError(LoaderpoolError, TypeError):
 
 
 class SourceError(LoaderpoolError, TypeError):
-    """The source cannot be read by index (no length, a str, a dict of scalars, ...), or a file of it has changed."""
+    """The source cannot be read by index (no length, a str, a dict, ...), or a file of it is damaged or has changed."""
 
 
 class UnpicklableError(LoaderpoolError, TypeError):
@@ -77,8 +80,31 @@ class SpecMismatchError(LoaderpoolError, ValueError):
     """A sample's structure, shape or dtype is not what the element spec says."""
 
 
+class SourceReadError(LoaderpoolError, RuntimeError):
+    """Reading the source's stream raised.
+
+    The instance is also of the type of what was raised, where a subclass of both can be made. The batches before it
+    were delivered; items that did not fill a batch are lost.
+
+    Attributes:
+        position: of the first item in the stream that no batch has.
+        epoch: in which pass it was read.
+        remote_traceback: the traceback as text.
+        original_type: qualified name of the exception's class.
+    """
+
+    position: int | None = None
+    epoch: int | None = None
+    remote_traceback: str = ""
+    original_type: str = ""
+
+
 class StateError(LoaderpoolError, ValueError):
     """A position cannot be saved as things are, or a saved one does not fit this loader; the message says why."""
+
+
+class CacheError(LoaderpoolError, ValueError):
+    """A cache cannot be used, or not for this function: it is of another one, is damaged, or the function is random."""
 
 
 class MemoryLimitError(LoaderpoolError, MemoryError):
@@ -117,3 +143,7 @@ class SupervisorLostError(PoolBrokenError):
 
 class WorkersNotForkedWarning(RuntimeWarning):
     """A module started threads while it was imported, so each worker is an interpreter of its own: slower, but safe."""
+
+
+class CacheWarning(RuntimeWarning):
+    """A cache cannot keep what it should, or has lost some of it; the training goes on, and what is missing is made."""

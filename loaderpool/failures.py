@@ -9,6 +9,7 @@ from loaderpool.errors import (
     SampleError,
     SampleTimeoutError,
     SetupError,
+    SourceReadError,
     SpecMismatchError,
     WorkerLostError,
 )
@@ -23,7 +24,7 @@ from loaderpool.worker.failures import (
     unpickled,
 )
 
-__all__ = ["lost_error", "sample_error", "setup_error"]
+__all__ = ["lost_error", "sample_error", "setup_error", "source_error"]
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
@@ -52,9 +53,36 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
         "remote_traceback": failure.traceback_text,
         "original_type": failure.type_name,
     }
-    error = _dual(original, message, told) if original is not None else None
+    error = _dual(SampleError, original, message, told) if original is not None else None
     if error is None:
         error = SampleTimeoutError(message) if failure.is_timeout else SampleError(message)
+        vars(error).update(told)
+    return _with_context(error, failure, cause)
+
+
+def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceReadError:
+    """The exception for what reading a stream raised: also of that type where such a class can be made.
+
+    Args:
+        failure: what it was.
+        position: of the first item that no batch has.
+        cause: the exception object itself, where it is at hand.
+    """
+    original = original_of(cause) if cause is not None else unpickled(failure)
+    message = (
+        f"{failure.type_name}: {failure.text}\nraised by the source, while the batch from position {position} on was "
+        f"read in epoch {failure.epoch}; all batches before it were delivered.\n\n"
+        f"Traceback where the source is read:\n{failure.traceback_text}"
+    )
+    told = {
+        "position": position,
+        "epoch": failure.epoch,
+        "remote_traceback": failure.traceback_text,
+        "original_type": failure.type_name,
+    }
+    error = _dual(SourceReadError, original, message, told) if original is not None else None
+    if error is None:
+        error = SourceReadError(message)
         vars(error).update(told)
     return _with_context(error, failure, cause)
 
@@ -163,20 +191,20 @@ def _place(failure: Failure) -> str:
     return f"worker {failure.worker}" if failure.worker is not None else "this process"
 
 
-def _dual(original: Original, message: str, told: dict[str, Any]) -> SampleError | None:
-    """A SampleError that is also of the user's type, made without calling the user's class; None where that fails."""
+def _dual(ours: type[_Error], original: Original, message: str, told: dict[str, Any]) -> _Error | None:
+    """An error of our type and the user's, made without calling the user's class; None where that fails."""
     user_type = original.cls
     # An exception that ends loops or programs must not do so here: only its name travels.
     if (
         not issubclass(user_type, Exception)
-        or issubclass(user_type, (StopIteration, StopAsyncIteration, SampleError))
+        or issubclass(user_type, (StopIteration, StopAsyncIteration, ours))
         or user_type is Exception
     ):
         return None
     try:
         # In the class, where they hide whatever the user's class has under these names, properties too.
         members = {**told, "__str__": lambda self: message, "__module__": user_type.__module__}
-        both: Any = type(user_type.__name__, (SampleError, user_type), members)
+        both: Any = type(user_type.__name__, (ours, user_type), members)
         builtin = both
         while builtin.__flags__ & _IS_HEAP_TYPE:
             builtin = builtin.__base__
@@ -195,7 +223,7 @@ def _dual(original: Original, message: str, told: dict[str, Any]) -> SampleError
         str(error)
     except Exception:
         return None
-    result: SampleError = error
+    result: _Error = error
     return result
 
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
-from loaderpool.arguments import check_arguments
-from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
+from loaderpool.arguments import check_arguments, with_lengths
+from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError, StateError
 from loaderpool.fingerprint import Fingerprint
+from loaderpool.loader_cache import CacheWatch
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.form import BatchForm
 from loaderpool.passes import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
 from loaderpool.reading import Position
+from loaderpool.sources.replicated import ReplicatedSource
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import tensorflow as tf
 
+    from loaderpool.cache.setting import Cache
+    from loaderpool.lengths import Lengths
     from loaderpool.telemetry.statistics import Statistics
 
 __all__ = ["Loader"]
@@ -38,7 +43,9 @@ class Loader:
     Args:
         source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
             arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a DataFrame (by row), or any object with
-            `__len__` and `__getitem__`. Items may be any picklable objects.
+            `__len__` and `__getitem__`. Items may be any picklable objects. What can only be iterated (a database
+            cursor, a queue's items, a generator, a file of lines) is a stream: it is read once a pass, in order, on a
+            thread of this process, and its items are dealt to the workers.
         fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
             With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
             write into that (a structure of arrays like its result, lying in the batch itself; None at the first call)
@@ -46,8 +53,14 @@ class Loader:
             the items are the samples.
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
+        augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample;
+            may name `rng` and `out` as `fn` may, which then gets no `out`.
+        cache: keep what `fn` gives, so that it is called once for each item: "memory" (shared by all workers, until the
+            loader is closed), a directory on a local disk (for later runs, too), or a `Cache` with a bound. `fn` must
+            not be random then; what is random belongs into `augment`. It is no part of `memory_limit`.
         workers: worker processes, "auto" for one per usable CPU, or 0 to run in this process (same bits).
-        shuffle: another permutation of all indices each epoch, keyed by seed and epoch.
+        shuffle: another permutation of all indices each epoch, keyed by seed and epoch. For a stream a number: so many
+            items are held, and at each step a random one of them comes.
         seed: keys order and random streams, at least 0.
         drop_remainder: leave out the last batch if it is smaller.
         deterministic: False hands batches over as they are finished, each exactly once.
@@ -70,11 +83,18 @@ class Loader:
             seconds; more are an error, for then the fault is general. None: any number.
         max_restarts_per_item: deaths of workers over the same work after which its samples are run one by one; the one
             that ends its worker also when it runs alone is an error (or left out, by `on_error`).
+        bucket_by: batches are made of items of like length: a function that gives an item's length, a whole number from
+            0 on, or the lengths of all items as a list or array. The function is called for each item while the loader
+            is made, by the workers; with lengths given, nothing need be read.
+        boundaries: where buckets end, rising: an item of length l is in bucket i where
+            `boundaries[i-1] <= l < boundaries[i]`.
+        batch_sizes: rows of a batch of each bucket, one more than `boundaries`; None: `batch_size` for all.
 
     Raises:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
         SourceError: the source cannot be read by index.
         UnpicklableError: function or source cannot travel; names the variable.
+        CacheError: the cache is of another function or source; says what differs.
     """
 
     def __init__(
@@ -84,7 +104,7 @@ class Loader:
         batch_size: int | None = 32,
         batch_fn: Callable[..., Any] | None = None,
         workers: int | Literal["auto"] = "auto",
-        shuffle: bool = False,
+        shuffle: bool | int = False,
         seed: int = 0,
         drop_remainder: bool = False,
         deterministic: bool = True,
@@ -102,12 +122,21 @@ class Loader:
         seed_globals: bool | Literal["auto"] = "auto",
         max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
         max_restarts_per_item: int = 3,
+        augment: Callable[..., Any] | None = None,
+        cache: Cache | str | os.PathLike[str] | None = None,
+        bucket_by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike | None = None,
+        boundaries: Sequence[int] | None = None,
+        batch_sizes: Sequence[int] | None = None,
         _hooks: EpochHooks | None = None,
+        _lengths: Lengths | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._arguments: dict[str, Any] = arguments
-        checked = check_arguments(arguments)
-        self._config, self._plan = checked.config, checked.plan
+        checked, own_pool = check_arguments(arguments), None
+        if checked.needs_lengths and role.is_trainer():
+            checked, own_pool = with_lengths(checked, arguments)
+        self._config, self._plan, self._stream = checked.config, checked.plan, checked.stream
+        self._is_without_lengths = checked.needs_lengths  # inside a worker nobody asks for them
         self._owner_pid = os.getpid()
         self._engine: Engine | None = None
         self._own_pool: Pool | None = None
@@ -116,12 +145,15 @@ class Loader:
         self._finalizer: Any = None
         # The book outlives the loader in its iterators, so it reaches the engine without holding the loader.
         self._book = PassBook(_EngineHandle(self), self._config, self._plan, _hooks)
-        self._fingerprint = Fingerprint(source, fn or batch_fn, self._config, self._plan)
+        self._fingerprint = Fingerprint(source, fn or batch_fn, augment, self._config, self._plan)
         if not role.is_trainer():
             return
         # The payload is not kept: what travelled is in shared memory, and a local engine has it.
-        self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch)
-        if pool is not None or self._own_pool is not None:
+        self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch, own_pool)
+        shared = self._engine.cache
+        if shared is not None:
+            self._book.at_end = CacheWatch(shared)
+        if pool is not None or self._own_pool is not None or shared is not None:
             self._finalizer = weakref.finalize(self, end_engine, self._engine, self._own_pool)
             self._finalizer.atexit = False  # then all sessions are closed in one step, which Ctrl-C does not break off
 
@@ -168,8 +200,13 @@ class Loader:
         """Batches of this shard in an epoch.
 
         Raises:
-            TypeError: unknown, as `on_error="skip"` may leave batches out.
+            TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream.
         """
+        if self._is_without_lengths:
+            self._check_usable()
+        if self._plan.is_open:
+            what = "generators" if self._plan.lanes else "a stream"
+            raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
         if self._config.on_error.action == "skip":
             raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
         return self._plan.batches_per_epoch
@@ -208,11 +245,48 @@ class Loader:
             sequence: has `__len__` and `__getitem__(batch_index)`; its `on_epoch_begin` and `on_epoch_end` are called
                 on this very object, in this process, and what they change is seen by the next epoch.
             workers: as in `Loader`; None: the sequence's own `workers` where it is above 1, else "auto".
-            **settings: further arguments of `Loader` (not batch_size, fn and batch_fn).
+            **settings: further arguments of `Loader` (not batch_size, fn, batch_fn, augment and cache).
         """
         from loaderpool.adapters.keras import loader_from_sequence
 
         return loader_from_sequence(cls, sequence, workers, settings)
+
+    @classmethod
+    def from_generator(
+        cls,
+        make_generator: Callable[..., Any],
+        workers: int | Literal["auto"] = "auto",
+        *,
+        shards: Sequence[Any] | None = None,
+        cycle_length: int | None = None,
+        **settings: Any,
+    ) -> Loader:
+        """A loader for a generator that runs in copies, one in each worker, or once for each shard.
+
+        Copies differ by what `loaderpool.worker_info()` tells them: index, count, seed and epoch. Each opens its own
+        files, and has its own state of `random` and `numpy.random`. Their batches take turns, and a batch has items of
+        one copy; a pass ends when all have ended. What comes is fixed by the number of copies, so give `workers`; with
+        `shards` it is the same for any number of workers.
+
+        Args:
+            make_generator: called as `make_generator()` in each worker at an epoch's begin, or as
+                `make_generator(shard)` for each shard; returns a generator, or anything that can be iterated. With a
+                parameter named `rng` it gets a `numpy.random.Generator` of its own.
+            workers: as in `Loader`; without `shards` as many copies run, 1 with `workers=0`.
+            shards: files, ranges, any picklable things, dealt one by one. `shuffle=True` gives them another order each
+                epoch.
+            cycle_length: how many shards are open at once, their batches taking turns, at least 1; None: 16.
+            **settings: further arguments of `Loader` (not `source`). `fn` is called for what the generator yields;
+                `batch_size=None` where it yields whole batches; `shuffle=n` shuffles within a window in each copy.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: a wrong argument, named.
+        """
+        if cycle_length is not None:
+            cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards that are open at once")
+        if "source" in settings:
+            raise ArgumentTypeError("from_generator takes no source: make_generator is it")
+        return cls(ReplicatedSource(make_generator, shards, cycle_length), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
         """A new loader with other arguments where `changes` says so, and otherwise the same."""
@@ -222,7 +296,10 @@ class Loader:
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
         hooks = self._book.hooks
-        return type(self)(**{**self._arguments, **changes, "_hooks": hooks and hooks.anew()})
+        private: dict[str, Any] = {"_hooks": hooks and hooks.anew()}
+        if {"source", "bucket_by"} & changes.keys():
+            private["_lengths"] = None
+        return type(self)(**{**self._arguments, **changes, **private})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
         """Where the consumer stands, as a small dict that JSON can hold; for `load_state_dict`.
@@ -254,7 +331,7 @@ class Loader:
         """
         from loaderpool.saved_state import read_state
 
-        self._refuse_hooks()
+        self._refuse_what_cannot_go_on()
         position = read_state(state, self._fingerprint, self._plan)
         self._book.drop_parked()
         self._book.resume_at(position)
@@ -262,10 +339,18 @@ class Loader:
     def _state_at(self, position: Position) -> dict[str, Any]:
         from loaderpool.saved_state import write_state
 
-        self._refuse_hooks()
+        self._refuse_what_cannot_go_on()
         return write_state(position, self._fingerprint, self._plan)
 
-    def _refuse_hooks(self) -> None:
+    def _refuse_what_cannot_go_on(self) -> None:
+        if self._plan.lanes:
+            raise StateError("where generators stand cannot be saved: they are the user's own code")
+        if self._stream is not None and self._stream.is_one_shot:
+            raise StateError(
+                f"source is a {self._stream.kind}, which can be read only once: what it gave is gone in another "
+                "process. Pass an object whose __iter__ begins anew each time; the items before the place are then "
+                "read again and dropped"
+            )
         if self._book.has_hooks:
             raise StateError(
                 "on_epoch_begin or on_epoch_end of the sequence changes its data between epochs, and what they have "
@@ -305,7 +390,8 @@ class Loader:
 
     def __repr__(self) -> str:
         where = "closed" if self._is_closed else f"{self.workers} workers"
-        return f"<loaderpool.Loader of {self._plan.size:,} items, batch_size={self._config.batch_size}, {where}>"
+        items = "generators" if self._plan.lanes else "a stream" if self._plan.is_open else f"{self._plan.size:,} items"
+        return f"<loaderpool.Loader of {items}, batch_size={self._config.batch_size}, {where}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(

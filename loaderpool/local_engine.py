@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
-from loaderpool.failures import sample_error
+from loaderpool.errors import LoaderpoolError, SourceError
+from loaderpool.failures import sample_error, source_error
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
+from loaderpool.memory.layout import is_empty
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
+from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.spec import ElementSpec
+from loaderpool.worker.failures import describe_failure
+from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Filled, Job, WorkFailed
+from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
 __all__ = ["LocalEngine"]
 
+_LOCK_TIMEOUT_S = 1.0
 _RUN = 1  # any number whose mark on the stand-in board is not set
 # Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
 # and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
@@ -37,23 +47,30 @@ class LocalEngine:
         unit: what one call of the function makes.
         given_spec: the user's element_spec.
         first_epoch: the epoch whose first sample is made to find the spec.
+        stream: what items are read from, where they cannot be had by index.
+        cache: the loader's, closed with this; None: it has none.
     """
 
     def __init__(
         self,
         payload: Mapping[str, Any],
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
+        stream: StreamSource | None = None,
+        cache: SharedCache | None = None,
     ) -> None:
+        self.cache = cache
+        self._stream = stream
+        self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
         self.config, self.plan, self.unit = config, plan, unit
         self.given_spec = given_spec
         self.takes_out: bool = payload["takes_out"]
         self._first_epoch = first_epoch
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
-        self.work = Work(payload, board, 0, None, catches=Exception)
+        self.work = Work({**payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
 
     def read_ahead(self) -> int:
@@ -71,6 +88,10 @@ class LocalEngine:
         with SavedGlobals():
             try:
                 self.work.ensure_setup()
+                if self._stream is not None and self._first_reading is None:
+                    self._first_reading = self._open(self._stream, self._first_epoch, self.plan)
+                if self._first_reading is not None:
+                    self._put(self._first_reading.peek())
                 probe = self.work.probe(self._first_epoch)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
@@ -78,49 +99,146 @@ class LocalEngine:
         self.work.set_form(form, self.given_spec is not None)
         return form
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> LocalRun:
+    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> LocalRun:
         """See `delivery.Engine`."""
         self.form()
-        return LocalRun(self, first_epoch, limit, plan, taken)
+        reading = None if self._stream is None else self._reading_for(self._stream, first_epoch, plan)
+        return LocalRun(self, first_epoch, limit, plan, taken, reading)
+
+    def _open(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
+        assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
+        batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
+        return StreamReading(batches, epoch, plan)
+
+    def _reading_for(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
+        """The reading of a pass: the one that the probe began, if it is of this epoch."""
+        first, self._first_reading = self._first_reading, None
+        if first is not None:
+            is_same = epoch == first.epoch or not self.config.shuffle_window or stream.is_one_shot
+            if is_same and not plan.begins_at:
+                return first
+        return self._open(stream, epoch, plan)
+
+    def _put(self, batch: tuple[int, list[Any]] | None) -> int:
+        """Have these items be the next job's; returns how many there are."""
+        if batch is None:
+            raise SourceError("source is empty: the stream ended before its first item")
+        assert isinstance(self.work.items, StreamedItems)
+        self.work.items.put(*batch)
+        return len(batch[1])
+
+    def forget(self, epoch: int) -> None:
+        """Nobody reads that epoch any more: its generators are ended."""
+        if isinstance(self.work.items, LaneItems):
+            self.work.items.forget(epoch)
 
     def update(self, changes: dict[str, Any]) -> None:
         """The function looks at the user's own object; only what was made of it before is out of date."""
         self.work.forget_probe()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Let go of the cache; nothing else is to end."""
+        # Another thread may be making a sample; a finalizer must not wait for that for ever.
+        if self.cache is not None and _alone.acquire(timeout=_LOCK_TIMEOUT_S):
+            try:
+                self.cache.close()
+            finally:
+                _alone.release()
 
-    def make(self, epoch: int, batch: int, number: int, plan: Plan) -> Delivery:
-        """One batch in memory of its own."""
+    def make(
+        self, epoch: int, batch: int, number: int, plan: BasePlan, items: tuple[int, list[Any]] | None = None
+    ) -> Delivery:
+        """One batch in memory of its own; of a stream from these items, the first of which has this position."""
         form = self.form()
-        rows = plan.rows(batch)
-        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.start)
+        rows = plan.rows(epoch, batch) if items is None else len(items[1])
+        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.begins_at)
         anchor = aligned_empty(form.slot_bytes)
         with _alone, SavedGlobals():
+            if items is not None:
+                self._put(items)
             try:
                 filled: Filled = self.work.fill(job, anchor, 0, anchor.nbytes)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
+        if plan.lanes and filled.oversize is None and is_empty(anchor):
+            raise _LaneEnded
         if filled.oversize is not None:
             anchor = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(anchor, 0)
         return Delivery(form, anchor, number, 1, rows, filled.row_failures)
 
 
+class _LaneEnded(Exception):
+    """The generator whose turn it was has no more."""
+
+
+class StreamReading:
+    """One pass over a stream, batch by batch.
+
+    Args:
+        batches: positions of first items, and the items.
+        epoch: the pass.
+        plan: of its batches.
+    """
+
+    def __init__(self, batches: Iterator[tuple[int, list[Any]]], epoch: int, plan: Plan) -> None:
+        self._batches, self.epoch, self._plan = batches, epoch, plan
+        self._seen: list[tuple[int, list[Any]]] = []  # at most one: read, and not taken
+        self._taken = 0
+        self.is_over = False
+
+    def peek(self) -> tuple[int, list[Any]] | None:
+        """What `take` will give."""
+        if not self._seen and not self.is_over:
+            try:
+                self._seen = list(itertools.islice(self._batches, 1))
+            except LoaderpoolError:
+                raise
+            except Exception as error:
+                failure = describe_failure(error, epoch=self.epoch, worker=None)
+                raise source_error(failure, self._plan.start_after(self.epoch, self._taken), error) from error
+        self.is_over = not self._seen
+        return self._seen[0] if self._seen else None
+
+    def take(self) -> tuple[int, list[Any]] | None:
+        """The next batch; None: the stream is at its end.
+
+        Raises:
+            SourceReadError: reading the stream raised.
+        """
+        batch = self.peek()
+        self._seen = []
+        self._taken += 1
+        return batch
+
+
 class LocalRun:
     """Batches of consecutive epochs, each made when it is taken."""
 
-    def __init__(self, engine: LocalEngine, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> None:
-        self._taken = taken
+    def __init__(
+        self,
+        engine: LocalEngine,
+        first_epoch: int,
+        limit: int,
+        plan: BasePlan,
+        taken: Mapping[int, int],
+        reading: StreamReading | None = None,
+    ) -> None:
+        self._taken, self._reading = taken, reading
         self.wait_ns = 0
         self._engine, self._plan = engine, plan
         self.first_epoch = first_epoch
         self._next = 0
         self._limit = limit
+        self._ended: set[int] = set()  # lanes
         self.is_over = False
 
     def take(self) -> Delivery:
         """The next batch."""
+        if self._reading is not None:
+            return self._take_read(self._reading)
+        if self._plan.lanes:
+            return self._take_turn(self._plan.lanes)
         self._next += self._taken.get(self._next, 0)  # stretches never touch each other
         if self.is_over or self._next >= self._limit:
             raise StopIteration
@@ -129,6 +247,35 @@ class LocalRun:
         self._next += 1
         return self._engine.make(self.first_epoch + epoch, batch, number, self._plan)
 
+    @property
+    def is_at_end(self) -> bool:
+        """See `delivery.EngineRun`."""
+        if self._plan.lanes:
+            return len(self._ended) == self._plan.lanes
+        return self._reading is not None and self._reading.is_over
+
+    def _take_turn(self, lanes: int) -> Delivery:
+        """The next batch of the generators that take turns."""
+        while not self.is_over and len(self._ended) < lanes:
+            number, self._next = self._next, self._next + 1
+            if number % lanes in self._ended:
+                continue
+            try:
+                return self._engine.make(self.first_epoch, number, number, self._plan)
+            except _LaneEnded:
+                self._ended.add(number % lanes)
+        raise StopIteration
+
+    def _take_read(self, reading: StreamReading) -> Delivery:
+        while not self.is_over:
+            items = reading.take()
+            if items is None:
+                break
+            number, self._next = self._next, self._next + 1
+            if not any(first <= number < first + count for first, count in self._taken.items()):
+                return self._engine.make(self.first_epoch, number, number, self._plan, items)
+        raise StopIteration
+
     def extend(self, limit: int) -> None:
         """More batches are wanted."""
         self._limit = limit
@@ -136,3 +283,4 @@ class LocalRun:
     def end(self) -> None:
         """Nobody wants the rest."""
         self.is_over = True
+        self._engine.forget(self.first_epoch)

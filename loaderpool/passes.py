@@ -18,7 +18,7 @@ from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.interrupts import wait_for_the_end
 from loaderpool.last_error import LastError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.tally import Tally
 
@@ -56,7 +56,7 @@ class PassBook:
     """
 
     def __init__(
-        self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: EpochHooks | None
+        self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
     ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.epoch = 0  # of the next pass
@@ -66,6 +66,8 @@ class PassBook:
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = Reading()  # of the latest iterator that has begun
         self.latest_is_dataset = False
+        self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
+        self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
         self.live: dict[int, weakref.ref[Any]] = {}
@@ -133,7 +135,7 @@ class PassBook:
     def _take_run(self, wanted: Position | None) -> tuple[EngineRun, PassLog]:
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
-        ahead = 0 if self.has_hooks else min(self.plan.batches_per_epoch, engine.read_ahead())
+        ahead = 0 if self.has_hooks or not self.looks_ahead else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
             if wanted is None:
                 epoch = self.epoch
@@ -157,6 +159,8 @@ class PassBook:
                 run.end()
             # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
             limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
+            if log.plan.is_open:
+                limit = 0  # it grows as the stream is read
             return engine.begin(epoch, limit, log.plan, {} if place is None else place.taken), log
         except BaseException:
             self.give_up_epoch(epoch)
@@ -232,6 +236,7 @@ class Pass:
     def __init__(self, book: PassBook, reading: Reading, place: Position | None = None) -> None:
         self._book, self._reading = book, reading
         self._place = place
+        self._goes_on = False  # with the next epoch, as nothing was left of this one
         self._run: EngineRun | None = None
         self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
@@ -275,6 +280,9 @@ class Pass:
             self.close()
             raise
         if delivery is None:
+            if self._goes_on:
+                self._goes_on = self._is_over = False
+                return self.next_delivery()
             raise StopIteration
         if not log.delivered:
             book.tally.passes += 1
@@ -301,12 +309,28 @@ class Pass:
         except StopIteration:
             if self._is_over:  # closed on another thread
                 return None
+            if run.is_at_end:
+                self._end_of_stream(log)
+                return None
             raise LoaderpoolError(
                 f"epoch {log.epoch} ended after {log.delivered} of {log.batches} batches, though "
                 "nobody closed the pass: a defect of loaderpool, please report it"
             ) from None
         book.tally.wait_ns += run.wait_ns - waited
         return delivery
+
+    def _end_of_stream(self, log: PassLog) -> None:
+        self._is_over = True
+        log.close()
+        if not log.delivered:
+            if log.plan.begins_at or log.taken_before:  # the rest of an epoch, of which nothing was left
+                self._book.note_begun(log.epoch)
+                self._goes_on = self._place is None
+            else:
+                self._book.give_up_epoch(log.epoch)
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
 
     def _finish(self, log: PassLog) -> None:
         self._is_over = True
@@ -316,6 +340,8 @@ class Pass:
         if self._book.has_hooks:
             self._owe_end()
             self._book.settle_ends()
+        if self._book.at_end is not None:
+            self._book.at_end()
 
     def hand_over(self, count: int = 1) -> None:
         """The consumer is given so many more batches, or they are passed over because no row of them is left.

@@ -9,18 +9,30 @@ from typing import Any
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
+from loaderpool.bundling import frames
+from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, PoolBrokenError, SupervisorLostError
+from loaderpool.errors import (
+    ClosedError,
+    LoaderpoolError,
+    MemoryLimitError,
+    PoolBrokenError,
+    SourceError,
+    SupervisorLostError,
+)
 from loaderpool.failures import lost_error, sample_error, setup_error
+from loaderpool.feed import Feed
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.pool_run import PoolRun
-from loaderpool.ring import Ring, plan_ring
+from loaderpool.ring import Ring, plan_ring, with_chunk
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
+from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.spec import ElementSpec
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.loading import put_shipment
@@ -35,6 +47,10 @@ __all__ = ["PoolEngine"]
 _LOCK_TIMEOUT_S = 1.0
 
 _READ_AHEAD_TICKETS_PER_WORKER = 2
+# What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
+# the next are read. More: they may take most of it beside the batches.
+_FEED_SHARE = 4
+_FEED_BYTES = 1 << 20  # at least
 
 
 class PoolEngine:
@@ -48,6 +64,8 @@ class PoolEngine:
         unit: what one call of the function makes.
         given_spec: the user's element_spec.
         first_epoch: the epoch whose first sample is made to find the spec.
+        stream: what items are read from, where they cannot be had by index; it is read ahead from now on.
+        cache: the loader's, closed with this; None: it has none.
 
     Raises:
         UnpicklableError: function or source cannot travel.
@@ -59,13 +77,16 @@ class PoolEngine:
         session: Session,
         payload: Mapping[str, Any],
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
+        stream: StreamSource | None = None,
+        cache: SharedCache | None = None,
     ) -> None:
         self.session, self.config, self.plan, self.unit = session, config, plan, unit
         self._given_spec = given_spec
+        self.cache = cache
         self._first_epoch = first_epoch
         # Makes the error that ended the loader, anew for each who meets it: a kept exception would keep, through its
         # traceback, every frame that it passed, and so the loader itself.
@@ -80,8 +101,9 @@ class PoolEngine:
         self.stretches: dict[int, Stretch] = {}  # until the supervisor says that they are over
         self.ring: Ring | None = None
         self._sharing: Sharing | None = None
+        self.latest_chunk = 1  # batches of the latest delivery
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
-        shipment = ship(dict(payload))
+        shipment = ship({**payload, "cache": None if cache is None else cache.plan})
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
@@ -91,13 +113,26 @@ class PoolEngine:
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
             try:
                 self._shipment = offset, nbytes
-                session.send_files(self.number, self.placement.descriptors)
-                session.order(Control.LOAD, *self._load_words(probes=True))
+                self._send_files()
+                session.order(Control.LOAD, *self._load_words(probes=stream is None))
             except BaseException:  # a number that no message can hold
                 for extent in self._extents:
                     session.arena.give_back(extent)
                 raise
             session.listeners[self.number] = self
+        self._stream = stream
+        self._feeds: list[Feed] = []  # whose memory is not given back
+        self._first_feed: Feed | None = None  # has the item for the probe, and waits for its pass
+        if stream is not None:
+            self._first_feed = self._open_feed(stream, first_epoch, plan)
+            self._first_feed.start()
+
+    def _send_files(self) -> None:
+        """What the order to load needs beside the arena: `Payloads.load` takes them in this order."""
+        files = self.placement.descriptors
+        if self.cache is not None:
+            files.append(self.cache.descriptor)
+        self.session.send_files(self.number, files)
 
     def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
@@ -131,7 +166,7 @@ class PoolEngine:
         assert self._form is not None
         return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int]) -> PoolRun:
+    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> PoolRun:
         """See `delivery.Engine`.
 
         Raises:
@@ -144,8 +179,12 @@ class PoolEngine:
             session.check_usable()
             self.raise_error()
             self.check_open()
-            run = PoolRun(self, first_epoch, limit, plan, taken, self.sharing.make_way())
+            quota = self.sharing.make_way()
+            feed = None if self._stream is None else self._feed_for(self._stream, first_epoch, plan)
+            run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed)
             self.sharing.add(run)
+            if feed is not None and not feed.is_started:
+                feed.start()
             return run
 
     def update(self, changes: dict[str, Any]) -> None:
@@ -158,6 +197,7 @@ class PoolEngine:
         if self._is_closed or self.session.is_foreign:
             return
         self._is_closed = True
+        self.on_close()
         self.session.todo.append(self._unload)
         if self.session.lock.acquire(timeout=_LOCK_TIMEOUT_S):
             try:
@@ -166,13 +206,70 @@ class PoolEngine:
             finally:
                 self.session.lock.release()
 
+    # ---- feeds of a stream ----
+
+    def _open_feed(self, stream: StreamSource, epoch: int, plan: BasePlan) -> Feed:
+        assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
+        batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
+        feed = Feed(self.session, frames(batches), epoch, plan.most_rows, self._feed_ahead, self._on_feed_news)
+        self._feeds.append(feed)
+        return feed
+
+    def _feed_for(self, stream: StreamSource, epoch: int, plan: BasePlan) -> Feed:
+        """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
+        feed, self._first_feed = self._first_feed, None
+        if feed is not None:
+            is_same = epoch == feed.epoch or not self.config.shuffle_window or stream.is_one_shot
+            if is_same and not plan.begins_at:
+                return feed
+            feed.stop()
+        return self._open_feed(stream, epoch, plan)
+
+    def _feed_ahead(self) -> tuple[int, int]:
+        """Batches that may be read ahead, and their bytes. The session's lock is held."""
+        if self._form is None or self.ring is None:
+            return 2 * self.session.workers_wanted, _FEED_BYTES
+        # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
+        chunk = min(self._form.max_chunk, 2 * self.latest_chunk)
+        batches = (_READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted + 1) * chunk
+        return batches, max(_FEED_BYTES, self.ring.plan.limit_bytes // _FEED_SHARE)
+
+    def _on_feed_news(self, feed: Feed) -> None:
+        """A feed has another batch, or its end. Runs in: its thread; the session's lock is held."""
+        if feed is self._first_feed and self._probe is None and not self._is_closed:
+            if feed.made == 1 and feed.end is None:
+                self.session.order(Control.PROBE, self.number, self._first_epoch, feed.offset)
+            elif not feed.made:
+                self._make_error = feed.make_error or functools.partial(
+                    SourceError, "source is empty: the stream ended before its first item"
+                )
+        for run in self._sharing.active if self._sharing is not None else ():
+            if run.feed is feed:
+                run.fed(feed)
+
+    def _free_feeds(self, all_of_them: bool = False) -> None:
+        """Give back the memory of feeds that no worker looks at any more."""
+        in_use = {id(stretch.feed) for stretch in self.stretches.values()}
+        for feed in list(self._feeds):
+            if all_of_them or (feed.is_over and id(feed) not in in_use and self._probe is not None):
+                feed.free()
+                self._feeds.remove(feed)
+
+    def on_close(self) -> None:
+        """See `session.Listener`."""
+        for feed in list(self._feeds):
+            feed.stop()
+
     # ---- form, ring and quota ----
 
     def _decide_form(self) -> None:
         assert self._probe is not None
         session, config, plan = self.session, self.config, self.plan
         form = choose_form(self._probe, self._given_spec, config, plan, self.unit)
-        ring_plan = plan_ring(form, workers=session.workers_wanted, memory_limit=config.memory_limit)
+        if plan.lanes:
+            form = with_chunk(form, 1)
+        makers = max(session.workers_wanted, plan.lanes)  # each of which should have slots of its own
+        ring_plan = plan_ring(form, workers=makers, memory_limit=config.memory_limit)
         form = ring_plan.form
         extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
         try:
@@ -187,7 +284,6 @@ class PoolEngine:
     def _order_layout(self) -> None:
         plan, form, probe, extent = self.plan, self._form, self._probe, self._layout_extent
         assert form is not None and probe is not None and extent is not None
-        last_rows = plan.rows(plan.batches_per_epoch - 1)
         batch_ns = probe.elapsed_ns * form.batch_rows // max(1, probe.rows)
         self.session.order(
             Control.LAYOUT,
@@ -195,7 +291,7 @@ class PoolEngine:
             extent.offset,
             self._layout_bytes,
             join32(form.max_chunk, form.can_split),
-            join32(plan.rows(0) if plan.full_batches else form.batch_rows, last_rows),
+            join32(plan.most_rows, plan.last_rows),
             plan.full_batches,
             min(batch_ns, 2**62),
         )
@@ -223,6 +319,8 @@ class PoolEngine:
     def reserve(self) -> int:
         """Slots of a run that are never lent, so that workers always have somewhere to write."""
         assert self.ring is not None
+        if self.plan.lanes:
+            return max(1, min(max(self.plan.lanes + 1, self.ring.count // 2), self.ring.count - 1))
         return max(1, min(self.session.workers_wanted + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----
@@ -239,7 +337,10 @@ class PoolEngine:
             if stretch is not None:
                 stretch.on_unsure(words)
         elif kind == Notice.RUN_ENDED:
-            self.stretches.pop(words[1], None)
+            ended = self.stretches.pop(words[1], None)
+            if ended is not None:
+                ended.forget()
+            self._free_feeds()
         elif kind == Notice.SLOT_RETIRED:
             with self._shortage_ends_all():
                 self.sharing.retired(words[1])
@@ -280,15 +381,19 @@ class PoolEngine:
         if self._is_closed:
             self._forget()
             return
-        self.session.send_files(self.number, self.placement.descriptors)
-        self.session.order(Control.LOAD, *self._load_words(probes=self._probe is None and self._make_error is None))
+        self._send_files()
+        must_probe = self._probe is None and self._make_error is None
+        self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self._stream is None))
+        if must_probe and self._first_feed is not None and self._first_feed.made:
+            self.session.order(Control.PROBE, self.number, self._first_epoch, self._first_feed.offset)
         self._is_loaded = False
         self._updates.repeat()
         if self.ring is not None:
             with self._shortage_ends_all():
                 self.ring.tell_new_supervisor()
                 self._order_layout()
-                self.stretches.clear()
+                self._forget_stretches()
+                self._free_feeds()
                 self.sharing.restart_all()
 
     @property
@@ -329,7 +434,10 @@ class PoolEngine:
             if self._is_passing_error and self._was_told:
                 self._make_error, self._is_passing_error, self._was_told = None, False, False
                 if self._probe is None:
-                    self.session.order(Control.PROBE, self.number, self._first_epoch)
+                    feed = self._first_feed
+                    self.session.order(
+                        Control.PROBE, self.number, self._first_epoch, 0 if feed is None else feed.offset
+                    )
 
     def _unload(self) -> None:
         for run in self._sharing.active if self._sharing is not None else ():
@@ -345,13 +453,23 @@ class PoolEngine:
             self._updates.was_read()
         self._is_loaded = self._was_loaded = True
 
+    def _forget_stretches(self) -> None:
+        for stretch in self.stretches.values():
+            stretch.forget()
+        self.stretches.clear()
+
     def _forget(self) -> None:
         arena = self.session.arena
+        self._forget_stretches()
+        self._free_feeds(all_of_them=True)
         self.session.listeners.pop(self.number, None)
         for extent in [*self._extents, *filter(None, [self._layout_extent])]:
             arena.give_back(extent)
         self._extents, self._layout_extent = [], None
         self.placement.files.clear()
+        if self.cache is not None:
+            self.cache.clear()
+            self.cache.close()
         self._updates.give_back_all()
         if self.ring is not None:
             self.ring.give_back_all()

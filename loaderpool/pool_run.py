@@ -11,13 +11,16 @@ import numpy.typing as npt
 from loaderpool import clock, fault_points
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.interrupts import InterruptsHeld
+from loaderpool.lane_shelf import LaneShelf
+from loaderpool.memory.layout import is_empty
 from loaderpool.messages import Control
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.ring import Ring
 from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
 
 if TYPE_CHECKING:
+    from loaderpool.feed import Feed
     from loaderpool.pool_engine import PoolEngine
 
 __all__ = ["PoolRun"]
@@ -35,17 +38,27 @@ class PoolRun:
         plan: of its batches: the loader's, or of the rest of this one epoch.
         taken: stretches of them that are not wanted; only where there is no order.
         quota: slots that it may hold.
+        feed: whence the items of its batches come, where the source is a stream.
     """
 
     def __init__(
-        self, engine: PoolEngine, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], quota: int
+        self,
+        engine: PoolEngine,
+        first_epoch: int,
+        limit: int,
+        plan: BasePlan,
+        taken: Mapping[int, int],
+        quota: int,
+        feed: Feed | None = None,
     ) -> None:
-        self._engine, self._plan = engine, plan
+        self._engine, self._plan, self.feed = engine, plan, feed
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
         self.wait_ns = 0
         shelf: Shelf = OrderedShelf(0)
-        if not engine.config.deterministic:
+        if plan.lanes:
+            shelf = LaneShelf(plan.lanes, engine.config.deterministic)
+        elif not engine.config.deterministic:
             shelf = UnorderedShelf(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
         self._stretch = self._begin(shelf)
 
@@ -53,7 +66,7 @@ class PoolRun:
         """The next batches. Blocks until they are there.
 
         Raises:
-            StopIteration: the run was ended.
+            StopIteration: the run was ended, or the stream has.
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
         engine, session = self._engine, self._engine.session
@@ -64,13 +77,14 @@ class PoolRun:
             if not self._is_ready():
                 started = clock.monotonic_ns()
                 try:
-                    session.wait_for(lambda: self._is_ready() or engine.has_error or self.is_over)
+                    session.wait_for(lambda: self._is_ready() or engine.has_error or self.is_over or self.is_at_end)
                 finally:
                     self.wait_ns += clock.monotonic_ns() - started
             with InterruptsHeld(), session.lock:
                 if engine.ring is not None and engine.ring.lender.returned:  # a Ctrl-C broke a finalizer off
                     engine.ring.lender.settle()
                 engine.check_open()  # first: batches that are ready do not outlive the close by chance
+                self._pass_over_ends()
                 if self._is_ready():
                     make_error = self._stretch.shelf.front().make_error
                     if make_error is not None:
@@ -78,9 +92,27 @@ class PoolRun:
                     return self._deliver()
                 engine.raise_error()
                 session.check_usable()
+                if self.is_at_end:
+                    if self.feed is not None and self.feed.make_error is not None:
+                        raise self.feed.make_error()
+                    raise StopIteration
                 if self.is_over:
                     raise StopIteration
             # What was ready was given back by `restart`, on another thread, before we had the lock: wait again.
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all batches were taken that the stream has, or the generators have."""
+        feed, shelf = self.feed, self._stretch.shelf
+        if isinstance(shelf, LaneShelf):
+            return shelf.is_over
+        return feed is not None and feed.end is not None and shelf.taken >= feed.end
+
+    def fed(self, feed: Feed) -> None:
+        """More of the stream's batches may be made. The session's lock is held."""
+        if feed.tail is not None and feed.made == feed.tail[0] + 1:
+            self._engine.session.order(Control.RUN_AFTER, self._stretch.number, 0, *feed.tail)
+        self.extend(feed.made)
 
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
@@ -117,13 +149,16 @@ class PoolRun:
     def end(self) -> None:
         """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
         self.is_over = True
+        if self.feed is not None:
+            self.feed.stop()
         self._stretch.end()
 
     def _begin(self, shelf: Shelf) -> Stretch:
         engine, session = self._engine, self._engine.session
-        plan = self._plan
-        stretch = Stretch(engine, session.take_number(), self.first_epoch, plan, shelf)
-        number, is_rest = stretch.number, plan.start > 0
+        plan, feed = self._plan, self.feed
+        stretch = Stretch(engine, session.take_number(), self.first_epoch, plan, shelf, feed)
+        number, start = stretch.number, plan.begins_at if feed is None else 0
+        start_word, start_bytes = stretch.place_start(start) if start else (0, 0)
         session.order(
             Control.RUN_BEGIN,
             number,
@@ -131,12 +166,23 @@ class PoolRun:
             self.first_epoch,
             plan.batches_per_epoch,
             shelf.begin_at,
-            0 if is_rest else self.limit,
+            0 if start or feed is not None or plan.lanes else self.limit,
             self.quota,
         )
-        if is_rest:
-            last_rows = plan.rows(plan.batches_per_epoch - 1)
-            session.order(Control.RUN_AFTER, number, plan.start, plan.full_batches, last_rows)
+        if start:
+            session.order(Control.RUN_AFTER, number, start_word, plan.full_batches, plan.last_rows, start_bytes)
+            session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
+        if isinstance(shelf, LaneShelf):
+            session.order(Control.RUN_LANES, number, plan.lanes)
+            for lane in shelf.ended:
+                session.order(Control.LANE_OVER, number, lane)
+            self.limit = shelf.begin_at + self._window()
+            session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
+        if feed is not None:
+            session.order(Control.RUN_FEED, number, feed.offset)
+            if feed.tail is not None:
+                session.order(Control.RUN_AFTER, number, 0, *feed.tail)
+            self.limit = feed.made
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         engine.stretches[stretch.number] = stretch
         session.runs[stretch.number] = engine
@@ -144,6 +190,37 @@ class PoolRun:
 
     def _is_ready(self) -> bool:
         return self._stretch.shelf.is_ready()
+
+    # ---- generators that take turns; the session's lock is held ----
+
+    def _window(self) -> int:
+        """How many batches from the next one on may be made: no more than there are slots that are never lent.
+
+        So the next batch always has a slot, however far its generator is behind the others (RING-4).
+        """
+        return max(1, min(self._engine.reserve(), self.quota))
+
+    def _pass_over_ends(self) -> None:
+        """Take note of generators that have ended, if that is what stands in front."""
+        shelf, ring = self._stretch.shelf, self._engine.ring
+        if not isinstance(shelf, LaneShelf):
+            return
+        while shelf.is_ready():
+            arrival = shelf.front()
+            if arrival.make_error is not None or arrival.oversize is not None or ring is None:
+                return
+            extent = ring.extents[arrival.slot]  # type: ignore[index]  # it has a slot
+            if not is_empty(self._engine.session.arena.anchor(extent.offset, extent.nbytes)):
+                return
+            for behind in shelf.end_lane(arrival.first):
+                self._stretch.give_back(behind)
+            self._engine.session.order(Control.LANE_OVER, self._stretch.number, arrival.first % self._plan.lanes)
+            self._move_window(shelf)
+
+    def _move_window(self, shelf: LaneShelf) -> None:
+        limit = shelf.begin_at + self._window()
+        if limit > self.limit:
+            self.extend(limit)
 
     # ---- delivering; the session's lock is held ----
 
@@ -161,6 +238,11 @@ class PoolRun:
         try:
             stretch.shelf.drop_front()
             is_ours = True
+            if isinstance(stretch.shelf, LaneShelf):
+                self._move_window(stretch.shelf)
+            if self.feed is not None:
+                engine.latest_chunk = arrival.count
+                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.begin_at)
             engine.session.note_progress()
             fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from loaderpool.delivery import Delivery
 from loaderpool.errors import StateError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan, Start
 
 __all__ = ["Frontier", "PassLog", "Position", "Reading"]
 
@@ -24,8 +24,8 @@ class Position:
     """A place in the order of all epochs."""
 
     epoch: int
-    start: int = 0
-    """The first position of the epoch, over all shards, that is not taken."""
+    start: Start = 0
+    """What of the epoch is taken, over all shards, as its plan says it (see `plan.base`); falsy: nothing."""
     taken: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Without an order: stretches of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
 
@@ -46,18 +46,23 @@ class PassLog:
         keeps_numbers: batches come in no order, so their numbers must be kept.
     """
 
-    def __init__(self, epoch: int, plan: Plan, taken: Mapping[int, int], keeps_numbers: bool) -> None:
+    def __init__(self, epoch: int, plan: BasePlan, taken: Mapping[int, int], keeps_numbers: bool) -> None:
         self.epoch, self.plan = epoch, plan
         numbers = (n for first, count in taken.items() for n in range(first, first + count)) if taken else ()
         self.taken_before = frozenset(numbers)
         self.numbers: list[int] | None = [] if keeps_numbers else None
         self.delivered = 0
+        self._end: int | None = None  # of a stream: how many there were
         self.omitted: list[int] = []
 
     @property
     def batches(self) -> int:
-        """How many batches the whole pass has."""
-        return self.plan.batches_per_epoch - len(self.taken_before)
+        """How many batches the whole pass has; of a stream, until its end, more than there can be."""
+        return self._end if self._end is not None else self.plan.batches_per_epoch - len(self.taken_before)
+
+    def close(self) -> None:
+        """The stream has ended: there are no more than were delivered."""
+        self._end = self.delivered
 
     def note(self, delivery: Delivery, first_epoch: int) -> None:
         """This was delivered, by a run that counts batches from that epoch on."""
@@ -97,7 +102,7 @@ class Frontier:
         if consumed >= log.batches:
             return Position(log.epoch + 1)
         if log.numbers is None:
-            return Position(log.epoch, log.plan.position_after(consumed))
+            return Position(log.epoch, log.plan.start_after(log.epoch, consumed))
         self._ahead.update(log.numbers[self._consumed : consumed])
         self._consumed = consumed
         while self._prefix in self._ahead:
@@ -111,7 +116,7 @@ class Frontier:
             else:
                 first = number - self._prefix
                 stretches[first] = 1
-        return Position(log.epoch, log.plan.position_after(self._prefix), stretches)
+        return Position(log.epoch, log.plan.start_after(log.epoch, self._prefix), stretches)
 
 
 class Reading:

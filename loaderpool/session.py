@@ -51,6 +51,9 @@ class Listener(Protocol):
     def on_new_supervisor(self) -> None:
         """The supervisor died and another one begins: tell it all that it must know. The session's lock is held."""
 
+    def on_close(self) -> None:
+        """The session ends. Runs in: any thread, also in a finalizer, without the lock."""
+
     def on_load_died(self, how: str) -> None:
         """The supervisor died before it had ever loaded this loader's function and source. The lock is held."""
 
@@ -410,6 +413,8 @@ class Session:
     def _close(self) -> None:
         self.is_closed = True
         _live.discard(self)
+        for listener in list(self.listeners.values()):
+            listener.on_close()
         self.pipe.release(pack(Control.CLOSE))
         self._wake_leader()
         self._link.end()

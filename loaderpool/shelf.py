@@ -38,6 +38,10 @@ class Shelf(Protocol):
     def begin_at(self) -> int:
         """The first batch that was not taken."""
 
+    @property
+    def taken(self) -> int:
+        """How many batches were taken, counted from the run's first epoch on."""
+
     def put(self, arrival: Arrival) -> bool:
         """Keep an arrival for its turn; False: all its batches were taken before the run began anew."""
 
@@ -67,6 +71,11 @@ class OrderedShelf:
     def __init__(self, begin_at: int) -> None:
         self.begin_at = begin_at
         self._by_first: dict[int, Arrival] = {}
+
+    @property
+    def taken(self) -> int:
+        """See `Shelf`."""
+        return self.begin_at
 
     def put(self, arrival: Arrival) -> bool:
         """See `Shelf`."""
@@ -116,6 +125,11 @@ class UnorderedShelf:
         self._taken_count = begin_at if taken_count is None else taken_count
         self._before = frozenset(batch for first, count in self._taken.items() for batch in range(first, first + count))
         self._by_epoch: dict[int, collections.deque[Arrival]] = {}
+
+    @property
+    def taken(self) -> int:
+        """See `Shelf`."""
+        return self._taken_count
 
     def put(self, arrival: Arrival) -> bool:
         """See `Shelf`. The workers make stretches without gaps, so after a new begin some batches may come again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from loaderpool import machine
+from loaderpool.cache.words import CacheCounts
 from loaderpool.delivery import Engine
 from loaderpool.memory.board import Field
 from loaderpool.passes import PassBook
@@ -24,6 +25,7 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
     slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = supervisor_restarts = 0
     workers_start: Literal["fork", "exec"] | None = None
     placement, packed = Placement(), 0
+    cached = engine.cache.counts() if engine is not None and engine.cache is not None else CacheCounts()
     if isinstance(engine, PoolEngine):
         workers_start = "exec" if engine.session.obstacles else "fork"
         workers = _workers(engine)
@@ -43,6 +45,7 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         elapsed_s=elapsed_s,
         samples_per_s=samples_per_s,
         bytes_per_s=samples_per_s * tally.nbytes / max(1, tally.samples),
+        padding_share=tally.padding / max(1, tally.padded),
         consumer_wait_s=tally.wait_ns / 1e9,
         worker_wait_s=sum(worker.wait_s for worker in workers),
         slots=slots,
@@ -61,6 +64,11 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         data_bytes_shared=placement.shared_bytes,
         data_bytes_copied=placement.copied_bytes,
         data_copied_because=placement.copied_because,
+        cache_hits=cached.hits,
+        cache_misses=cached.misses,
+        cache_damaged=cached.damaged,
+        cache_bytes=cached.bytes,
+        cache_is_full=cached.is_full,
         workers_start=workers_start,
         workers=workers,
     )

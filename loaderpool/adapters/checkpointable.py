@@ -17,6 +17,7 @@ behind it; when it dies the iterator is gone, and the pass is let go.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import weakref
@@ -28,7 +29,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from loaderpool import clock
-from loaderpool.adapters.cursors import Cursor, Cursors
+from loaderpool.adapters.cursors import Cursor, Cursors, EpochIsOver
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.errors import ClosedError, StateError
@@ -46,6 +47,7 @@ _MOST_AT_ONCE = 64
 _MOST_BYTES = 256 << 10  # of these together. Smaller: more calls. Larger: they leave the cache
 _LONG_NS = 20_000_000  # for which the first of them may wait for the last
 _UNSTARTED = -1
+_POSITION = 4  # where in a place it is
 _PROCESS = int.from_bytes(os.urandom(7), "little")  # whose an iterator is that has given nothing yet
 _END, _BATCH, _NOTHING = (np.array(kind, np.int64) for kind in range(3))
 
@@ -119,9 +121,10 @@ class _Ask:
 class Fetch:
     """What comes at a place, and which place comes behind that.
 
-    A place is `[calls, batches, at_once, epoch, start, first, count, ...]`: how often this was called for the iterator,
-    how many batches it is past, how many come with the next call, and the `Position`. That of an iterator that has
-    given nothing is `[-1, the process]`.
+    A place is `[calls, batches, epochs, at_once, epoch, length, start..., first, count, ...]`: how often this was
+    called for the iterator, how many batches and whole epochs it is past, how many batches come with the next call, and
+    the `Position`; its start has that length, or is one number (-1). That of an iterator that has given nothing is
+    `[-1, the process]`.
 
     Args:
         loader: whose batches.
@@ -151,8 +154,7 @@ class Fetch:
         self._loader = loader
         self._book, self._plan = loader._book, loader._plan
         self._max_at_once = max_at_once if wire.in_chunks else 1
-        self._first_batches, per_epoch = first_batches, self._plan.batches_per_epoch
-        self._batches = None if epochs is None else first_batches + (epochs - 1) * per_epoch
+        self._epochs, self._first_batches = epochs, first_batches
         self._check_length = check_length
         self._gate = exit_gate
         self._cursors = Cursors()
@@ -171,27 +173,41 @@ class Fetch:
         """
         key = np.array(place, np.int64).tobytes()
         has_begun = place[0] != _UNSTARTED
-        calls, past, at_once = place[:3] if has_begun else (0, 0, 1)
+        calls = place[0] if has_begun else 0
         if number != calls and key in self._failed:  # this iterator's last call raised: it is over
             return self.nothing(_END, np.array(place, np.int64))
         cursor = None
         try:
             self._check_header(header)
-            cursor = self._cursors.claim(place[3:]) if has_begun else None
-            if past == self._batches:
-                self._end(cursor, place)
-                return self.nothing(_END, np.array(place, np.int64))
-            cursor = self._at(cursor, place, past)
-            return self._batch(cursor, number + 1, past, at_once)
+            cursor = self._cursors.claim(place[_POSITION:]) if has_begun else None
+            return self._behind(cursor, number + 1, place)
         except BaseException as error:
             self._failed.add(key)
             if isinstance(error, StateError):  # others are noted by the pass
                 self._book.note_error(error)
-            if cursor is not None:
-                cursor.close()
             raise
 
-    def _batch(self, cursor: Cursor, calls: int, past: int, at_once: int) -> Any:
+    def _behind(self, cursor: Cursor | None, calls: int, place: list[int]) -> Any:
+        past, epochs, at_once = place[1:_POSITION] if place[0] != _UNSTARTED else (0, 0, 1)
+        position = None if place[0] == _UNSTARTED else _position(place)
+        while epochs != self._epochs:
+            cursor = self._at(cursor, place, position, past)
+            try:
+                return self._batch(cursor, calls, past, epochs, at_once)
+            except EpochIsOver:
+                if self._epochs is None and not cursor.has_given and not (position and position.start):
+                    break  # the stream is empty, and would be for ever
+                epochs, position = epochs + 1, cursor.place
+            except BaseException:
+                cursor.close()
+                raise
+        if cursor is not None:
+            cursor.finish()
+        elif position is not None:  # restored at its end: what comes in this process is the next epoch
+            self._book.set_epoch(position.epoch)
+        return self.nothing(_END, np.array(place, np.int64))
+
+    def _batch(self, cursor: Cursor, calls: int, past: int, epochs: int, at_once: int) -> Any:
         kind = _BATCH
         if self.wire.in_chunks:
             started = clock.monotonic_ns()
@@ -207,49 +223,44 @@ class Fetch:
             if not rows and self.skips:
                 cursor.leave_out()
                 kind = _NOTHING
-        position = cursor.place
-        taken = [number for stretch in position.taken.items() for number in stretch]
-        behind = [calls, past + count, at_once, position.epoch, position.start, *taken]
+        behind = [calls, past + count, epochs + cursor.is_at_end, at_once, *_numbers(cursor.place)]
         place = _aligned(behind)
-        self._cursors.put(behind[3:], cursor, place if self._tells else None)
+        self._cursors.put(behind[_POSITION:], cursor, place if self._tells else None)
         if kind is _NOTHING:
             return self.nothing(kind, place)
         return (kind, place, *self.wire.flat(parts))
 
-    def _at(self, cursor: Cursor | None, place: list[int], past: int) -> Cursor:
+    def _at(self, cursor: Cursor | None, place: list[int], position: Position | None, past: int) -> Cursor:
         """What stands there, or is opened there now."""
         book = self._book
-        if place[0] == _UNSTARTED:
+        if cursor is not None:
+            if not cursor.is_at_end:
+                return cursor
+            cursor.finish()
+            return Cursor(book, cursor.reading, position)
+        if position is None:
             if place[1] != _PROCESS and not book.was_placed:
                 raise StateError(
                     "this iterator was saved before it had given a batch, so nobody knows which epoch it is: set "
                     "loader.epoch to it before the first batch (to 0, if there was none before)"
                 )
             self._check_length(self._loader)
-            cursor = Cursor(book, Reading(), None)
-        elif cursor is None:
-            position = _position(place)
-            left = book.log_at(position).batches
-            if (past + left - self._first_batches) % self._plan.batches_per_epoch:
-                raise StateError(
-                    "this iterator was saved over a dataset whose first epoch was the rest of one, after "
-                    "load_state_dict(): load that state before as_dataset() here, too, or restore none"
-                )
-            book.set_epoch(position.epoch)
-            cursor = Cursor(book, Reading(), position)
-        elif cursor.is_at_end:
-            cursor.finish()
-            return Cursor(book, cursor.reading, _position(place))
         else:
-            return cursor
+            self._check_place(position, past)
+            book.set_epoch(position.epoch)
+        cursor = Cursor(book, Reading(), position)
         book.latest, book.latest_is_dataset = cursor.reading, True
         return cursor
 
-    def _end(self, cursor: Cursor | None, place: list[int]) -> None:
-        if cursor is not None:
-            cursor.finish()
-        elif place[0] != _UNSTARTED:  # restored at its end: what comes in this process is the next epoch
-            self._book.set_epoch(place[3])
+    def _check_place(self, position: Position, past: int) -> None:
+        if self._plan.is_open:
+            return
+        left = self._book.log_at(position).batches
+        if (past + left - self._first_batches) % self._plan.batches_per_epoch:
+            raise StateError(
+                "this iterator was saved over a dataset whose first epoch was the rest of one, after "
+                "load_state_dict(): load that state before as_dataset() here, too, or restore none"
+            )
 
     def _check_header(self, header: bytes) -> None:
         if header == self.header:
@@ -272,8 +283,16 @@ def _empty(spec: Any) -> npt.NDArray[Any]:
     return np.full(shape, b"", object) if spec.dtype == tf.string else np.zeros(shape, spec.dtype.as_numpy_dtype)
 
 
+def _numbers(position: Position) -> list[int]:
+    start = position.start
+    length, numbers = (-1, (start,)) if isinstance(start, int) else (len(start), start)
+    return [position.epoch, length, *numbers, *itertools.chain(*position.taken.items())]
+
+
 def _position(place: list[int]) -> Position:
-    epoch, start, *taken = place[3:]
+    epoch, length, *numbers = place[_POSITION:]
+    start = numbers[0] if length < 0 else tuple(numbers[:length])
+    taken = numbers[abs(length) :]
     return Position(epoch, start, dict(zip(taken[::2], taken[1::2], strict=True)))
 
 

@@ -8,6 +8,7 @@ is opened there.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
@@ -21,11 +22,15 @@ from loaderpool.errors import ClosedError
 from loaderpool.passes import Pass, PassBook
 from loaderpool.reading import Frontier, Position, Reading
 
-__all__ = ["Cursor", "Cursors"]
+__all__ = ["Cursor", "Cursors", "EpochIsOver"]
 
 # Of those at whose place no iterator may be any more, where nobody tells. Smaller: several iterators at once open their
 # passes anew for each batch. Larger: each that was left early holds slots for longer.
 _MOST_UNTOLD = 4
+
+
+class EpochIsOver(Exception):
+    """A stream has ended."""
 
 
 class Cursor:
@@ -54,20 +59,28 @@ class Cursor:
 
     @property
     def place(self) -> Position:
-        """What comes next; something was taken."""
-        assert self._frontier is not None
+        """What comes next; something was asked for."""
+        if self._frontier is None:
+            assert self._pass.log is not None
+            self._frontier = Frontier(self._pass.log)
         return self._frontier.position(self._consumed)
 
     @property
     def is_at_end(self) -> bool:
-        """Whether its epoch is over."""
+        """Whether its epoch is over, as far as anybody knows."""
         log = self._pass.log
         return log is not None and self._consumed >= log.batches
+
+    @property
+    def has_given(self) -> bool:
+        """Whether anything was taken."""
+        return self._consumed > 0
 
     def take(self) -> tuple[int, list[Any]]:
         """Rows and components of the next batch. Blocks until it is there.
 
         Raises:
+            EpochIsOver: there is none: the stream has ended.
             LoaderpoolError: what ended the pass.
         """
         if not self._waiting:
@@ -92,26 +105,32 @@ class Cursor:
         """How many batches were taken, and their components as `dtype[batches, rows, ...]`; for fixed forms only.
 
         So many as `count`; but the epoch's last full batches may be fewer, and a shorter one behind them comes alone.
-        That is a matter of the plan, never of what is there already. None at all if one of them failed and some did
+        That is a matter of the epoch, never of what is there already. None at all if one of them failed and some did
         not: ask for fewer.
 
         Raises:
+            EpochIsOver: there is none: the stream has ended.
             LoaderpoolError: what ended the pass; nothing that came before is left.
         """
         while not self._waiting:
             self._fill()
         log = self._pass.log
         assert log is not None
-        count = max(1, min(count, log.plan.full_batches - self._consumed))
-        while sum(there for _, _, there, _, _ in self._waiting) < count:
+        rows = self._waiting[0][0]
+        while self._waiting[-1][0] == rows and (there := sum(each[2] for each in self._waiting)) < count:
+            if self._consumed + there >= log.batches:
+                break
             try:
                 self._fill()
+            except EpochIsOver:
+                break
             except Exception as error:
                 self._error = error
                 return 0, []
+        count = min(count, sum(each[2] for each in self._waiting if each[0] == rows))
         pieces, left = [], count
         while left:
-            rows, parts, there, nbytes, must_tell = self._waiting.popleft()
+            _, parts, there, nbytes, must_tell = self._waiting.popleft()
             taken = min(left, there)
             pieces.append([part[:taken] for part in parts] if taken < there else parts)
             if taken < there:
@@ -127,10 +146,8 @@ class Cursor:
 
     def finish(self) -> None:
         """Its epoch is over: what was made ahead is the next one's."""
-        try:
+        with contextlib.suppress(StopIteration):
             self._pass.next_delivery()
-        except StopIteration:
-            pass
 
     def close(self) -> None:
         """Let go. Never blocks; may run in a finalizer, and twice."""
@@ -149,10 +166,10 @@ class Cursor:
         try:
             delivery = self._pass.next_delivery()
         except StopIteration:
+            log = self._pass.log
+            if log is not None and log.delivered >= log.batches and not self.is_closed:
+                raise EpochIsOver from None
             raise ClosedError("this iterator was dropped while it was read") from None
-        if self._frontier is None:
-            assert self._pass.log is not None
-            self._frontier = Frontier(self._pass.log)
         self._book.tally.tick(delivery)
         return delivery
 

@@ -47,7 +47,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     if epochs is not None:
         epochs = _whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)
         per_epoch = loader._book.plan.batches_per_epoch
-        if epochs * per_epoch > _LARGEST_INT64:
+        if epochs * per_epoch > _LARGEST_INT64 and not loader._book.plan.is_open:
             raise ArgumentError(
                 f"epochs={epochs} with {per_epoch} batches each are more than 2**63 batches: epochs=None is a stream "
                 "without end"
@@ -68,7 +68,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     wire = Wire.of(form, max_chunk)
     first_pass = loader._book.next_log()
     skips = loader.config.on_error.action == "skip"
-    tells_length = not skips and not loader._book.is_backed_up
+    tells_length = not skips and not loader._book.is_backed_up and not loader._book.plan.is_open
     source = _Elements(loader, wire, epochs, first_pass.batches, tells_length and epochs is not None)
     if checkpointable:
         fetch = Fetch(loader, wire, max_chunk, epochs, first_pass.batches, source.check_length)
@@ -92,7 +92,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     # TensorFlow's registry may keep the generator for ever, so that holds the loader weakly; the dataset holds it, and
     # every dataset made from this one holds this one.
     dataset._loaderpool_loader = fetch if checkpointable else loader
-    if loader._book.is_backed_up and epochs is not None and not skips:
+    if loader._book.is_backed_up and epochs is not None and not skips and not loader._book.plan.is_open:
         # `BackupCallback` ends the epoch in which a training goes on before Keras would. An assertion in C++ would make
         # an error of that, where Keras fetches several steps at once.
         length = tf.constant(epochs * len(loader), tf.int64)
@@ -110,7 +110,7 @@ def _check_checkpointable(loader: Loader, device: str | None) -> None:
         raise ArgumentError(
             "checkpointable=True and a BackupCallback exclude each other: that one saves the loader's place itself"
         )
-    loader._refuse_hooks()
+    loader._refuse_what_cannot_go_on()
 
 
 def _check_device(device: Any) -> None:

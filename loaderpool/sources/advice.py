@@ -5,11 +5,25 @@ from __future__ import annotations
 import inspect
 import numbers
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MappingView
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-__all__ = ["refusal"]
+__all__ = ["is_stream", "refusal"]
+
+
+_NO_STREAMS = (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)
+
+
+def is_stream(obj: Any) -> bool:
+    """Whether it can only be iterated. Nothing of it is called.
+
+    Not what has no order, and not classes, numbers, text and paths, for which `refusal` has better advice.
+    """
+    kind = type(obj)
+    if isinstance(obj, _NO_STREAMS) or _of_tensorflow(obj):
+        return False
+    return isinstance(obj, Iterator) or (hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"))
 
 
 def refusal(obj: Any) -> str | None:
@@ -30,26 +44,33 @@ def refusal(obj: Any) -> str | None:
         if isinstance(obj, numbers.Integral) and not isinstance(obj, bool):
             return f"is a number: did you mean range({obj})?"
         return f"is {obj!r}, a {type(obj).__name__}: pass a sequence, arrays, or range(n) for just the index"
-    return _of_tensorflow(obj) or _unordered(obj) or _without_index(obj)
+    return _of_tensorflow(obj) or _of_hdf5(obj) or _unordered(obj) or _without_index(obj)
 
 
 def _of_tensorflow(obj: Any) -> str | None:
     kinds = {cls.__name__ for cls in type(obj).__mro__ if cls.__module__.partition(".")[0] == "tensorflow"}
     if "DatasetV2" in kinds:
         return (
-            "is a tf.data.Dataset, which workers cannot read: pass what it was made from, "
-            "or list(ds.as_numpy_iterator()) where it fits in memory"
+            "is a tf.data.Dataset, which workers cannot read: pass what it was made from, or ds.as_numpy_iterator(), "
+            "which is read once"
         )
     if kinds and ("Tensor" in kinds or callable(getattr(obj, "numpy", None))):
         return f"is a TensorFlow {type(obj).__name__}: pass its .numpy(), for workers run without TensorFlow"
     return None
 
 
+def _of_hdf5(obj: Any) -> str | None:
+    kinds = {cls.__name__ for cls in type(obj).__mro__ if cls.__module__.partition(".")[0] == "h5py"}
+    if "Group" not in kinds:
+        return None
+    # Not its file name: that of a closed one is an error to ask for.
+    return f"is an open HDF5 {type(obj).__name__}: pass loaderpool.HDF5(path, keys), which each worker opens itself"
+
+
 def _unordered(obj: Any) -> str | None:
+    if isinstance(obj, MappingView) and not hasattr(type(obj), "__getitem__"):
+        return f"is a {type(obj).__name__}: pass list(source)"
     if isinstance(obj, AbstractSet) and not hasattr(type(obj), "__getitem__"):
-        # The keys or items of a dict are a Set too, but in order.
-        if type(obj).__name__.startswith(("dict_", "odict_")):
-            return f"is a {type(obj).__name__}: pass list(source)"
         return "is a set, which has no order: pass sorted(source)"
     if isinstance(obj, Mapping) and (not isinstance(obj, dict) or type(obj).__getitem__ is not dict.__getitem__):
         return (
@@ -66,15 +87,11 @@ def _without_index(obj: Any) -> str | None:
     if has_length and has_items:
         return None
     if inspect.isgeneratorfunction(obj):
-        return f"is a generator function: pass list({obj.__name__}()) where it fits in memory, or what it reads from"
-    if isinstance(obj, Iterator):
-        return f"is a {name}, which is read once and in order: pass list(source) where it fits in memory"
+        return f"is a generator function: pass {obj.__name__}(), which is read once, or list({obj.__name__}())"
     if callable(obj) and not has_items and not hasattr(kind, "__iter__"):
         return f"is a function: pass the items as the source and the function as fn, as in Loader(items, {_name(obj)})"
     if has_items:
         return f"is a {name} without a length: give it a __len__, or pass range(n) and index it in fn"
-    if hasattr(kind, "__iter__"):
-        return f"is a {name} that can only be iterated: give it a __getitem__, or pass list(source)"
     return f"is a {name}, which has neither length nor items: pass a sequence, arrays, or range(n) for just the index"
 
 

@@ -7,6 +7,8 @@ from typing import Any, SupportsIndex
 
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.recognise import Source, as_source
+from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.sources.stream import StreamSource
 
 __all__ = ["named_source", "position_of"]
 
@@ -19,9 +21,15 @@ def named_source(source: Any, name: str) -> Source:
         ArgumentError: it is empty, or its columns are of different lengths.
     """
     try:
-        return as_source(source)
+        found = as_source(source)
     except (ArgumentError, SourceError) as error:
         raise type(error)(f"{name}: {error}") from None
+    if isinstance(found, (StreamSource, ReplicatedSource)):
+        raise SourceError(
+            f"{name}: source is a {found.kind}, which can only be iterated: give it __len__ and __getitem__, or pass "
+            "list(source) where it fits in memory"
+        )
+    return found
 
 
 def position_of(index: SupportsIndex, size: int) -> int:

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from loaderpool.errors import ArgumentError, SourceError
-from loaderpool.sources.advice import refusal
+from loaderpool.sources.advice import is_stream, refusal
 from loaderpool.sources.columns import Columns, is_array, is_table, table_columns, zip_columns
+from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence
+from loaderpool.sources.stream import StreamSource
 
 __all__ = ["Source", "as_source", "length_of"]
 
@@ -58,12 +60,13 @@ class Sized:
         return f"<source of {self._size} items: {type(self._items).__name__}>"
 
 
-def as_source(obj: Any) -> Source:
-    """What the loader reads by index; holds `obj` itself and copies none of its data.
+def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
+    """What the loader reads by index, or a stream; holds `obj` itself and copies none of its data.
 
     A list, range, tuple or array comes back as it is. A tuple or dict of columns (arrays or lists, nested at will) is
     zipped as `tf.data.Dataset.from_tensor_slices` does; a pandas DataFrame gives a dict for each row, a Series its
-    elements. Of any other object, `len` is called once and items are read by its `__getitem__`.
+    elements. Of any other object, `len` is called once and items are read by its `__getitem__`. What can only be
+    iterated is a stream.
 
     Args:
         obj: the loader's `source`.
@@ -72,6 +75,10 @@ def as_source(obj: Any) -> Source:
         SourceError: it cannot be read by index; says what to pass instead.
         ArgumentError: it is empty, or its columns are of different lengths.
     """
+    if isinstance(obj, ReplicatedSource):
+        return obj
+    if is_stream(obj):
+        return StreamSource(obj)
     reason = refusal(obj)
     if reason is not None:
         raise SourceError(f"source {reason}")

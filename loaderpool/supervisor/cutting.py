@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 
-from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket
+from loaderpool.supervisor.records import LaneRecords, LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
 
 __all__ = ["TICKETS_PER_WORKER", "TicketCutter"]
 
@@ -52,14 +52,25 @@ class TicketCutter:
         run.part_slot = None
         return rest
 
-    def cut(self, must_be_short: bool, workers: int) -> Ticket | None:
-        """The next new ticket, runs taking turns; None: no run may have one now.
+    @property
+    def has_lanes(self) -> bool:
+        """Whether who gets a ticket decides which there is."""
+        return any(run.lanes is not None for run in self._turn)
+
+    def forget(self, worker: int) -> None:
+        """No generator stands in this worker any more."""
+        for run in self._turn:
+            if run.lanes is not None:
+                run.lanes.homes = {lane: home for lane, home in run.lanes.homes.items() if home != worker}
+
+    def cut(self, worker: WorkerRecord, workers: int) -> Ticket | None:
+        """The next new ticket for a worker, runs taking turns; None: no run may have one now.
 
         Args:
-            must_be_short: it will wait behind another one, so none that takes long.
+            worker: where it has a ticket, the new one waits behind that, so it is none that takes long.
             workers: how many share the work.
         """
-        turn = self._turn
+        turn, must_be_short = self._turn, bool(worker.tickets)
         for _ in range(len(turn)):
             run = turn[0]
             turn.rotate(-1)
@@ -68,6 +79,11 @@ class TicketCutter:
                 continue
             if run.part_slot is not None:
                 return self._cut_rows(run)
+            if run.lanes is not None:
+                ticket = self._cut_lane(run, run.lanes, worker.worker, workers)
+                if ticket is not None:
+                    return ticket
+                continue
             if run.next < run.limit and loader.free and run.held < run.quota:
                 slot = self._slots[loader.free.pop()]
                 slot.run = run
@@ -77,6 +93,31 @@ class TicketCutter:
                     return self._cut_rows(run)
                 return self._cut_batches(run, slot, workers)
         return None
+
+    def _cut_lane(self, run: RunRecord, lanes: LaneRecords, worker: int, workers: int) -> Ticket | None:
+        """The lowest batch that this worker may make: of a generator that stands in it, or in none.
+
+        Otherwise, where another worker has more than its share of them, one of these moves, and is run again here.
+        """
+        if run.held >= run.quota or not run.loader.free:
+            return None
+        waiting = [lane for lane, batch in enumerate(lanes.next) if batch < run.limit and lane not in lanes.over]
+        mine = [lane for lane in waiting if lanes.homes.get(lane) == worker]
+        if not mine:
+            counts = collections.Counter(home for lane, home in lanes.homes.items() if lane not in lanes.over)
+            share = -(-(len(lanes.next) - len(lanes.over)) // max(1, workers))
+            if counts[worker] >= share:
+                return None
+            mine = [lane for lane in waiting if lane not in lanes.homes or counts[lanes.homes[lane]] > share]
+            if not mine:
+                return None
+        lane = min(mine, key=lanes.next.__getitem__)
+        slot = self._slots[run.loader.free.pop()]
+        slot.run = run
+        run.held += 1
+        batch = lanes.next[lane]
+        lanes.next[lane] += len(lanes.next)
+        return self._new_ticket(run, slot, batch, 1, 0, run.rows_of(batch))
 
     def _cut_batches(self, run: RunRecord, slot: SlotRecord, workers: int) -> Ticket:
         loader = run.loader

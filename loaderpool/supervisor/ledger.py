@@ -12,7 +12,7 @@ import dataclasses
 from loaderpool.messages import Notice, Order, Status, Words, pack, split32
 from loaderpool.supervisor.cutting import TicketCutter
 from loaderpool.supervisor.instructions import Instruction, ToTrainer, ToWorker, Unload
-from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket
+from loaderpool.supervisor.records import LaneRecords, LoaderRecord, RunRecord, SlotRecord, Ticket
 from loaderpool.supervisor.roster import Roster
 
 __all__ = ["Ledger"]
@@ -98,11 +98,30 @@ class Ledger:
         self.runs[number] = run
         self.cutter.add(run)
 
-    def set_rest(self, number: int, after: int, full_batches: int, last_rows: int) -> None:
+    def set_rest(self, words: Words) -> None:
         """As Control.RUN_AFTER says."""
+        _, number, after, full_batches, last_rows, nbytes, *_ = words
         run = self.runs.get(number)
         if run is not None:
-            run.after, run.rest = after, (full_batches, last_rows)
+            run.after, run.rest = (after, nbytes), (full_batches, last_rows)
+
+    def set_feed(self, number: int, feed: int) -> None:
+        """As Control.RUN_FEED says."""
+        run = self.runs.get(number)
+        if run is not None:
+            run.feed = feed
+
+    def set_lanes(self, number: int, lanes: int) -> None:
+        """As Control.RUN_LANES says."""
+        run = self.runs.get(number)
+        if run is not None:
+            run.lanes = LaneRecords([run.next + (lane - run.next) % lanes for lane in range(lanes)])
+
+    def end_lane(self, number: int, lane: int) -> None:
+        """As Control.LANE_OVER says."""
+        run = self.runs.get(number)
+        if run is not None and run.lanes is not None:
+            run.lanes.over.add(lane)
 
     def extend_run(self, number: int, limit: int, quota: int) -> None:
         """More of it may be made, in more slots."""

@@ -204,7 +204,25 @@ def _advice(offender: Any, error: Exception) -> str:
             "A generator is in the middle of its work and cannot be copied: pass the generator function, or a list of "
             "its items."
         )
+    packages = {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}
+    if "h5py" in packages:
+        return (
+            "What was opened before a fork must not be read behind it. As the source, give "
+            f"loaderpool.HDF5({_hdf5_place(offender)}): each worker then opens the file itself. In a function, open "
+            "the file in setup=, which runs once in each worker."
+        )
+    if "sqlite3" in packages:
+        return "A connection must not cross a fork: open it in setup=, which runs once in each worker."
     return _ADVICE
+
+
+def _hdf5_place(offender: Any) -> str:
+    """Path and name of an h5py object as they would be written, as far as it still knows them."""
+    try:
+        name = offender.name.lstrip("/") or "key"
+        return f"{offender.file.filename!r}, {name!r}"
+    except Exception:  # closed
+        return "path, key"
 
 
 def _name(cls: type) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from loaderpool.messages import Notice, Order, Status, join32, pack
 
-__all__ = ["LastWords", "LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
+__all__ = ["LaneRecords", "LastWords", "LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,7 +42,7 @@ class Ticket:
     def order(self) -> bytes:
         """What the worker is told."""
         if self.run is None:
-            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first)
+            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first, self.loader.feed)
         if self.suspect is not None:
             return pack(
                 Order.TRY,
@@ -120,6 +120,7 @@ class LoaderRecord:
     batch_ns: int = 0
     is_measured: bool = False
     first_worker: int | None = None  # ran the probe and keeps its result
+    feed: int = 0  # where the table lies that has the items of the probe; 0: the source has them
     free: list[int] = dataclasses.field(default_factory=list)  # last freed, first used: hot in cache
     is_unloading: bool = False
     outstanding: int = 0
@@ -155,8 +156,10 @@ class RunRecord:
     is_ended: bool = False
     part_slot: int | None = None  # of a batch that is being cut into row ranges
     part_row: int = 0
-    after: int = 0  # the first position: it is the rest of an epoch
+    after: tuple[int, int] = (0, 0)  # where the epoch begins, as Control.RUN_AFTER says it
     rest: tuple[int, int] | None = None  # full batches and rows of the last one, where that is so
+    feed: int = 0  # where the table of its stream lies; 0: the source has the items
+    lanes: LaneRecords | None = None  # of generators whose batches take turns
 
     @property
     def full_batches(self) -> int:
@@ -172,6 +175,15 @@ class RunRecord:
     def epoch_of(self, batch: int) -> int:
         """The epoch of a batch, counted likewise."""
         return self.first_epoch + batch // self.batches_per_epoch
+
+
+@dataclasses.dataclass(slots=True)
+class LaneRecords:
+    """Generators whose batches take turns: batch k is one of lane k modulo their number."""
+
+    next: list[int]  # of each lane, the next batch to cut into a ticket
+    over: set[int] = dataclasses.field(default_factory=set)  # lanes that have ended
+    homes: dict[int, int] = dataclasses.field(default_factory=dict)  # the worker in which each stands, by lane
 
 
 @dataclasses.dataclass(slots=True)

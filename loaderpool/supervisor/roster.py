@@ -78,6 +78,10 @@ class Roster:
                 return self._workers[number]
         return None
 
+    def roomy(self) -> list[WorkerRecord]:
+        """All that may have another ticket, those with fewest first."""
+        return [self._workers[number] for place in self._with[:TICKETS_PER_WORKER] for number in place]
+
     def with_room(self, number: int) -> WorkerRecord | None:
         """This worker, if it may have another ticket."""
         worker = self._workers.get(number)

@@ -19,6 +19,7 @@ from loaderpool.receiving import receive
 from loaderpool.supervisor.by_value import FrameworkFreePickler
 from loaderpool.supervisor.framework_imports import is_framework_loaded
 from loaderpool.supervisor.offender import describe_offender
+from loaderpool.supervisor.open_handles import OpenHandleError
 from loaderpool.supervisor.packer import flat_bytes
 from loaderpool.supervisor.packing import ItemError, Packing
 from loaderpool.supervisor.reducers import PayloadPickler
@@ -99,6 +100,12 @@ def describe_load_error(error: BaseException) -> str:
 
     Runs in: the process in which `unship` failed, as it names that process's search path.
     """
+    if isinstance(error, OpenHandleError):
+        return (
+            f"Importing the function's modules has left something open that workers must not inherit: {error}. Open it "
+            "in setup=, which runs once in each worker; for the rows of an HDF5 file give loaderpool.HDF5(path, keys) "
+            "as the source."
+        )
     if isinstance(error, ModuleNotFoundError):
         return (
             f"The workers cannot import the module {error.name!r}, which the function or the source needs. They have "

@@ -76,7 +76,13 @@ class SupervisorState:
         elif kind == Control.RUN_BEGIN:
             ledger.begin_run(words)
         elif kind == Control.RUN_AFTER:
-            ledger.set_rest(words[1], words[2], words[3], words[4])
+            ledger.set_rest(words)
+        elif kind == Control.RUN_FEED:
+            ledger.set_feed(words[1], words[2])
+        elif kind == Control.RUN_LANES:
+            ledger.set_lanes(words[1], words[2])
+        elif kind == Control.LANE_OVER:
+            ledger.end_lane(words[1], words[2])
         elif kind == Control.RUN_EXTEND:
             ledger.extend_run(words[1], words[2], words[3])
         elif kind == Control.RUN_END:
@@ -103,7 +109,7 @@ class SupervisorState:
         elif kind == Control.UPDATE:
             ledger.out.append(Update(words[1], words[2], words[3]))
         elif kind == Control.PROBE:
-            ledger.probe(ledger.loaders[words[1]], words[2])
+            self._probe(ledger.loaders[words[1]], epoch=words[2], feed=words[3])
         elif kind == Control.UNLOAD:
             ledger.unload(ledger.loaders[words[1]])
         elif kind == Control.CLOSE:
@@ -156,6 +162,7 @@ class SupervisorState:
     def on_worker_dead(self, number: int) -> None:
         """A worker's process has ended. Reports that it wrote before may follow, then `on_worker_gone`."""
         self.workers.bury(number)
+        self.ledger.cutter.forget(number)
 
     def on_worker_gone(self, number: int, last: LastWords, now_ns: int = 0) -> list[Instruction]:
         """A worker's process was reaped.
@@ -168,6 +175,7 @@ class SupervisorState:
         worker = self.workers.remove(number)
         if worker is None:
             return self.ledger.take_out()
+        self.ledger.cutter.forget(number)
         was_lost = bool(worker.tickets) or not worker.is_leaving
         unanswered: list[Ticket] = []
         for ticket in worker.tickets:
@@ -247,6 +255,13 @@ class SupervisorState:
             self.ledger.settle(ticket)
         return self.on_worker_gone(number, last, now_ns)
 
+    def _probe(self, loader: LoaderRecord, epoch: int, feed: int) -> None:
+        loader.feed = feed
+        if loader.is_loaded:
+            self.ledger.probe(loader, epoch)
+        else:
+            loader.probe_epoch = epoch
+
     def timeouts(self) -> list[tuple[int, int]]:
         """The workers that must be watched, each with the timeout of its current sample in nanoseconds."""
         if not any(loader.timeout_ns for loader in self.ledger.loaders.values()):
@@ -274,6 +289,7 @@ class SupervisorState:
     def _send_away(self, worker: WorkerRecord) -> None:
         if not worker.is_leaving:
             self.workers.leave(worker)
+            self.ledger.cutter.forget(worker.worker)
             self.ledger.out.append(ToWorker(worker.worker, pack(Order.EXIT)))
 
     # ---- tickets ----
@@ -286,10 +302,10 @@ class SupervisorState:
             if self.ledger.due:
                 ticket = self.ledger.due.popleft()
             else:
-                cut = self.ledger.cutter.cut(must_be_short=bool(worker.tickets), workers=self.target_workers)
-                if cut is None:
+                found = self._cut(worker)
+                if found is None:
                     return
-                ticket = self.ledger.opened(cut)
+                worker, ticket = found[0], self.ledger.opened(found[1])
             first_worker = ticket.loader.first_worker
             if ticket.run is not None and ticket.first == 0 and first_worker is not None:
                 # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
@@ -299,6 +315,18 @@ class SupervisorState:
                     ticket.loader.first_worker = None
                     ticket.uses_kept = True
             self._send(worker, ticket)
+
+    def _cut(self, roomiest: WorkerRecord) -> tuple[WorkerRecord, Ticket] | None:
+        """A new ticket, and who shall have it: the worker with most room, or the one where a generator stands."""
+        cutter, workers = self.ledger.cutter, self.target_workers
+        ticket = cutter.cut(roomiest, workers)
+        if ticket is not None:
+            return roomiest, ticket
+        for worker in self.workers.roomy() if cutter.has_lanes else ():
+            ticket = cutter.cut(worker, workers)
+            if ticket is not None:
+                return worker, ticket
+        return None
 
     def _send(self, worker: WorkerRecord, ticket: Ticket) -> None:
         out, number = self.ledger.out, worker.worker
@@ -313,12 +341,24 @@ class SupervisorState:
                 out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
             if run.run not in worker.runs:
                 worker.runs.add(run.run)
-                told = pack(Order.RUN, run.run, loader.loader, run.first_epoch, run.batches_per_epoch, run.after)
+                after, nbytes = run.after
+                told = pack(
+                    Order.RUN,
+                    run.run,
+                    loader.loader,
+                    run.first_epoch,
+                    run.batches_per_epoch,
+                    after,
+                    run.feed,
+                    nbytes,
+                )
                 out.append(ToWorker(number, told))
             if ticket.slot not in worker.slots:
                 worker.slots.add(ticket.slot)
                 slot = self.ledger.slots[ticket.slot]
                 out.append(ToWorker(number, pack(Order.SLOT, slot.slot, slot.offset, slot.nbytes)))
+        if run is not None and run.lanes is not None:
+            run.lanes.homes[ticket.first % len(run.lanes.next)] = number
         self.workers.give(worker, ticket)
         out.append(ToWorker(number, ticket.order()))
 

@@ -35,8 +35,10 @@ from loaderpool.messages import (
     split32,
     unpack_all,
 )
+from loaderpool.plan.base import Start
 from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
+from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.sending import send_descriptor, send_with_bytes, write_message
 from loaderpool.worker.strays import end_stray
 from loaderpool.worker.work import Work
@@ -62,7 +64,8 @@ class _Run:
     loader: int
     first_epoch: int
     batches_per_epoch: int
-    after: int  # the first position of its epoch
+    after: Start  # where its epoch begins
+    feed: int  # where the table of its stream lies; 0: there is none
 
 
 class WorkerLoop:
@@ -103,9 +106,12 @@ class WorkerLoop:
         if kind == Order.TICKET:
             self._ticket(words)
         elif kind == Order.RUN:
-            self._runs[words[1]] = _Run(words[2], words[3], words[4], words[5])
+            after = self._arena.get_object(words[5], words[7]) if words[7] else words[5]
+            self._runs[words[1]] = _Run(words[2], words[3], words[4], after, words[6])
         elif kind == Order.RUN_OVER:
-            self._runs.pop(words[1], None)
+            run = self._runs.pop(words[1], None)
+            if run is not None and not any(same == run for same in self._runs.values()):
+                self._forget_epoch(run)
         elif kind == Order.SLOT:
             self._slots[words[1]] = (words[2], words[3])
             if words[3] >= _LARGE_SLOT_BYTES:
@@ -122,27 +128,33 @@ class WorkerLoop:
         elif kind == Order.TRY:
             self._try(words)
         elif kind == Order.PROBE:
-            self._probe(ticket=words[1], loader=words[2], epoch=words[3])
+            self._probe(ticket=words[1], loader=words[2], epoch=words[3], feed=words[4])
         elif kind == Order.EXIT:
             return False
         return True
+
+    def _forget_epoch(self, run: _Run) -> None:
+        """Generators of an epoch that nobody reads any more are ended."""
+        work = self._works.get(run.loader)
+        if work is not None and isinstance(work.items, LaneItems):
+            work.items.forget(run.first_epoch)
 
     def _work(self, loader: int) -> Work:
         """The loader's work; raises WorkFailed where its payload has to be loaded here and cannot be."""
         work = self._works.get(loader)
         if work is None:
             payload = self._payloads[loader]
-            work = self._works[loader] = Work(payload, self._words, self._base, self._worker)
+            work = self._works[loader] = Work(payload, self._words, self._base, self._worker, shared=self._arena.map)
         return work
 
-    def _probe(self, ticket: int, loader: int, epoch: int) -> None:
+    def _probe(self, ticket: int, loader: int, epoch: int, feed: int) -> None:
         import cloudpickle
 
         self._words[self._base + Field.TICKET] = ticket
         try:
             work = self._work(loader)
             work.ensure_setup()
-            found = cloudpickle.dumps(work.probe(epoch))
+            found = cloudpickle.dumps(work.probe(epoch, feed))
             status, notice = Status.FINISHED, Notice.SPEC
         except WorkFailed as error:
             found, status, notice = cloudpickle.dumps(error.failure), Status.FAILED, Notice.SPEC_FAILED
@@ -157,7 +169,7 @@ class WorkerLoop:
         count, which = split32(count_which)
         run = self._runs[run_id]
         epoch, batch = divmod(first_batch, run.batches_per_epoch)
-        job = Job(run_id, run.first_epoch + epoch, batch, count, *split32(rows), after=run.after)
+        job = Job(run_id, run.first_epoch + epoch, batch, count, *split32(rows), after=run.after, feed=run.feed)
         self._words[self._base + Field.TICKET] = ticket
         status = Status.FINISHED
         total = 0
@@ -190,7 +202,7 @@ class WorkerLoop:
             work.ensure_setup()
             offset, capacity = self._slots[slot]
             epoch, batch = divmod(first_batch, run.batches_per_epoch)
-            job = Job(run_id, run.first_epoch + epoch, batch, count, row_start, row_stop, attempt, run.after)
+            job = Job(run_id, run.first_epoch + epoch, batch, count, row_start, row_stop, attempt, run.after, run.feed)
             filled = work.fill(job, self._arena.map, offset, capacity)
             if filled.row_failures:
                 failure_bytes = _dumps(filled.row_failures)
@@ -198,7 +210,7 @@ class WorkerLoop:
             if filled.oversize is not None:
                 memory_file = _write_file(filled.oversize, failure_bytes)
                 status = Status.OVERSIZE
-            batches_ended = count if row_stop == work.plan.after(run.after).rows(batch) else 0
+            batches_ended = count if work.items.ends_batch(job) else 0
             row_count = filled.rows
         except Abandoned:
             status = Status.ABANDONED

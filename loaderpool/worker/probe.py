@@ -10,12 +10,15 @@ import numpy.typing as npt
 
 from loaderpool import clock
 from loaderpool.config import LoaderConfig
+from loaderpool.errors import SourceError
 from loaderpool.leaves import convert_leaf
 from loaderpool.memory.form import UnitKind
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.spec import ElementSpec, sample_spec
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
+from loaderpool.worker.failures import describe_failure
+from loaderpool.worker.items import WorkItems
 from loaderpool.worker.jobs import Probe, WorkFailed
 from loaderpool.worker.progress import Progress
 
@@ -34,7 +37,8 @@ class Prober:
     Args:
         calls: the function; keeps the probe's result for its turn.
         config: the loader's settings.
-        plan: says which sample is first.
+        plan: says which item is at a position.
+        items: says which positions are first.
         unit: what one call of the function makes.
         given_spec: the user's element_spec.
         progress: where the probe is noted.
@@ -45,19 +49,24 @@ class Prober:
         self,
         calls: Calls,
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
+        items: WorkItems,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         progress: Progress,
         exclusions: Exclusions,
     ) -> None:
-        self._calls, self._config, self._plan, self._unit = calls, config, plan, unit
+        self._calls, self._config, self._plan, self._items, self._unit = calls, config, plan, items, unit
         self._given_spec, self._progress, self._exclusions = given_spec, progress, exclusions
 
-    def probe(self, epoch: int) -> Probe:
+    def probe(self, epoch: int, feed: int) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
 
         Where failing samples are left out or replaced, the first good one of a few.
+
+        Args:
+            epoch: the epoch.
+            feed: where a stream's table lies.
 
         Raises:
             WorkFailed: the function raised, or returned what no batch can be made of.
@@ -65,27 +74,39 @@ class Prober:
         action = self._config.on_error.action
         may_try_more = action == "skip" or (action == "replace" and self._unit == "sample")
         first_error: WorkFailed | None = None
-        for positions in self._positions(_PROBES if may_try_more else 1):
+        for positions, batch_rows in self._positions(epoch, feed, _PROBES if may_try_more else 1):
             try:
-                return self._probe_at(epoch, positions)
+                return self._probe_at(epoch, positions, batch_rows)
             except WorkFailed as error:
                 first_error = first_error or error
-        assert first_error is not None
-        raise first_error
+        raise first_error or self._nothing_there(epoch)
 
-    def _positions(self, most: int) -> Iterator[npt.NDArray[np.int64]]:
-        for batch in range(min(most, self._plan.batches_per_epoch)):
-            positions = self._plan.positions(batch)
+    def _nothing_there(self, epoch: int) -> WorkFailed:
+        enough = "" if self._config.batch_size is None or not self._config.drop_remainder else " enough for a batch"
+        error = SourceError(f"source is empty: no generator yielded anything{enough}")
+        return WorkFailed(describe_failure(error, epoch=epoch, worker=self._progress.worker), error)
+
+    def _positions(self, epoch: int, feed: int, most: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+        """What calls would be for, and how many rows their batches have."""
+        batches = self._items.first(epoch, most, feed)
+        while True:
+            try:
+                positions = next(batches, None)
+            except self._progress.catches as error:  # of a generator; or a stream's items cannot be unpickled here
+                failure = describe_failure(error, epoch=epoch, worker=self._progress.worker)
+                raise WorkFailed(failure, error) from None
+            if positions is None:
+                return
             if self._unit == "batch":
-                yield positions
+                yield positions, len(positions)
                 continue
             for row in range(min(most, len(positions))):
-                yield positions[row : row + 1]
+                yield positions[row : row + 1], len(positions)
             most -= len(positions)
             if most <= 0:
                 return
 
-    def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe:
+    def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64], batch_rows: int) -> Probe:
         indices = self._plan.indices(epoch, positions)
         excluded = self._exclusions.find(epoch, indices)
         if excluded is not None:
@@ -108,7 +129,7 @@ class Prober:
             raise progress.failed(error, epoch, indices, int(positions[0])) from None
         kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
         self._calls.keep(epoch, indices[0], spec.structure.pack(kept))
-        return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed)
+        return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed, batch_rows)
 
 
 def _kept(leaf: Any, path: str) -> Any:

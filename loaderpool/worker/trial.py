@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.memory.form import BatchForm, UnitKind
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan, bounds_of
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
+from loaderpool.worker.items import WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.strays import end_stray
@@ -24,13 +25,16 @@ class Trial:
     Args:
         calls: the function.
         plan: says which item is when.
+        items: says which positions a job has.
         unit: what one call of the function makes.
         progress: where each sample is noted.
         exclusions: what is not run.
     """
 
-    def __init__(self, calls: Calls, plan: Plan, unit: UnitKind, progress: Progress, exclusions: Exclusions) -> None:
-        self._calls, self._plan, self._unit = calls, plan, unit
+    def __init__(
+        self, calls: Calls, plan: BasePlan, items: WorkItems, unit: UnitKind, progress: Progress, exclusions: Exclusions
+    ) -> None:
+        self._calls, self._plan, self._items, self._unit = calls, plan, items, unit
         self._progress, self._exclusions = progress, exclusions
 
     def run(self, job: Job, which: int, begin_with: int | None, form: BatchForm | None) -> int:
@@ -49,6 +53,8 @@ class Trial:
             Abandoned: nobody wants the job's run any more.
         """
         calls = self._calls_of(job)
+        if which >= len(calls):  # the generator has ended before
+            return len(calls)
         calls.sort(key=lambda positions: begin_with not in self._plan.indices(job.epoch, positions))
         positions = calls[which]
         indices = self._plan.indices(job.epoch, positions)
@@ -65,11 +71,12 @@ class Trial:
 
     def _calls_of(self, job: Job) -> list[npt.NDArray[np.int64]]:
         """The positions of each call."""
-        plan = self._plan.after(job.after)
-        if job.count == 1:
-            batches = [plan.positions(job.batch, job.row_start, job.row_stop)]
+        positions = self._items.positions(job)
+        rows = rows_in_chunk(self._plan, job)
+        if rows:
+            batches = [positions[start:stop] for start, stop in bounds_of(rows)]
         else:
-            batches = np.split(plan.positions_of(job.batch, job.count), job.count)
+            batches = np.split(positions, job.count)
         if self._unit == "batch":
             return batches
         return [positions[row : row + 1] for positions in batches for row in range(len(positions))]

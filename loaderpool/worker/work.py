@@ -17,12 +17,15 @@ from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.board import Board
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
-from loaderpool.plan.order import Plan
+from loaderpool.memory.layout import Packing
+from loaderpool.plan.base import BasePlan
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
+from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
+from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
@@ -50,11 +53,13 @@ class Work:
     """Calls the user's function for the plan's positions.
 
     Args:
-        payload: what `Loader` shipped: source, fn, batch_fn, setup, config, plan, given_spec, takes_rng, takes_out.
+        payload: what `Loader` shipped: source, fn, augment, batch_fn, setup, config, plan, given_spec,
+            takes_rng, takes_out; and the loader's cache.
         words: the board (or a stand-in) to note progress on.
         cell: first word of this worker's cell.
         worker: this worker's number, None in the caller's process.
         catches: what is taken for an error of the function; BaseException in a worker, which has no user at its keys.
+        shared: the arena's mapping, in which a stream's items lie; None in the caller's process.
     """
 
     def __init__(
@@ -64,20 +69,33 @@ class Work:
         cell: int,
         worker: int | None,
         catches: type[BaseException] = BaseException,
+        shared: Any = None,
     ) -> None:
         self.config: LoaderConfig = payload["config"]
-        self.plan: Plan = payload["plan"]
-        self._calls = Calls(payload)
+        self.plan: BasePlan = payload["plan"]
+        source = payload["source"]
+        is_iterated = isinstance(source, (StreamedItems, LaneItems))
+        self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
+        if isinstance(source, StreamedItems):
+            source.shared = shared
+        self._calls = Calls(payload, cell // Board.base(1))
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
         self._progress = Progress(words, cell, worker, catches)
         self._exclusions = Exclusions(worker, self.config.timeout_s)
         self._prober = Prober(
-            self._calls, self.config, self.plan, self.unit, payload["given_spec"], self._progress, self._exclusions
+            self._calls,
+            self.config,
+            self.plan,
+            self.items,
+            self.unit,
+            payload["given_spec"],
+            self._progress,
+            self._exclusions,
         )
         self._batches = BatchMaker(self._calls, self.config, self.unit, self._progress, self._exclusions)
-        self._trial = Trial(self._calls, self.plan, self.unit, self._progress, self._exclusions)
+        self._trial = Trial(self._calls, self.plan, self.items, self.unit, self._progress, self._exclusions)
         self._row_ns = self._latest_row_ns = 0
         self.form: BatchForm | None = None
         self._converter: Converter
@@ -121,13 +139,17 @@ class Work:
         """Count a sample as failed without running it: it hung a worker (for `ran_s`), or (0) ended one."""
         self._exclusions.add(epoch, index, ran_s, exit_code)
 
-    def probe(self, epoch: int) -> Probe:
+    def probe(self, epoch: int, feed: int = 0) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
+
+        Args:
+            epoch: the epoch.
+            feed: where a stream's table lies.
 
         Raises:
             WorkFailed: the function raised, or returned what no batch can be made of.
         """
-        return self._prober.probe(epoch)
+        return self._prober.probe(epoch, feed)
 
     def forget_probe(self) -> None:
         """The source has changed: the probe's result is not what its turn would give now."""
@@ -144,12 +166,19 @@ class Work:
         """
         form = self.form
         assert form is not None, "a ticket before the layout"
-        plan = self.plan.after(job.after)
-        if job.count == 1:
-            positions = plan.positions(job.batch, job.row_start, job.row_stop)
-        else:
-            positions = plan.positions_of(job.batch, job.count)
-        indices = plan.indices(job.epoch, positions)
+        try:
+            positions = self.items.positions(job)
+        except Abandoned:
+            raise
+        except self._catches as error:  # of a generator; or a stream's items cannot be unpickled here
+            raise WorkFailed(describe_failure(error, epoch=job.epoch, worker=self._progress.worker), error) from None
+        if not len(positions):  # its lane has ended
+            Packing([]).write(buffer, base)
+            return Filled(0)
+        indices = self.plan.indices(job.epoch, positions)
+        rows = rows_in_chunk(self.plan, job)
+        if rows:
+            job = dataclasses.replace(job, batch_rows=rows)
         if form.fixed is None:
             make = self._batches.fill_packed
         elif self.config.on_error.action == "raise":

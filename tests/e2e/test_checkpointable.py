@@ -56,14 +56,31 @@ def wide(item: int, rng: np.random.Generator) -> Any:
     return np.full(WIDE, item, np.float32), rng.random()
 
 
-def failing_by_index(item: int) -> Any:
-    if item % 7 == 3 or 40 <= item < 56:
-        raise ValueError(f"item {item}")
-    return np.int64(item)
+class Stream:
+    """What can only be iterated, and begins anew each time."""
+
+    def __init__(self, items: int) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.items))
 
 
 ALL: dict[str, Callable[..., lp.Loader]] = {
     **SHAPES,
+    "buckets": lambda **how: lp.Loader(
+        range(90),
+        lambda i, rng: rng.random(1 + i % 9),
+        batch_size=4,
+        shuffle=True,
+        pad=True,
+        bucket_by=[1 + i % 9 for i in range(90)],
+        boundaries=[3, 6],
+        **how,
+    ),
+    "stream": lambda **how: lp.Loader(Stream(50), lambda i, rng: (i, rng.random()), batch_size=4, **how),
+    "stream in a window": lambda **how: lp.Loader(Stream(48), wide, batch_size=4, shuffle=9, **how),
+    "stream that skips": lambda **how: lp.Loader(Stream(101), failing, batch_size=4, on_error="skip", **how),
     "wide": lambda **how: lp.Loader(range(60), wide, batch_size=4, shuffle=True, seed=8, **how),
     "ragged": lambda **how: lp.Loader(
         range(50), lambda i: {"r": np.arange(i % 5), "n": i}, batch_size=4, shuffle=True, ragged=True, **how
@@ -115,7 +132,7 @@ def test_a_restored_iterator_goes_on_with_what_was_not_taken(
         with make(**on(turn % 3), memory_limit="8MiB") as again:
             dataset = again.as_dataset(epochs=3, checkpointable=True, prefetch=3)
             iterator = restored(dataset, paths[stop])
-            assert take(iterator, 10**6) == expected[stop:]
+            assert take(iterator, 10**6) == expected[stop:], stop
             assert again.epoch == 3
             assert take(iter(dataset), 1) == epochs[3][:1], "the next iterator's epoch is the next"
             del iterator, dataset
@@ -384,9 +401,9 @@ def test_a_place_far_away_costs_the_same(on: Place, tf: Any) -> None:
     far = 5 * 10**11
     with lp.Loader(range(10**12), lambda i: i, batch_size=10, shuffle=True, **on(2)) as loader:
         fetch = loader.as_dataset(checkpointable=True)._loaderpool_loader
-        kind, place, items = fetch.next(0, fetch.header, [0, far // 10, 2, 3, far])
+        kind, place, items = fetch.next(0, fetch.header, [0, far // 10, 0, 2, 3, -1, far])
         assert items.ravel().tolist() == loader._plan.indices(3, np.arange(far, far + 20))
-        assert place.tolist()[:2] == [1, far // 10 + 2] and place.tolist()[3:] == [3, far + 20]
+        assert place.tolist()[:3] == [1, far // 10 + 2, 0] and place.tolist()[4:] == [3, -1, far + 20]
 
 
 def test_what_excludes_it_says_so(tf: Any, tmp_path: Path) -> None:
@@ -409,6 +426,8 @@ def test_what_excludes_it_says_so(tf: Any, tmp_path: Path) -> None:
         def on_epoch_end(self) -> None: ...
 
     with lp.Loader.from_sequence(Sequence(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
+        loader.as_dataset(checkpointable=True)
+    with lp.Loader(iter(range(8)), batch_size=2, workers=0) as loader, pytest.raises(lp.StateError, match="only once"):
         loader.as_dataset(checkpointable=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loaderpool.supervisor.cutting import TicketCutter
-from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket
+from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
 
 SLOTS = 500
 
@@ -26,7 +26,7 @@ def tickets_of(
     cutter = TicketCutter(slots, 1)
     cutter.add(run)
     tickets = []
-    while (ticket := cutter.cut(must_be_short=False, workers=workers)) is not None:
+    while (ticket := cutter.cut(WorkerRecord(0, 0), workers)) is not None:
         tickets.append(ticket)
     return tickets
 

@@ -512,7 +512,7 @@ class FakeRun:
     def __init__(self, engine: FakeEngine, first_epoch: int, limit: int) -> None:
         self.engine, self.first_epoch, self.limit = engine, first_epoch, limit
         self.taken = self.wait_ns = 0
-        self.is_over = False
+        self.is_over = self.is_at_end = False
 
     def take(self) -> Any:
         if self.engine.error is not None:

@@ -14,6 +14,7 @@ import pytest
 
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources import as_source
+from loaderpool.sources.stream import StreamSource
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 LABELS = np.array([3, 1, 2, 0])
@@ -261,16 +262,12 @@ REFUSED = [
     ({1, 2}, r"is a set, which has no order: pass sorted\(source\)"),
     (frozenset({1}), r"is a set, which has no order"),
     ({1: 2}.keys(), r"is a dict_keys: pass list\(source\)"),
-    ({1: 2}.values(), r"dict_values that can only be iterated: .*list\(source\)"),
-    (_generate(), r"is a generator, which is read once and in order: pass list\(source\)"),
-    (iter([1]), r"is a list_iterator, which is read once"),
-    (zip([1], [2], strict=True), r"is a zip, which is read once"),
-    (_generate, r"is a generator function: pass list\(_generate\(\)\)"),
+    ({1: 2}.values(), r"is a dict_values: pass list\(source\)"),
+    (_generate, r"is a generator function: pass _generate\(\), which is read once, or list\(_generate\(\)\)"),
     (as_source, r"is a function: .*Loader\(items, as_source\)"),
     (lambda i: i, r"is a function: .*Loader\(items, fn\)"),
     (collections.UserDict(a=[1]), r"is a mapping \(UserDict\), read by key.*dict\(source\)"),
     (Endless(), r"is a Endless without a length: give it a __len__"),
-    (OnlyIterable(), r"OnlyIterable that can only be iterated: give it a __getitem__"),
     (object(), "is a object, which has neither length nor items"),
     (np.array(5), r"no usable length: len\(\) of an array of shape \(\) raised TypeError"),
     (Items(-1), r"len\(\) of a Items raised ValueError: __len__\(\) should return >= 0"),
@@ -286,10 +283,17 @@ def test_what_cannot_be_read_by_index_is_refused_with_advice(source: Any, messag
         as_source(source)
 
 
-def test_a_generator_is_refused_unread() -> None:
+@pytest.mark.parametrize("source", [_generate(), iter([1]), zip([1], [2], strict=True), OnlyIterable()])
+def test_what_can_only_be_iterated_is_a_stream(source: Any) -> None:
+    stream = as_source(source)
+    assert isinstance(stream, StreamSource)
+    assert stream.items is source
+    assert stream.is_one_shot is not isinstance(source, OnlyIterable)
+
+
+def test_a_generator_is_taken_unread() -> None:
     generator = _generate()
-    with pytest.raises(SourceError):
-        as_source(generator)
+    as_source(generator)
     assert list(generator) == [1]
 
 

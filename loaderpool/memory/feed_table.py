@@ -1,0 +1,71 @@
+"""The table of a feed: where in the arena the items of each batch of a stream lie, written by the trainer.
+
+    entry   [batch + 1 | offset | nbytes | how it is pickled | first position | rows]      entry = batch modulo ENTRIES
+
+FEED-1: the number of an entry's batch is stored last, and taken away before its bytes are used for anything else. So a
+worker that finds the number before and after it has copied the bytes has copied the right ones. Only a worker whose run
+was abandoned can find another.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+__all__ = ["ENTRIES", "FEED_TABLE_BYTES", "Bundle", "FeedTable", "Pickling"]
+
+# Batches that may be read ahead. Fewer: chunks of tiny batches leave some of very many workers idle.
+ENTRIES = 4096
+_WORDS = 6
+FEED_TABLE_BYTES = ENTRIES * _WORDS * 8
+
+
+class Pickling(enum.IntEnum):
+    """How a bundle is to be read."""
+
+    PLAIN = 0  # by pickle itself: its classes are found by name
+    OURS = 1  # by `receiving.receive`
+
+
+class Bundle(NamedTuple):
+    """The items of one batch, as they lie in the arena."""
+
+    offset: int
+    nbytes: int
+    pickling: int
+    first: int  # position of the first item
+    rows: int
+
+
+class FeedTable:
+    """Reads and writes the table.
+
+    Args:
+        shared: the arena's mapping.
+        offset: where in it the table lies.
+    """
+
+    def __init__(self, shared: Any, offset: int) -> None:
+        self._words = memoryview(shared)[offset : offset + FEED_TABLE_BYTES].cast("Q")
+
+    def write(self, batch: int, bundle: Bundle) -> None:
+        """Enter a batch whose bytes are in their place."""
+        words, at = self._words, batch % ENTRIES * _WORDS
+        words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5] = bundle
+        # SYNC: stored last; pairs with `read`. Workers are told of the batch through a pipe after this.
+        words[at] = batch + 1
+
+    def clear(self, batch: int) -> None:
+        """Take a batch out, before its bytes are used for anything else."""
+        self._words[batch % ENTRIES * _WORDS] = 0
+
+    def read(self, batch: int) -> Bundle | None:
+        """Where a batch lies; None: it was taken out."""
+        words, at = self._words, batch % ENTRIES * _WORDS
+        if words[at] != batch + 1:
+            return None
+        return Bundle(words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5])
+
+    def release(self) -> None:
+        """Look at the arena no more."""
+        self._words.release()

@@ -1,0 +1,90 @@
+"""Sources that are read once, in order, in one place: database cursors, message queues, files of lines, generators.
+
+An item has no index that could be asked for. Its *position* is its number in the stream (behind the shuffle window, if
+there is one), and what a batch holds follows from that alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from loaderpool.errors import SourceError
+from loaderpool.plan.order import Plan
+from loaderpool.plan.window import shuffled
+
+__all__ = ["StreamSource", "read_batches"]
+
+
+class StreamSource:
+    """An iterator or an iterable, as the user gave it.
+
+    Args:
+        items: what is iterated.
+    """
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+        self._was_opened = False
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether it can be read only once: an iterator, where an iterable begins anew each time."""
+        return isinstance(self.items, Iterator)
+
+    @property
+    def kind(self) -> str:
+        """What it is, for messages."""
+        return type(self.items).__name__
+
+    def open(self) -> Iterator[Any]:
+        """The items, from the first one on.
+
+        Raises:
+            SourceError: it was read before and cannot be read again.
+        """
+        if self.is_one_shot and self._was_opened:
+            raise SourceError(
+                f"source is a {self.kind}, which can be read only once, and an earlier pass has read it: for several "
+                "epochs pass an object whose __iter__ begins anew each time"
+            )
+        self._was_opened = True
+        return iter(self.items)
+
+    def __repr__(self) -> str:
+        return f"<stream of a {self.kind}>"
+
+
+def read_batches(
+    stream: StreamSource, plan: Plan, *, window: int, seed: int, epoch: int
+) -> Iterator[tuple[int, list[Any]]]:
+    """The items of each batch of this shard, and the position of the first one; positions in a batch are consecutive.
+
+    Each shard reads the whole stream and keeps its rows. Items before the plan's start are read and dropped.
+
+    Args:
+        stream: what is read; opened at the first step.
+        plan: an open one.
+        window: items that are shuffled among each other; 0 for none.
+        seed: keys that order.
+        epoch: keys it, too.
+
+    Raises:
+        Exception: whatever reading an item raises; items of an unfinished batch are lost.
+    """
+    items = stream.open()
+    if window:
+        items = shuffled(items, window, seed, epoch)
+    position = sum(1 for _ in itertools.islice(items, plan.start))
+    if position < plan.start:  # it is shorter than it was
+        return
+    rows = plan.most_rows
+    width, mine = rows * plan.num_shards, rows * plan.shard_index
+    while len(block := list(itertools.islice(items, width))) == width:
+        yield position + mine, block[mine : mine + rows]
+        position += width
+    tail = plan.closed(position + len(block)).after(position)
+    if tail.batches_per_epoch:
+        first, *others = tail.positions(epoch, 0).tolist()
+        yield first, block[first - position : first - position + 1 + len(others)]

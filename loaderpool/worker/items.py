@@ -1,0 +1,129 @@
+"""Which positions a job has, and where their items come from: a source read by index, or bundles of a stream."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.memory.feed_table import FeedTable, Pickling
+from loaderpool.plan.base import BasePlan
+from loaderpool.worker.jobs import Abandoned, Job
+
+__all__ = ["PlannedItems", "StreamedItems", "WorkItems", "rows_in_chunk"]
+
+
+class WorkItems(Protocol):
+    """What a loader's work asks."""
+
+    def positions(self, job: Job) -> npt.NDArray[np.int64]:
+        """The positions of all rows of a job, batch after batch; their items can be had by index from now on."""
+
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The positions of an epoch's first batches, at most so many of them, for the probe."""
+
+    def ends_batch(self, job: Job) -> bool:
+        """Whether the last row of a job is the last one of its batch."""
+
+
+class PlannedItems:
+    """Positions by the plan; the source has the items."""
+
+    def __init__(self, plan: BasePlan) -> None:
+        self._plan = plan
+
+    def positions(self, job: Job) -> npt.NDArray[np.int64]:
+        """See `WorkItems`."""
+        plan = self._plan.after(job.after)
+        if job.count == 1 and not plan.rows_vary:
+            return plan.positions(job.epoch, job.batch, job.row_start, job.row_stop)
+        return plan.positions_of(job.epoch, job.batch, job.count)
+
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """See `WorkItems`."""
+        for batch in range(min(most, self._plan.batches_per_epoch)):
+            yield self._plan.positions(epoch, batch)
+
+    def ends_batch(self, job: Job) -> bool:
+        """See `WorkItems`."""
+        plan = self._plan.after(job.after)
+        return plan.rows_vary or job.row_stop == plan.rows(job.epoch, job.batch)
+
+
+def rows_in_chunk(plan: BasePlan, job: Job) -> tuple[int, ...]:
+    """Rows of each of the batches of a job, where they vary; empty: all have the same."""
+    if not plan.rows_vary or job.count == 1:
+        return ()
+    plan = plan.after(job.after)
+    return tuple(plan.rows(job.epoch, job.batch + number) for number in range(job.count))
+
+
+class StreamedItems:
+    """The items of the batches of one job at a time, by position. It travels to the workers as the loader's source.
+
+    Attributes:
+        shared: the arena's mapping; None in the trainer, where items are `put` here.
+    """
+
+    def __init__(self) -> None:
+        self.shared: Any = None
+        self._items: dict[int, Any] = {}
+        self._rows = 0  # of the latest batch
+        self._tables: dict[int, FeedTable] = {}
+
+    def __getitem__(self, position: int) -> Any:
+        return self._items[position]
+
+    def put(self, first: int, items: list[Any]) -> None:
+        """Have these be the items of the next job; in the trainer, for `workers=0`."""
+        self._items = dict(enumerate(items, first))
+
+    def positions(self, job: Job) -> npt.NDArray[np.int64]:
+        """See `WorkItems`.
+
+        Raises:
+            Abandoned: a bundle is gone, so nobody wants it any more.
+        """
+        if self.shared is None:
+            return np.array(list(self._items), np.int64)
+        self._items = {}
+        for batch in range(job.batch, job.batch + job.count):
+            self._load(job.feed, batch)
+        positions = np.array(list(self._items), np.int64)
+        return positions if job.count > 1 else positions[job.row_start : job.row_stop]
+
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """See `WorkItems`. The first batch is there, no other may be."""
+        if self.shared is not None:
+            self._items = {}
+            self._load(feed, 0)
+        yield np.array(list(self._items), np.int64)
+
+    def ends_batch(self, job: Job) -> bool:
+        """See `WorkItems`."""
+        return job.row_stop == self._rows
+
+    def _load(self, feed: int, batch: int) -> None:
+        table = self._tables.get(feed)
+        if table is None:
+            table = self._tables[feed] = FeedTable(self.shared, feed)
+        bundle = table.read(batch)
+        if bundle is None:
+            raise Abandoned
+        pickled = self.shared[bundle.offset : bundle.offset + bundle.nbytes]
+        if table.read(batch) != bundle:  # FEED-1
+            raise Abandoned
+        if bundle.pickling == Pickling.PLAIN:
+            items = pickle.loads(pickled)
+        else:
+            from loaderpool.receiving import receive
+
+            items = receive(pickled)
+        self._rows = bundle.rows
+        self._items.update(enumerate(items, bundle.first))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StreamedItems, ()

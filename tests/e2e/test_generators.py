@@ -1,0 +1,336 @@
+"""Generators that run in copies, each in a worker: their own files, random streams and shares, nothing lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import Place, assert_same, copied, read, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+SHARDS = [range(100 * shard, 100 * shard + 3 + 2 * shard) for shard in range(11)]
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def numbers_in(batches: list[Any]) -> list[int]:
+    return [int(n) for batch in batches for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()]
+
+
+class SceneGenerator:
+    """As people write them: it opens a file and picks parts of it by its constructor's parameters."""
+
+    def __init__(self, path: Path, scenes: list[str]) -> None:
+        self.file = path.open()
+        self.scenes = scenes
+
+    def generate_data(self) -> Iterator[Any]:
+        info = lp.worker_info()
+        assert info is not None
+        for number, line in enumerate(self.file):
+            time.sleep(0.002)  # or one worker is through before the others have begun
+            name, value = line.split()
+            if name in self.scenes and number % info.count == info.index:
+                yield {"number": number, "value": float(value), "noise": np.random.rand(), "pid": os.getpid()}
+
+
+def of_shard(shard: range, rng: np.random.Generator) -> Iterator[Any]:
+    for number in shard:
+        yield number, rng.random(2)
+
+
+def with_globals(shard: range) -> Iterator[Any]:
+    for number in shard:
+        yield number, random.random(), np.random.normal()
+
+
+def nothing() -> list[int]:
+    return []
+
+
+def of_varied_length(shard: range) -> Iterator[Any]:
+    for number in shard:
+        yield number, np.arange(number % 5)
+
+
+WAYS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "own streams": (of_shard, {}),
+    "globals": (with_globals, {}),
+    "globals of few": (with_globals, {"seed_globals": True}),
+    "padded": (of_varied_length, {"pad": True}),
+    "ragged": (of_varied_length, {"ragged": True}),
+    "elements": (of_shard, {"batch_size": None}),
+    "shuffled": (of_shard, {"shuffle": True}),
+    "in a window": (with_globals, {"shuffle": 7}),
+    "all open": (of_shard, {"cycle_length": 100}),
+    "one open": (of_shard, {"cycle_length": 1}),
+    "dropping": (of_shard, {"drop_remainder": True}),
+    "a process's share": (of_shard, {"num_shards": 3, "shard_index": 1}),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_with_shards_the_bits_are_the_same_for_any_number_of_workers(on: Place, way: str, workers: int) -> None:
+    make, settings = WAYS[way]
+    settings = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "seed": 3, **settings}
+    with lp.Loader.from_generator(make, workers=0, **settings) as loader:
+        expected = read(loader, passes=2)
+    with lp.Loader.from_generator(make, **on(workers), **settings) as loader:
+        assert_same(read(loader, passes=2), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_uneven_shards_lose_nothing(on: Place, workers: int, deterministic: bool) -> None:
+    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 3, "deterministic": deterministic, "batch_size": 4}
+    with lp.Loader.from_generator(of_shard, **on(workers), **settings) as loader:
+        for _ in range(2):
+            assert sorted(numbers_in(read(loader))) == [number for shard in SHARDS for number in shard]
+
+
+def test_shards_come_in_another_order_each_epoch_only_if_asked(on: Place) -> None:
+    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 2, "batch_size": 4, **on(2)}
+    with lp.Loader.from_generator(of_shard, **settings) as loader:
+        first, second = read(loader), read(loader)
+        assert numbers_in(first) == numbers_in(second)
+        assert not np.array_equal(first[0][1], second[0][1])  # the random streams are each epoch's own
+    with lp.Loader.from_generator(of_shard, shuffle=True, **settings) as loader:
+        first, second = read(loader), read(loader)
+        assert numbers_in(first) != numbers_in(second)
+        assert sorted(numbers_in(first)) == sorted(numbers_in(second))
+
+
+def test_processes_of_a_training_share_the_shards() -> None:
+    seen = []
+    for shard in range(3):
+        with lp.Loader.from_generator(
+            of_shard, workers=0, shards=SHARDS, num_shards=3, shard_index=shard, shuffle=True, batch_size=4
+        ) as loader:
+            seen += numbers_in(read(loader))
+    assert sorted(seen) == [number for shard in SHARDS for number in shard]
+
+
+def test_a_generator_class_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "scenes.txt"
+    path.write_text("".join(f"{'abcd'[n % 4]} {n / 2}\n" for n in range(301)))
+
+    def make() -> Iterator[Any]:
+        return SceneGenerator(path, ["a", "c", "d"]).generate_data()
+
+    with lp.Loader.from_generator(make, workers=3, batch_size=8, seed=1) as loader:
+        epochs = [read(loader) for _ in range(2)]
+    for batches in epochs:
+        assert sorted(int(n) for b in batches for n in b["number"]) == [n for n in range(301) if n % 4 != 1]
+        assert len({int(pid) for b in batches for pid in b["pid"]}) == 3
+        for batch in batches:
+            assert len(set((batch["number"] % 3).tolist())) == len(set(batch["pid"].tolist())) == 1, "of one copy"
+    assert not np.array_equal(epochs[0][0]["noise"], epochs[1][0]["noise"])
+    with lp.Loader.from_generator(make, workers=3, batch_size=8, seed=1) as loader:
+        again = read(loader)
+    for batch, expected in zip(again, epochs[0], strict=True):
+        assert np.array_equal(batch["noise"], expected["noise"])
+        assert np.array_equal(batch["number"], expected["number"])
+
+
+def test_copies_are_told_which_they_are(on: Place) -> None:
+    def tell() -> Iterator[Any]:
+        info = lp.worker_info()
+        assert info is not None
+        assert info.shard is None
+        for _ in range(3):
+            assert lp.worker_info() == info
+            yield info.index, info.count, info.epoch, info.seed & 0xFFFF
+
+    def fn(item: Any) -> Any:
+        assert lp.worker_info() is None  # it is of a generator, not of what is called for its items
+        return item
+
+    loader = lp.Loader.from_generator(tell, fn=fn, batch_size=2, num_shards=2, shard_index=1, **on(2))
+    with loader:
+        epochs = [read(loader), read(loader)]
+    assert {int(n) for batch in epochs[0] for n in batch[0]} == {2, 3}
+    assert {int(n) for batch in epochs[0] for n in batch[1]} == {4}
+    assert [{int(n) for batch in batches for n in batch[2]} for batches in epochs] == [{0}, {1}]
+    assert len({int(n) for batches in epochs for batch in batches for n in batch[3]}) == 4
+    assert lp.worker_info() is None
+
+
+def test_an_endless_generator(on: Place) -> None:
+    with lp.Loader.from_generator(itertools.count, batch_size=16, **on(2)) as loader:
+        got = [copied(batch) for batch in itertools.islice(loader, 200)]
+    assert numbers_in(got[::2]) == numbers_in(got[1::2]) == list(range(1600))
+
+
+def test_a_slow_copy_holds_up_the_others_only_in_order(on: Place) -> None:
+    def make() -> Iterator[int]:
+        info = lp.worker_info()
+        assert info is not None
+        for number in range(40):
+            if info.index == 0:
+                time.sleep(0.02)
+            yield 1000 * info.index + number
+
+    with lp.Loader.from_generator(make, batch_size=4, **on(2)) as loader:
+        assert [int(batch[0]) // 1000 for batch in read(loader)] == [0, 1] * 10
+    with lp.Loader.from_generator(make, batch_size=4, deterministic=False, **on(2)) as loader:
+        order = [int(batch[0]) // 1000 for batch in read(loader)]
+    assert sorted(order) == [0] * 10 + [1] * 10
+    assert order.index(1) < order.index(0) + 2
+    assert order[-1] == 0
+    assert order != [0, 1] * 10
+
+
+@pytest.mark.parametrize("memory_limit", [None, 5000])
+def test_more_generators_than_slots_do_not_starve(memory_limit: int | None) -> None:
+    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 11, "batch_size": 4}
+    with lp.Loader.from_generator(of_shard, workers=0, **settings) as loader:
+        expected = read(loader)
+    limit = None if memory_limit is None else 2 * 4096
+    with lp.Loader.from_generator(of_shard, workers=2, memory_limit=limit, **settings) as loader:
+        assert_same(read(loader), expected)
+        assert len(list(loader)) == len(expected)  # all of them held at once
+
+
+def test_several_passes_at_once(on: Place) -> None:
+    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4}
+    with lp.Loader.from_generator(with_globals, workers=0, **settings) as loader:
+        expected = [read(loader), read(loader)]
+    with lp.Loader.from_generator(with_globals, **on(2), **settings) as loader:
+        got = [(copied(a), copied(b)) for a, b in zip(loader, loader, strict=True)]
+    assert_same([[a for a, _ in got], [b for _, b in got]], expected)
+
+
+def test_deaths_in_mid_pass_change_no_bit() -> None:
+    def slow(shard: range) -> Iterator[Any]:
+        for number in shard:
+            time.sleep(0.002)
+            yield number, np.random.rand()
+
+    shards = [range(a * 100, a * 100 + 30 + a * 7) for a in range(9)]
+    settings: dict[str, Any] = {"shards": shards, "cycle_length": 4, "batch_size": 4}
+    with lp.Loader.from_generator(slow, workers=0, **settings) as loader:
+        expected = read(loader)
+    with lp.Loader.from_generator(slow, workers=3, max_restarts=None, **settings) as loader:
+        session = loader._engine.session  # type: ignore[union-attr]
+        got = []
+        for number, batch in enumerate(loader):
+            got.append(copied(batch))
+            if number % 20 == 7:
+                os.kill(next(iter(session.workers.values())).pid, signal.SIGKILL)
+            if number in (20, 70):
+                os.kill(session._link.pid, signal.SIGKILL)
+            if number in (40, 60):
+                loader.resize({40: 1, 60: 4}[number])
+        assert session.supervisor_restarts == 2
+        assert session.restarts >= 3
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_a_generator_comes_in_its_turn(on: Place, workers: int) -> None:
+    def make() -> Iterator[int]:
+        info = lp.worker_info()
+        assert info is not None
+        yield from range(9)
+        if info.index == info.count - 1:
+            raise LookupError("no such scene")
+
+    got = []
+    with lp.Loader.from_generator(make, batch_size=4, **on(workers)) as loader:
+        with pytest.raises(LookupError, match="no such scene") as raised:
+            for batch in loader:
+                got.append(batch.tolist())
+        assert isinstance(raised.value, lp.SampleError)
+        copies = max(workers, 1)
+        assert got == [[0, 1, 2, 3]] * copies + [[4, 5, 6, 7]] * copies + [[8]] * (copies - 1)
+
+
+def test_a_function_for_each_item_and_its_errors(on: Place) -> None:
+    def fn(item: Any, rng: np.random.Generator) -> Any:
+        if item[0] % 10 == 3:
+            raise ValueError("bad")
+        return item[0], rng.random()
+
+    settings: dict[str, Any] = {"fn": fn, "shards": SHARDS, "batch_size": 4, "on_error": "skip"}
+    with lp.Loader.from_generator(of_shard, workers=0, **settings) as loader:
+        expected = read(loader)
+    with lp.Loader.from_generator(of_shard, **on(3), **settings) as loader:
+        assert_same(read(loader), expected)
+    assert sorted(numbers_in(expected)) == [n for shard in SHARDS for n in shard if n % 10 != 3]
+
+
+def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
+    def make() -> Iterator[int]:
+        info = lp.worker_info()
+        assert info is not None
+        try:
+            yield from itertools.count()
+        finally:
+            (tmp_path / f"{info.epoch}-{info.index}").touch()
+
+    with lp.Loader.from_generator(make, batch_size=4, workers=2) as loader:
+        for _ in range(2):
+            for _batch in itertools.islice(loader, 5):
+                pass
+        next(iter(loader))
+        for _ in range(100):
+            if len(list(tmp_path.glob("[01]-*"))) == 4:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"closed: {sorted(path.name for path in tmp_path.iterdir())}")
+
+
+def test_mistakes_are_named() -> None:
+    make: Any
+    for make, settings, error, match in [
+        (iter([1]), {}, lp.ArgumentTypeError, "pass the generator function itself"),
+        (3, {}, lp.ArgumentTypeError, "make_generator must be callable"),
+        (of_shard, {}, lp.ArgumentTypeError, r"must be callable as make_generator\(\)"),
+        (nothing, {"shards": [1]}, lp.ArgumentTypeError, r"must be callable as make_generator\(shard\)"),
+        (of_shard, {"shards": []}, lp.ArgumentError, "shards is empty"),
+        (of_shard, {"shards": "abc"}, lp.ArgumentTypeError, "shards must be a sequence"),
+        (of_shard, {"shards": 3}, lp.ArgumentTypeError, "shards must be a sequence"),
+        (of_shard, {"shards": [1], "num_shards": 2}, lp.ArgumentError, "one would have nothing"),
+        (of_shard, {"shards": [1], "cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
+        (nothing, {"cycle_length": 2}, lp.ArgumentError, "give shards, too"),
+        (nothing, {"shuffle": True}, lp.ArgumentError, "has none: give shards="),
+        (nothing, {"on_error": ("skip", 0.5)}, lp.ArgumentError, "must be a number"),
+        (nothing, {"source": []}, lp.ArgumentTypeError, "takes no source"),
+    ]:
+        with pytest.raises(error, match=match):
+            lp.Loader.from_generator(make, workers=0, **settings)
+    with (
+        lp.Loader.from_generator(lambda: 5, workers=0) as loader,
+        pytest.raises(lp.SampleError, match="returned a int"),
+    ):
+        next(iter(loader))
+    with lp.Loader.from_generator(lambda: iter([]), workers=0) as loader, pytest.raises(lp.LoaderpoolError):
+        next(iter(loader))
+    with lp.Loader.from_generator(itertools.count, workers=0) as loader:
+        with pytest.raises(lp.StateError):
+            loader.state_dict()
+        with pytest.raises(TypeError, match="unknown"):
+            len(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_generators_without_any_item(on: Place, workers: int) -> None:
+    loader = lp.Loader.from_generator(lambda: iter([]), **on(workers))
+    with loader, pytest.raises(lp.SourceError, match="empty"):
+        read(loader)

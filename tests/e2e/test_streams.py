@@ -1,0 +1,484 @@
+"""Sources that can only be iterated: read once a pass, in one place, their items dealt to the workers."""
+
+from __future__ import annotations
+
+import collections
+import io
+import itertools
+import os
+import queue
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import Place, assert_same, copied, read, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+ITEMS, BATCH = 101, 8
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def numbers_in(batches: Iterable[Any]) -> list[int]:
+    """The numbers of all items, which are the first component or the only one."""
+    return [int(n) for batch in batches for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()]
+
+
+class Numbers:
+    """Begins anew each time."""
+
+    def __init__(self, items: int = ITEMS) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.items):
+            yield {"index": number, "row": np.full(3, number, np.float32)}
+
+
+def make(item: Any, rng: np.random.Generator) -> Any:
+    return item["index"], item["row"] + rng.random(3, np.float32)
+
+
+def of_varied_length(item: Any, rng: np.random.Generator) -> Any:
+    return item["index"], rng.random(1 + item["index"] % 5)
+
+
+def fail_sometimes(item: Any) -> Any:
+    if item["index"] % 10 == 3:
+        raise ValueError("bad")
+    return item["index"]
+
+
+def slow(item: Any, rng: np.random.Generator) -> Any:
+    time.sleep(0.04)
+    return item["index"], rng.random()
+
+
+def vectorised(items: list[Any], rng: np.random.Generator) -> Any:
+    return np.array([item["index"] for item in items]), rng.random(len(items))
+
+
+def global_noise(item: Any) -> Any:
+    return item["index"], np.random.rand()
+
+
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "rows": (make, {}),
+    "packed": (of_varied_length, {"pad": True}),
+    "ragged": (of_varied_length, {"ragged": True}),
+    "elements": (make, {"batch_size": None}),
+    "skipping": (fail_sometimes, {"on_error": "skip"}),
+    "replacing": (fail_sometimes, {"on_error": "replace"}),
+    "global noise": (global_noise, {}),
+    "window": (make, {"shuffle": 20}),
+    "without order": (make, {"deterministic": False}),
+    "dropping": (make, {"drop_remainder": True}),
+    "one shard of three": (make, {"num_shards": 3, "shard_index": 1}),
+}
+
+
+def settings_of(way: str) -> tuple[Any, dict[str, Any]]:
+    fn, settings = WAYS[way]
+    return fn, {"batch_size": BATCH, "seed": 5, **settings}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_bits_for_any_number_of_workers(on: Place, way: str, workers: int) -> None:
+    fn, settings = settings_of(way)
+    with lp.Loader(Numbers(), fn, workers=0, **settings) as loader:
+        expected = read(loader, passes=2)
+    with lp.Loader(Numbers(), fn, **on(workers), **settings) as loader:
+        got = read(loader, passes=2)
+    if way == "without order":
+        per_epoch = len(expected) // 2
+        for epoch in range(2):
+            both = [
+                sorted(each[epoch * per_epoch :][:per_epoch], key=lambda b: int(b[0][0])) for each in (got, expected)
+            ]
+            assert_same(*both)
+        return
+    assert_same(got, expected)
+
+
+def test_batch_fn_gets_the_items(on: Place) -> None:
+    with lp.Loader(Numbers(), batch_fn=vectorised, batch_size=BATCH, workers=0) as loader:
+        expected = read(loader)
+    with lp.Loader(Numbers(), batch_fn=vectorised, batch_size=BATCH, **on(2)) as loader:
+        assert_same(read(loader), expected)
+        assert numbers_in(expected) == list(range(ITEMS))
+
+
+def test_a_slow_batch_is_cut_into_rows(on: Place) -> None:
+    with lp.Loader(Numbers(37), slow, batch_size=16, workers=0) as loader:
+        expected = read(loader)
+    with lp.Loader(Numbers(37), slow, batch_size=16, **on(3)) as loader:
+        assert_same(read(loader), expected)
+
+
+def test_nothing_is_lost_or_doubled_in_a_window() -> None:
+    with lp.Loader(Numbers(), make, batch_size=BATCH, shuffle=20, workers=0) as loader:
+        first, second = numbers_in(read(loader)), numbers_in(read(loader))
+    assert sorted(first) == sorted(second) == list(range(ITEMS))
+    assert first != second != list(range(ITEMS))
+    assert max(at - number for at, number in enumerate(first)) > 20  # one may stay for long, but none comes early:
+    assert max(number - at for at, number in enumerate(first)) <= 20
+
+
+@pytest.mark.parametrize("drop_remainder", [True, False])
+@pytest.mark.parametrize("items", [0, 1, 5, 24, 25, 47, 48])
+def test_shards_partition_the_stream(items: int, drop_remainder: bool) -> None:
+    shards = []
+    for shard in range(3):
+        source = Numbers(items)
+        with lp.Loader(
+            source, make, batch_size=4, num_shards=3, shard_index=shard, drop_remainder=drop_remainder, workers=0
+        ) as loader:
+            try:
+                shards.append([batch[0].tolist() for batch in loader])
+            except lp.SourceError:
+                shards.append([])
+    assert len({len(batches) for batches in shards}) == 1, "in data-parallel training a shard would wait for ever"
+    seen = collections.Counter(number for batches in shards for batch in batches for number in batch)
+    whole = range(items // 12 * 12 if drop_remainder else items)
+    assert set(seen) == set(whole)
+    assert sum(seen.values()) - len(seen) < 3
+
+
+def test_an_iterator_is_read_once_and_says_so() -> None:
+    with lp.Loader(iter(Numbers()), make, batch_size=BATCH, workers=2) as loader:
+        assert numbers_in(read(loader)) == list(range(ITEMS))
+        with pytest.raises(lp.SourceError, match="can be read only once"):
+            next(iter(loader))
+        with pytest.raises(lp.StateError, match="can be read only once"):
+            loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_reader_comes_behind_the_batches_before_it(on: Place, workers: int) -> None:
+    class Gone(Exception):
+        pass
+
+    def messages() -> Iterator[int]:
+        yield from range(20)
+        raise Gone("the queue is gone")
+
+    got = []
+    with lp.Loader(messages(), batch_size=BATCH, **on(workers)) as loader:
+        with pytest.raises(Gone, match="the queue is gone") as raised:
+            for batch in loader:
+                got += batch.tolist()
+        assert got == list(range(16))
+        assert isinstance(raised.value, lp.SourceReadError)
+        assert raised.value.position == 16
+        assert "def messages" not in str(raised.value)
+        assert "in messages" in raised.value.remote_traceback
+        assert loader.last_error is not None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_before_the_first_batch(on: Place, workers: int) -> None:
+    def nothing() -> Iterator[int]:
+        raise KeyError("no table")
+        yield 0
+
+    with lp.Loader(nothing(), **on(workers)) as loader, pytest.raises(lp.SourceReadError, match="no table"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_empty_stream_is_named(on: Place, workers: int) -> None:
+    with lp.Loader(iter([]), **on(workers)) as loader, pytest.raises(lp.SourceError, match="empty"):
+        next(iter(loader))
+
+
+def test_an_item_that_cannot_travel_is_named(on: Place) -> None:
+    items: list[Any] = [{"index": number, "row": np.zeros(3)} for number in range(20)]
+    items[11]["lock"] = threading.Lock()
+    loader = lp.Loader(iter(items), make, batch_size=BATCH, **on(2))
+    with loader, pytest.raises(lp.UnpicklableError, match="position 11"):
+        read(loader)
+
+
+def test_items_of_classes_that_only_this_process_has(on: Place) -> None:
+    class Point(NamedTuple):
+        x: float
+        y: float
+
+        def length(self) -> float:
+            return float(np.hypot(*self))
+
+    def measure(point: Any) -> Any:
+        assert isinstance(point, Point)
+        return point.length()
+
+    points = [Point(n, 2 * n) for n in range(30)]
+    with lp.Loader(iter(points), measure, batch_size=BATCH, **on(2)) as loader:
+        assert np.concatenate(read(loader)).tolist() == [point.length() for point in points]
+
+
+def test_the_reader_is_not_far_ahead_of_the_consumer() -> None:
+    given = 0
+
+    def count() -> Iterator[int]:
+        nonlocal given
+        for number in itertools.count():
+            given += 1
+            yield number
+
+    def nap(item: int) -> int:
+        time.sleep(0.001)
+        return item
+
+    with lp.Loader(count(), nap, batch_size=4, workers=2, memory_limit="64KiB") as loader:
+        batches = iter(loader)
+        for taken in range(1, 30):
+            next(batches)
+            assert given - 4 * taken <= 100
+        time.sleep(0.3)
+        later = given
+        time.sleep(0.5)
+        assert given == later  # it waits for the consumer
+
+
+def test_a_queue_that_somebody_else_fills(on: Place) -> None:
+    messages: queue.Queue[Any] = queue.Queue()
+    with lp.Loader(iter(messages.get, None), lambda item: item * 2, batch_size=2, **on(2)) as loader:
+        batches = iter(loader)
+        for number in range(6):
+            messages.put(number)
+        assert [next(batches).tolist() for _ in range(2)] == [[0, 2], [4, 6]]
+        messages.put(6)
+        messages.put(None)
+        assert [batch.tolist() for batch in batches] == [[8, 10], [12]]
+
+
+def test_a_database_cursor_stays_in_this_process(on: Place, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "table.db", check_same_thread=False) as connection:
+        connection.execute("create table points (x real, name text)")
+        connection.executemany("insert into points values (?, ?)", [(n / 2, f"n{n}") for n in range(50)])
+        cursor = connection.execute("select x, name from points order by x")
+        with lp.Loader(cursor, batch_size=16, **on(2)) as loader:
+            got = read(loader)
+    assert np.concatenate([batch[0] for batch in got]).tolist() == [n / 2 for n in range(50)]
+    assert [name for batch in got for name in batch[1]] == [f"n{n}" for n in range(50)]
+    connection.close()
+
+
+def test_a_file_of_lines(on: Place) -> None:
+    text = io.StringIO("".join(f"{n}\n" for n in range(40)))
+    with lp.Loader(text, int, batch_size=16, **on(2)) as loader:
+        assert np.concatenate(read(loader)).tolist() == list(range(40))
+
+
+def test_two_iterators_of_one_loader_each_read_the_whole(on: Place) -> None:
+    with lp.Loader(Numbers(), make, batch_size=BATCH, **on(2)) as loader:
+        one, other = iter(loader), iter(loader)
+        pairs = [(copied(a), copied(b)) for a, b in zip(one, other, strict=True)]
+    assert numbers_in(a for a, _ in pairs) == numbers_in(b for _, b in pairs) == list(range(ITEMS))
+    assert not np.array_equal(pairs[0][0][1], pairs[0][1][1])  # two epochs
+
+
+def test_an_abandoned_pass_leaves_the_next_one_whole(on: Place) -> None:
+    with lp.Loader(Numbers(), make, batch_size=BATCH, **on(2)) as loader:
+        for _ in range(20):
+            for number, _batch in enumerate(loader):
+                if number == 3:
+                    break
+        assert numbers_in(read(loader)) == list(range(ITEMS))
+
+
+def test_passes_give_back_their_memory() -> None:
+    with lp.Loader(Numbers(1000), make, batch_size=BATCH, workers=2) as loader:
+        taken = []
+        for _ in range(6):
+            read(loader)
+            for _batch in loader:
+                break
+            taken.append(len(loader._engine._feeds))  # type: ignore[union-attr]
+        assert max(taken) <= 2, "a pass that is over, whose end the supervisor has not told of yet, and the next"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("way", ["rows", "packed", "window", "without order", "one shard of three", "elements"])
+def test_going_on_where_it_was_stopped(on: Place, way: str, workers: int) -> None:
+    fn, settings = settings_of(way)
+    with lp.Loader(Numbers(), fn, workers=0, **settings) as loader:
+        expected = [copied(batch) for batch in loader]
+        second = [copied(batch) for batch in loader]
+    for stop in (1, len(expected) // 2):
+        with lp.Loader(Numbers(), fn, **on(2), **settings) as loader:
+            batches = iter(loader)
+            before = [copied(next(batches)) for _ in range(stop)]
+            state = batches.state_dict()
+        with lp.Loader(Numbers(), fn, **on(workers), **settings) as loader:
+            loader.load_state_dict(state)
+            rest = [copied(batch) for batch in loader]
+            after = [copied(batch) for batch in loader]
+        got, wanted = [before + rest, after], [expected, second]
+        if way == "without order":
+            got, wanted = ([sorted(each, key=lambda b: int(b[0][0])) for each in both] for both in (got, wanted))
+        assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_behind_the_last_batch_goes_on_with_the_next_epoch(on: Place, workers: int) -> None:
+    """Nobody knows that it was the last one before the stream is read to its end again."""
+    fn, settings = settings_of("rows")
+    with lp.Loader(Numbers(), fn, workers=0, **settings) as loader:
+        batches = iter(loader)
+        for _ in range(-(-ITEMS // BATCH)):
+            next(batches)
+        state = batches.state_dict()  # type: ignore[attr-defined]
+        loader.epoch = 1
+        expected = [[copied(batch) for batch in loader] for _ in range(2)]
+    assert state["epoch"] == 0
+    with lp.Loader(Numbers(), fn, **on(workers), **settings) as loader:
+        loader.load_state_dict(state)
+        assert_same([[copied(batch) for batch in loader] for _ in range(2)], expected)
+
+
+def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit() -> None:
+    def work(item: Any, rng: np.random.Generator) -> Any:
+        time.sleep(0.001)
+        return make(item, rng)
+
+    with lp.Loader(Numbers(600), work, batch_size=4, workers=0) as loader:
+        expected = read(loader)
+    got = []
+    with lp.Loader(iter(Numbers(600)), work, batch_size=4, workers=3, max_restarts=None) as loader:
+        session = loader._engine.session  # type: ignore[union-attr]
+        for number, batch in enumerate(loader):
+            got.append(copied(batch))
+            if number % 15 == 7:
+                os.kill(next(iter(session.workers.values())).pid, signal.SIGKILL)
+            if number in (20, 90):
+                os.kill(session._link.pid, signal.SIGKILL)
+            if number == 50:
+                loader.resize(1)
+            if number == 70:
+                loader.resize(3)
+        assert session.supervisor_restarts == 2
+        assert session.restarts >= 5
+    assert_same(got, expected)
+
+
+def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
+    def end_itself(item: Any) -> Any:
+        if item["index"] == 41:
+            os._exit(3)
+        return item["index"]
+
+    with lp.Loader(iter(Numbers()), end_itself, batch_size=BATCH, workers=2) as loader:
+        with pytest.raises(lp.WorkerLostError) as raised:
+            read(loader)
+        assert raised.value.index == 41
+    with lp.Loader(Numbers(), end_itself, batch_size=BATCH, workers=2, on_error="skip") as loader:
+        assert numbers_in(read(loader)) == [n for n in range(ITEMS) if n != 41]
+        assert loader.statistics().skipped_indices == (41,)
+
+
+def test_a_hanging_sample_of_a_stream_is_found() -> None:
+    def hang(item: Any) -> Any:
+        if item["index"] == 41:
+            time.sleep(1000)
+        return item["index"]
+
+    with lp.Loader(iter(Numbers()), hang, batch_size=BATCH, workers=2, timeout_s=0.4) as loader:
+        with pytest.raises(lp.SampleTimeoutError) as raised:
+            read(loader)
+        assert raised.value.index == 41
+
+
+@pytest.mark.parametrize("begin", [False, True])
+def test_nothing_is_left_of_a_loader_that_is_dropped(begin: bool) -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "loaderpool-feed"]
+
+    loader = lp.Loader(iter(Numbers(10**9)), make, batch_size=BATCH, workers=1)
+    if begin:
+        batches = iter(loader)
+        next(batches)
+        del batches
+    del loader
+    for _ in range(100):
+        if not threads():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the thread of the feed still reads")
+
+
+def test_wrong_orders_are_refused_by_name() -> None:
+    for source, settings, match in [
+        (Numbers(), {"shuffle": True}, "shuffle=True needs a source with __len__"),
+        (range(10), {"shuffle": 5}, "shuffle=5 is a window for streams"),
+        (Numbers(), {"on_error": ("skip", 0.1)}, "must be a number for a stream"),
+        (Numbers(), {"shuffle": 0}, "shuffle must be at least 1"),
+    ]:
+        with pytest.raises(lp.ArgumentError, match=match):
+            lp.Loader(source, workers=0, **settings)
+    with pytest.raises(lp.ArgumentTypeError, match="shuffle must be True or False"):
+        lp.Loader(range(10), shuffle=2.5, workers=0)  # type: ignore[arg-type]
+    with lp.Loader(Numbers(), make, workers=0) as loader:
+        with pytest.raises(TypeError, match="whose end shows when it comes"):
+            len(loader)
+        assert "a stream" in repr(loader)
+    with pytest.raises(lp.SourceError, match="can only be iterated"):
+        lp.mix([Numbers(), range(10)])  # type: ignore[list-item]
+
+
+def generator_function() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        (generator_function, "is a generator function: pass generator_function()"),
+        ({1, 2}, "is a set"),
+        ({"a": 1}.keys(), "is a dict_keys"),
+        ("abc", "is one str"),
+        (Path("abc"), "is one path"),
+        (3, "is a number"),
+        (Numbers, "is the class Numbers"),
+    ],
+)
+def test_what_is_no_stream_gets_its_own_advice(source: Any, match: str) -> None:
+    with pytest.raises(lp.SourceError, match=match):
+        lp.Loader(source, workers=0)
+
+
+def test_files_interleaved_are_a_stream_that_can_go_on(on: Place, tmp_path: Path) -> None:
+    paths = []
+    for number in range(7):
+        paths.append(tmp_path / f"{number}.txt")
+        paths[-1].write_text("".join(f"{100 * number + line}\n" for line in range(3 + 2 * number)))
+
+    def read_lines(path: Path) -> Iterator[str]:
+        with path.open() as lines:
+            yield from lines
+
+    source = lp.interleave(paths, read_lines, cycle_length=3, block_length=2)
+    with lp.Loader(source, int, batch_size=4, workers=0) as loader:
+        expected = read(loader)
+    assert numbers_in(expected)[:8] == [0, 1, 100, 101, 200, 201, 2, 102]
+    with lp.Loader(source, int, batch_size=4, **on(2)) as loader:
+        batches = iter(loader)
+        before = [copied(next(batches)) for _ in range(5)]
+        state = batches.state_dict()
+    with lp.Loader(source, int, batch_size=4, **on(3)) as loader:
+        loader.load_state_dict(state)
+        assert_same(before + read(loader), expected)

@@ -1,0 +1,134 @@
+"""Files interleaved: the order of tf.data's, the files open at once, and files that cannot be read."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+import loaderpool as lp
+
+
+def read_range(file: range) -> Iterator[int]:
+    yield from file
+
+
+@given(
+    sizes=st.lists(st.integers(0, 6), min_size=1, max_size=9),
+    cycle_length=st.integers(1, 11),
+    block_length=st.integers(1, 4),
+    prefetch=st.sampled_from([0, 0, 0, 2]),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_record_comes_once_and_each_file_in_its_order(
+    sizes: list[int], cycle_length: int, block_length: int, prefetch: int
+) -> None:
+    files = [range(100 * number, 100 * number + size) for number, size in enumerate(sizes)]
+    stream = lp.interleave(files, read_range, cycle_length, block_length, prefetch=prefetch)
+    got = list(stream)
+    assert sorted(got) == list(itertools.chain(*files))
+    for file in files:
+        assert [number for number in got if number in file] == list(file)
+    assert list(stream) == got
+    if cycle_length == 1:
+        assert got == list(itertools.chain(*files))
+
+
+def test_the_order_is_that_of_tf_data(tf: Any) -> None:
+    for sizes, cycle_length, block_length in itertools.product(
+        [[3], [1, 0, 4, 2], [0, 0, 0], [5, 1, 1, 1, 7, 2, 0, 3], [2, 2, 2, 2]], [1, 2, 3, 9], [1, 2, 3]
+    ):
+        starts = tf.constant([100 * number for number in range(len(sizes))], tf.int64)
+        stops = starts + tf.constant(sizes, tf.int64)
+        dataset = tf.data.Dataset.from_tensor_slices((starts, stops)).interleave(
+            tf.data.Dataset.range, cycle_length=cycle_length, block_length=block_length
+        )
+        files = [range(100 * number, 100 * number + size) for number, size in enumerate(sizes)]
+        expected = [int(number) for number in dataset]
+        assert list(lp.interleave(files, read_range, cycle_length, block_length)) == expected
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_no_more_files_are_open_than_asked_for(prefetch: int) -> None:
+    open_now, most = 0, 0
+    lock = threading.Lock()
+
+    def read(file: int) -> Iterator[int]:
+        nonlocal open_now, most
+        with lock:
+            open_now += 1
+            most = max(most, open_now)
+        try:
+            yield from range(5)
+        finally:
+            with lock:
+                open_now -= 1
+
+    assert len(list(lp.interleave(range(20), read, 4, prefetch=prefetch))) == 100
+    assert most <= 4 + (4 if prefetch else 0), "a thread may not be through when its last record is taken"
+    for _ in itertools.islice(lp.interleave(range(20), read, 4, prefetch=prefetch), 7):
+        pass
+    for _ in range(100):
+        if not open_now:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{open_now} files are open still")
+
+
+def test_waits_for_files_overlap() -> None:
+    def read(file: int) -> Iterator[int]:
+        for number in range(5):
+            time.sleep(0.02)
+            yield number
+
+    def seconds(prefetch: int) -> float:
+        started = time.monotonic()
+        list(lp.interleave(range(8), read, 8, prefetch=prefetch))
+        return time.monotonic() - started
+
+    assert seconds(prefetch=2) < 0.6 * seconds(prefetch=0)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_file_that_cannot_be_read(prefetch: int) -> None:
+    def read(file: str) -> Iterator[str]:
+        yield file + "0"
+        if file == "b":
+            raise OSError("truncated")
+        yield file + "1"
+
+    with pytest.raises(OSError, match="truncated") as raised:
+        list(lp.interleave(["a", "b", "c"], read, 2, prefetch=prefetch))
+    if hasattr(raised.value, "__notes__"):
+        assert raised.value.__notes__ == ["while 'b' was read"]
+    stream = lp.interleave(["a", "b", "c"], read, 2, prefetch=prefetch, on_error="skip")
+    with pytest.warns(UserWarning, match="the rest of 'b' is left out: OSError: truncated"):
+        assert list(stream) == ["a0", "b0", "a1", "c0", "c1"]
+
+
+def test_it_travels() -> None:
+    stream = lp.interleave([range(3), range(5)], read_range, 2)
+    assert list(pickle.loads(pickle.dumps(stream))) == list(stream)
+
+
+def test_mistakes_are_named() -> None:
+    files: Any
+    for files, options, error, match in [
+        ([], {}, lp.ArgumentError, "files is empty"),
+        ("abc", {}, lp.ArgumentTypeError, "files must be a sequence"),
+        (iter([1]), {}, lp.ArgumentTypeError, "files must be a sequence"),
+        ([1], {"cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
+        ([1], {"block_length": 0}, lp.ArgumentError, "block_length must be at least 1"),
+        ([1], {"prefetch": -1}, lp.ArgumentError, "prefetch must be at least 0"),
+        ([1], {"open_fn": 3}, lp.ArgumentTypeError, "open_fn must be callable"),
+        ([1], {"on_error": "replace"}, lp.ArgumentError, "on_error must be"),
+    ]:
+        with pytest.raises(error, match=match):
+            lp.interleave(files, **{"open_fn": read_range, **options})

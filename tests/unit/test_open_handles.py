@@ -1,0 +1,72 @@
+"""What is open in the trainer cannot be used in the workers: it is named, with what to do instead."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.sources import as_source
+from loaderpool.supervisor.shipping import ship
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[h5py.File]:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["train/images"] = np.zeros((3, 4))
+        yield file
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    yield connection
+    connection.close()
+
+
+def refused(payload: dict[str, object]) -> str:
+    with pytest.raises(lp.UnpicklableError) as caught:
+        ship(payload)
+    return str(caught.value)
+
+
+def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: h5py.File) -> None:
+    advice = f"give loaderpool.HDF5({file.filename!r}, 'train/images')"
+    for source in (file["train/images"], {"image": file["train/images"], "label": [1, 2, 3]}):
+        text = refused({"source": as_source(source), "fn": None})
+        assert text.startswith("Cannot send this to the workers: source") and "h5py" in text and advice in text
+
+
+@pytest.mark.parametrize("make", [lambda file: file, lambda file: file["train"]], ids=["file", "group"])
+def test_a_file_as_the_source_is_told_to_be_given_by_path(file: h5py.File, make: Callable[..., Any]) -> None:
+    with pytest.raises(lp.SourceError, match=r"source is an open HDF5 \w+: pass loaderpool\.HDF5\(path, keys\)"):
+        as_source(make(file))
+
+
+@pytest.mark.parametrize("name", ["file", "images"])
+def test_handles_in_a_function_are_named(file: h5py.File, name: str) -> None:
+    images = file["train/images"]
+    functions = {"file": lambda index: file["train/images"][index], "images": lambda index: images[index]}
+    text = refused({"source": range(3), "fn": functions[name]})
+    assert f"closure variable {name!r}" in text and "open the file in setup=" in text
+
+
+def test_a_closed_file_is_named_all_the_same(file: h5py.File) -> None:
+    file.close()
+    text = refused({"source": range(3), "fn": lambda index: file[index]})
+    assert "closure variable 'file'" in text and "loaderpool.HDF5(path, key)" in text
+
+
+@pytest.mark.parametrize("kind", ["Connection", "Cursor"])
+def test_database_connections_are_named(connection: sqlite3.Connection, kind: str) -> None:
+    handle: Any = connection if kind == "Connection" else connection.cursor()
+    text = refused({"source": range(3), "fn": lambda index: handle.execute("select 1")})
+    assert re.search(rf"closure variable 'handle' of function .*, of type sqlite3\.{kind}\.", text)
+    assert "open it in setup=" in text
