@@ -8,7 +8,11 @@ A batch may be made once its bundle lies in the arena, and the bundle stays unti
 whatever dies in between, the items are still there, though the stream gave them only once. How far the stream is read
 ahead is bounded, in batches and bytes: that is the back-pressure to the reader.
 
-FEED-2: every bundle that is entered has a number below `made`, and every one below that which was not taken is entered.
+Without an order a ticket may cover batches that were taken, beside others that were not: those of an earlier stretch, or
+of an earlier process. So a bundle stays until all tickets were answered that could ask for it.
+
+FEED-2: every bundle that is entered has a number below `made`, and every one below that which a ticket may still ask for
+is entered.
 """
 
 from __future__ import annotations
@@ -78,6 +82,7 @@ class Feed:
         self._table = FeedTable(session.arena.map, self.offset)
         self._held: dict[int, Extent] = {}  # by batch
         self._held_bytes = 0
+        self._taken: set[int] = set()  # of these, those that the consumer has
         self._spare: dict[int, list[Extent]] = {}  # by size
         # Of its kind only this queue may be put to in a finalizer, which may run in the middle of anything.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -91,11 +96,10 @@ class Feed:
         """Rows of a batch that is made."""
         return self._batch_rows if self.tail is None or batch < self.tail[0] else self.tail[1]
 
-    def take(self, batches: range, before: int) -> None:
-        """The consumer has these batches, and all before that one. The session's lock is held."""
-        for batch in batches:
-            self._drop(batch)
-        for batch in [batch for batch in self._held if batch < before]:
+    def take(self, batches: range, settled: int) -> None:
+        """The consumer has these batches, and no ticket asks for one before `settled`. The session's lock is held."""
+        self._taken.update(batch for batch in batches if batch in self._held)
+        for batch in [batch for batch in self._held if batch < settled]:
             self._drop(batch)
         self._room.put(None)
 
@@ -119,6 +123,7 @@ class Feed:
 
     def _drop(self, batch: int) -> None:
         extent = self._held.pop(batch, None)
+        self._taken.discard(batch)
         if extent is not None:
             self._held_bytes -= extent.nbytes
             if not self._is_freed:
@@ -182,9 +187,10 @@ class Feed:
                 if self.is_over or self._is_freed or session.is_closed:
                     return None
                 most, most_bytes = self._ahead()
-                held = len(self._held)
+                held = len(self._held) - len(self._taken)
                 # Two at least: one that the workers make, and one that waits.
-                if held < min(most, ENTRIES) and (held < 2 or self._held_bytes + size <= most_bytes):
+                has_room = held < most and len(self._held) < ENTRIES
+                if has_room and (held < 2 or self._held_bytes + size <= most_bytes):
                     spare = self._spare.get(size)
                     if spare:
                         return spare.pop()

@@ -242,7 +242,7 @@ class PoolRun:
                 self._move_window(stretch.shelf)
             if self.feed is not None:
                 engine.latest_chunk = arrival.count
-                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.begin_at)
+                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.settled)
             engine.session.note_progress()
             fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:

@@ -117,7 +117,7 @@ def test_a_restored_iterator_goes_on_with_what_was_not_taken(
     with make(workers=0) as reference:
         epochs = [[numbers(batch) for batch in reference] for _ in range(4)]
     length = len(epochs[0])
-    expected = sum(epochs[:3], [])
+    expected = [batch for epoch in epochs[:3] for batch in epoch]
     stops = sorted({0, 1, length // 2, length, length + length // 3, 3 * length - 1, 3 * length})
     paths = {}
     with make(**on(2)) as stopped:

@@ -7,7 +7,6 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +62,16 @@ def fails_at_some(item: Any, rng: np.random.Generator) -> Any:
     return drawn(item, rng)
 
 
+class Stream:
+    """What can only be iterated, and begins anew each time."""
+
+    def __init__(self, items: int) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"item {number}" for number in range(self.items))
+
+
 @st.composite
 def sources(draw: st.DrawFn, lines: lp.TextLines) -> Any:
     """A source of some ten items, of every kind that is read by index."""
@@ -84,22 +93,44 @@ def sources(draw: st.DrawFn, lines: lp.TextLines) -> Any:
 
 
 @st.composite
+def streams(draw: st.DrawFn) -> Any:
+    """A source that is read from its beginning to its end, and how many items that are."""
+    if draw(st.booleans()):
+        size = draw(st.integers(1, LINES))
+        return Stream(size), size
+    counts = draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
+    files = [range(100 * file, 100 * file + count) for file, count in enumerate(counts)]
+    return lp.interleave(files, iter, draw(st.integers(1, 4)), draw(st.integers(1, 3))), sum(counts)
+
+
+@st.composite
 def loaders(draw: st.DrawFn, lines: lp.TextLines, deterministic: bool = True) -> Callable[..., lp.Loader]:
     """Makes the same loader again and again, wherever it runs."""
-    source = draw(sources(lines))
     shards = draw(st.integers(1, 3))
     how: dict[str, Any] = {
         "batch_size": draw(st.integers(1, 9)),
-        "shuffle": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**70)),
         "drop_remainder": draw(st.booleans()),
         "num_shards": shards,
         "shard_index": draw(st.integers(0, shards - 1)),
         "deterministic": deterministic,
     }
+    if draw(st.integers(0, 3)) == 0:
+        source, size = draw(streams())
+        how["shuffle"] = draw(st.just(False) | st.integers(2, 20))
+    else:
+        source = draw(sources(lines))
+        size = len(source)
+        how["shuffle"] = draw(st.booleans())
+        if draw(st.integers(0, 3)) == 0:
+            boundaries = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True).map(sorted))
+            sizes = st.lists(st.integers(1, 9), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1)
+            how |= {"bucket_by": [number * 5 % 7 for number in range(size)], "boundaries": boundaries,
+                    "batch_sizes": draw(st.none() | sizes), "drop_remainder": False}  # fmt: skip
     needed = how["batch_size"] * shards
-    how["drop_remainder"] = how["drop_remainder"] and len(source) >= needed  # else there is no batch, which is refused
-    kind = draw(st.sampled_from(["samples", "varied", "batches", "elements", "skip", "replace"]))
+    how["drop_remainder"] = how["drop_remainder"] and size >= needed  # else there is no batch, which is refused
+    kinds = ["samples", "varied", "batches", "skip", "replace", *(["elements"] if "bucket_by" not in how else [])]
+    kind = draw(st.sampled_from(kinds))
     if kind == "samples":
         how["fn"] = drawn
     elif kind == "varied":
@@ -164,7 +195,9 @@ def test_stopped_time_and_again_it_is_the_stream_that_was_never_stopped(
         epochs = epochs_of(make, 3)
     except lp.SampleError:  # every sample of the first batch fails, and nothing stands in
         return
-    expected, got, state = sum(epochs, []), [], None
+    expected: list[Any] = [batch for epoch in epochs for batch in epoch]
+    got: list[Any] = []
+    state: dict[str, Any] | None = None
     for _ in range(data.draw(st.integers(1, 4), label="stops")):
         with make(**on(data.draw(wheres)), memory_limit=data.draw(limits)) as loader:
             if state is not None:
