@@ -23,6 +23,7 @@ call that looks at one variable. A file with the name of a `setting` replaces a 
 | `supervisor.dealing` | supervisor | before a worker is told something |
 | `supervisor.burying` | supervisor | a worker was reaped, and nothing followed from it yet |
 | `trainer.launched` | trainer | a supervisor was started, nothing is done with it yet |
+| `trainer.waiting` | trainer | it was found that nothing is there yet, and nothing waits yet |
 | `trainer.taken_in` | trainer | messages were read, and not looked at yet |
 | `trainer.delivering` | trainer | a batch is off the shelf, and not the consumer's yet |
 | `trainer.reader_launched` | trainer | a stream's reader was started, nobody knows it yet |

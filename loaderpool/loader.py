@@ -234,7 +234,8 @@ class Loader:
             epochs: how many epochs one pass over the dataset has; None: it never ends (for `fit(steps_per_epoch=...)`).
             prefetch: batches (or chunks of tiny ones) that tf.data keeps ready: from 0 on, or `tf.data.AUTOTUNE`.
             device: such as "/GPU:0": prefetch to that device.
-            checkpointable: refused where True; saving iterators comes with exact resume.
+            checkpointable: `tf.train.Checkpoint` can save and restore the dataset's iterators, to go on with the very
+                batches that the consumer had not taken, in another process as well.
 
         Raises:
             ImportError: TensorFlow is not installed.

@@ -344,7 +344,41 @@ def test_going_on_where_it_was_stopped(on: Place, way: str, workers: int) -> Non
         assert_same(got, wanted)
 
 
-def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit() -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_behind_the_last_batch_goes_on_with_the_next_epoch(on: Place, workers: int) -> None:
+    """Nobody knows that it was the last one before the stream is read to its end again."""
+    fn, settings = settings_of("rows")
+    with lp.Loader(Numbers(), fn, workers=0, **settings) as loader:
+        batches = iter(loader)
+        for _ in range(-(-ITEMS // BATCH)):
+            next(batches)
+        state = batches.state_dict()  # type: ignore[attr-defined]
+        loader.epoch = 1
+        expected = [[copied(batch) for batch in loader] for _ in range(2)]
+    assert state["epoch"] == 0
+    with lp.Loader(Numbers(), fn, **on(workers), **settings) as loader:
+        loader.load_state_dict(state)
+        assert_same([[copied(batch) for batch in loader] for _ in range(2)], expected)
+
+
+@pytest.mark.parametrize("taken", [1, 9, 40])
+def test_more_was_taken_out_of_turn_than_is_read_ahead(taken: int, on: Place) -> None:
+    with lp.Loader(Numbers(), lambda item: item["index"], batch_size=1, deterministic=False, **on(1)) as loader:
+        loader.load_state_dict({**loader.state_dict(), "taken": [[1, taken]]})
+        assert sorted(numbers_in(loader)) == [0, *range(1 + taken, ITEMS)]
+
+
+def test_what_was_taken_out_of_turn_leaves_its_neighbours_in_a_chunk_alone(on: Place) -> None:
+    """Tickets cover some of it beside what is wanted, and ask for the items of both."""
+    with lp.Loader(Numbers(60), of_varied_length, batch_size=3, pad=True, deterministic=False, **on(2)) as loader:
+        for taken in ([[1, 1], [3, 5]], [[2, 4]], [[1, 8]], [[1, 5], [8, 4]]) * 60:
+            loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0, "taken": taken})
+            gone = {batch for first, count in taken for batch in range(first, first + count)}
+            assert sorted(numbers_in(loader)) == [item for item in range(60) if item // 3 not in gone]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit(deterministic: bool) -> None:
     def work(item: Any, rng: np.random.Generator) -> Any:
         time.sleep(0.001)
         return make(item, rng)
@@ -352,7 +386,9 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit() -> None:
     with lp.Loader(Numbers(600), work, batch_size=4, workers=0) as loader:
         expected = read(loader)
     got = []
-    with lp.Loader(iter(Numbers(600)), work, batch_size=4, workers=3, max_restarts=None) as loader:
+    with lp.Loader(
+        iter(Numbers(600)), work, batch_size=4, workers=3, max_restarts=None, deterministic=deterministic
+    ) as loader:
         session = loader._engine.session  # type: ignore[union-attr]
         for number, batch in enumerate(loader):
             got.append(copied(batch))
@@ -366,6 +402,8 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit() -> None:
                 loader.resize(3)
         assert session.supervisor_restarts == 2
         assert session.restarts >= 5
+    if not deterministic:
+        got.sort(key=lambda batch: int(batch[0][0]))
     assert_same(got, expected)
 
 

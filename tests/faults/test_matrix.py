@@ -69,6 +69,7 @@ supervisor.dealing         again    again     again     again    again    again 
 supervisor.burying         again    again     again     again    again    again    -e           again     again
 trainer.launched           raises   raises    gone      gone     gone     waits    -e           -b        raises
 trainer.slots              -m       -m        -m        -m       -m       -m       -m           -m        memory
+trainer.waiting            raises   raises    gone      gone     gone     waits    -e           gone      raises
 trainer.taken_in           raises   raises    gone      gone     gone     waits    -e           gone      raises
 trainer.delivering         raises   raises    gone      gone     gone     waits    -e           gone      raises
 trainer.reader_launched    raises   raises    gone      gone     gone     waits    -e           -b        raises
