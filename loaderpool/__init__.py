@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.errors import (
     ArgumentError,
     ArgumentTypeError,
+    CacheError,
+    CacheWarning,
     ClosedError,
     ForeignProcessError,
     LoaderpoolError,
@@ -20,6 +22,7 @@ from loaderpool.errors import (
     SampleTimeoutError,
     SetupError,
     SourceError,
+    SourceLostError,
     SourceReadError,
     SpecMismatchError,
     StateError,
@@ -36,26 +39,40 @@ from loaderpool.spec import ArraySpec, ElementSpec
 from loaderpool.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
+    from loaderpool.cache.setting import Cache
     from loaderpool.memory.share import share
+    from loaderpool.sources.csv_rows import Csv
+    from loaderpool.sources.hdf5 import HDF5
     from loaderpool.sources.interleave import interleave
+    from loaderpool.sources.json_lines import JsonLines
     from loaderpool.sources.mix import mix
+    from loaderpool.sources.parquet_rows import ParquetRows
+    from loaderpool.sources.tar_samples import TarSamples
     from loaderpool.sources.text_lines import TextLines
+    from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
     from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "HDF5",
     "ArgumentError",
     "ArgumentTypeError",
     "ArraySpec",
+    "Cache",
+    "CacheError",
+    "CacheWarning",
     "ClosedError",
+    "Csv",
     "ElementSpec",
     "ForeignProcessError",
+    "JsonLines",
     "Loader",
     "LoaderIterator",
     "LoaderpoolError",
     "MemoryLimitError",
+    "ParquetRows",
     "Pool",
     "PoolBrokenError",
     "RaggedArray",
@@ -63,11 +80,14 @@ __all__ = [
     "SampleTimeoutError",
     "SetupError",
     "SourceError",
+    "SourceLostError",
     "SourceReadError",
     "SpecMismatchError",
     "StateError",
     "Statistics",
     "SupervisorLostError",
+    "TFRecords",
+    "TarSamples",
     "TextLines",
     "UnpicklableError",
     "WorkerInfo",
@@ -84,7 +104,14 @@ __all__ = [
 
 # Imported when named: few programs name them, and `import loaderpool` is not to wait for them.
 _ON_DEMAND = {
+    "Cache": "cache.setting",
+    "Csv": "sources.csv_rows",
+    "HDF5": "sources.hdf5",
+    "JsonLines": "sources.json_lines",
+    "ParquetRows": "sources.parquet_rows",
     "Statistics": "telemetry.statistics",
+    "TFRecords": "sources.tfrecords",
+    "TarSamples": "sources.tar_samples",
     "TextLines": "sources.text_lines",
     "WorkerStatistics": "telemetry.statistics",
     "interleave": "sources.interleave",

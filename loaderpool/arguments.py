@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.cache.setting import as_cache
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.functions import check_functions, parameters_of
+from loaderpool.functions import check_augment, check_cached, check_functions, parameters_of
 from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import UnitKind, unit_of
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.pool import Pool, resolve_workers
@@ -22,9 +24,10 @@ from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.lanes import LaneItems
 
 if TYPE_CHECKING:
+    from loaderpool.lengths import Lengths
     from loaderpool.loader import Loader
 
-__all__ = ["CheckedArguments", "check_arguments", "payload_of"]
+__all__ = ["CheckedArguments", "check_arguments", "payload_of", "with_lengths"]
 
 _CONFIG_NAMES = (
     "batch_size",
@@ -43,6 +46,9 @@ _CONFIG_NAMES = (
     "seed_globals",
     "max_restarts",
     "max_restarts_per_item",
+    "bucket_by",
+    "boundaries",
+    "batch_sizes",
 )
 
 
@@ -51,11 +57,12 @@ class CheckedArguments:
     """What an engine is started with."""
 
     config: LoaderConfig  # the settings
-    plan: Plan  # which item is when
+    plan: BasePlan  # which item is when
     unit: UnitKind  # what one call of the function makes
     given_spec: ElementSpec | None  # the user's `element_spec`
     stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
+    needs_lengths: bool = False  # the plan is not the one yet: `bucket_by` must first tell the items' lengths
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
@@ -68,35 +75,83 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     config = LoaderConfig.checked(**{name: arguments[name] for name in _CONFIG_NAMES})
     _check_pool(arguments["pool"], arguments["workers"], arguments["max_restarts"])
     fn, batch_fn, setup = arguments["fn"], arguments["batch_fn"], arguments["setup"]
+    augment, cache = arguments["augment"], as_cache(arguments["cache"])
     check_functions(fn, batch_fn, setup, config)
+    check_augment(augment, fn, batch_fn)
+    if cache is not None:
+        check_cached(fn, batch_fn)
     element_spec = arguments["element_spec"]
     given_spec = read_spec(element_spec) if element_spec is not None else None
     source = as_source(arguments["source"])
     stream = source if isinstance(source, StreamSource) else None
     _check_order(source, config)
     items: Any = source
+    if cache is not None and isinstance(source, (StreamSource, ReplicatedSource)):
+        raise ArgumentError(
+            "cache keeps what fn gives for an index of the source, and a stream or generator has none: give a source "
+            "that can be read by index, such as a list of files, or leave cache= away"
+        )
+    plan: BasePlan
+    needs_lengths = False
     if isinstance(source, StreamSource):
         plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, ReplicatedSource):
         pool = arguments["pool"]
         copies = pool.workers if pool is not None else max(1, resolve_workers(config.workers))
-        plan = _open_plan(config, source.lanes(copies, config.num_shards))
-        items = _lane_items(source, plan, config)
+        open_plan = _open_plan(config, source.lanes(copies, config.num_shards))
+        plan, items = open_plan, _lane_items(source, open_plan, config)
     else:
-        plan = _plan(len(source), config)
-    parameters = parameters_of(batch_fn or fn)
+        lengths = arguments["_lengths"]
+        if lengths is None:
+            lengths = _lengths_given(arguments["bucket_by"], len(source))
+        needs_lengths = config.buckets is not None and lengths is None
+        plan = _plan(len(source), config, lengths)
+        if not plan.batches_per_epoch and not needs_lengths:
+            _refuse_empty(plan, config)
+    functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
+    parameters = {name: parameters_of(function) for name, function in functions.items()}
+    # The last one that is called for each batch may write into it.
+    writer = "augment" if augment is not None else "fn" if cache is None else None
+    takes_out = config.batch_size is not None and writer is not None and "out" in parameters[writer]
     payload = {
         "source": items,
         "fn": fn,
+        "augment": augment,
         "batch_fn": batch_fn,
         "setup": setup,
         "config": config,
         "plan": plan,
         "given_spec": given_spec,
-        "takes_rng": "rng" in parameters,
-        "takes_out": "out" in parameters and batch_fn is None and config.batch_size is not None,
+        "takes_rng": frozenset(name for name in functions if "rng" in parameters[name]),
+        "takes_out": takes_out,
+        "cache": cache,  # the engine puts what comes of it in its place
     }
-    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload)
+    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload, needs_lengths)
+
+
+def _lengths_given(bucket_by: Any, size: int) -> Lengths | None:
+    """The items' lengths, if the user gave them and no function."""
+    if bucket_by is None:
+        return None
+    from loaderpool.lengths import is_length_function, read_lengths  # which `import loaderpool` shall not wait for
+
+    return None if is_length_function(bucket_by) else read_lengths(bucket_by, size)
+
+
+def with_lengths(checked: CheckedArguments, arguments: dict[str, Any]) -> tuple[CheckedArguments, Pool | None]:
+    """The same when `bucket_by` has told the items' lengths, which it writes into `arguments`.
+
+    Ownership: as `lengths.find_lengths`.
+    """
+    from loaderpool.lengths import find_lengths
+
+    arguments["_lengths"], pool = find_lengths(checked.config, arguments, checked.plan.size)
+    try:
+        return check_arguments(arguments), pool
+    except BaseException:
+        if pool is not None:
+            pool.close()
+        raise
 
 
 def payload_of(loader: Loader) -> dict[str, Any]:
@@ -124,6 +179,8 @@ def _check_order(source: Source | StreamSource | ReplicatedSource, config: Loade
                 "shuffled: shuffle=True"
             )
         return
+    if config.buckets is not None:
+        raise ArgumentError(f"bucket_by needs a source with __len__ and __getitem__, not {source.kind}")
     if config.shuffle and isinstance(source, StreamSource):
         raise ArgumentError(
             f"shuffle=True needs a source with __len__ and __getitem__; a stream ({source.kind}) is shuffled within a "
@@ -166,8 +223,8 @@ def _open_plan(config: LoaderConfig, lanes: int = 0) -> Plan:
     )
 
 
-def _plan(size: int, config: LoaderConfig) -> Plan:
-    plan = Plan(
+def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:
+    settings = (
         size,
         config.batch_size,
         config.shuffle,
@@ -176,9 +233,20 @@ def _plan(size: int, config: LoaderConfig) -> Plan:
         config.num_shards,
         config.shard_index,
     )
-    if not plan.batches_per_epoch:
-        raise ArgumentError(
-            f"drop_remainder=True leaves no batch at all: {size} items, batch_size={config.batch_size}, "
-            f"num_shards={config.num_shards}"
-        )
-    return plan
+    if config.buckets is None or lengths is None:
+        return Plan(*settings)
+    from loaderpool.plan.bucket_order import Buckets  # which `import loaderpool` shall not wait for
+    from loaderpool.plan.buckets import BucketPlan
+
+    buckets = Buckets.of(lengths, config.buckets.boundaries)
+    return BucketPlan(*settings, buckets=buckets, batch_sizes=config.buckets.batch_sizes)
+
+
+def _refuse_empty(plan: BasePlan, config: LoaderConfig) -> None:
+    if config.buckets is None:
+        rows = f"batch_size={config.batch_size}"
+    else:
+        rows = f"no bucket has enough for batch_sizes={list(config.buckets.batch_sizes)}"
+    raise ArgumentError(
+        f"drop_remainder=True leaves no batch at all: {plan.size} items, {rows}, num_shards={config.num_shards}"
+    )

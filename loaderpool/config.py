@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-import operator
 import re
 from typing import Any, Literal
 
+from loaderpool.bucket_settings import BucketSettings
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.whole_numbers import whole_number
 
 __all__ = [
     "DEFAULT_MAX_RESTARTS",
@@ -53,7 +54,7 @@ class ErrorPolicy:
 class LoaderConfig:
     """Settings of one loader, as `Loader` takes them, checked and in one form."""
 
-    batch_size: int | None = 32  # rows of a full batch; None: what the function returns is one element
+    batch_size: int | None = 32  # rows of a full batch (the most, by length); None: what `fn` returns is one element
     workers: int | Literal["auto"] = "auto"  # processes; 0: in the caller's process
     shuffle: bool = False  # a permutation of all indices, another one each epoch
     shuffle_window: int = 0  # of a stream: how many items are shuffled among each other; 0: none
@@ -70,6 +71,7 @@ class LoaderConfig:
     seed_globals: bool | Literal["auto"] = "auto"  # reseed `random` and `numpy.random` for each sample
     max_restarts: tuple[int, float] | None = DEFAULT_MAX_RESTARTS  # deaths of workers in so many seconds; None: any
     max_restarts_per_item: int = 3  # deaths of workers over one ticket before it is given up
+    buckets: BucketSettings | None = None  # batching by length
 
     @staticmethod
     def checked(**settings: Any) -> LoaderConfig:
@@ -83,6 +85,11 @@ class LoaderConfig:
         if batch_size is not None:
             hint = "None means: one element per call"
             batch_size = whole_number("batch_size", batch_size, at_least=1, at_most=2**31, hint=hint)
+        buckets = BucketSettings.checked(
+            settings.get("bucket_by"), settings.get("boundaries"), settings.get("batch_sizes"), batch_size
+        )
+        if buckets is not None:
+            batch_size = max(buckets.batch_sizes)
         num_shards = whole_number("num_shards", settings["num_shards"], at_least=1)
         shard_index = whole_number("shard_index", settings["shard_index"], at_least=0)
         if shard_index >= num_shards:
@@ -117,7 +124,14 @@ class LoaderConfig:
             max_restarts_per_item=whole_number(
                 "max_restarts_per_item", settings["max_restarts_per_item"], at_least=1, at_most=_MAX_RESTARTS
             ),
+            buckets=buckets,
         )
+
+    @property
+    def static_rows(self) -> int | None:
+        """Rows that every batch has; None: they differ."""
+        is_one = self.buckets is None or len(set(self.buckets.batch_sizes)) == 1
+        return self.batch_size if self.drop_remainder and is_one else None
 
 
 def check_workers(value: Any) -> int | Literal["auto"]:
@@ -175,31 +189,6 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     if count < 1:
         raise ArgumentError(f"{name} must be at least 1 byte, got {value!r}")
     return count
-
-
-def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
-    """A whole number within bounds, from anything that is one for Python.
-
-    Raises:
-        ArgumentTypeError: it is none.
-        ArgumentError: it is out of bounds.
-    """
-    suffix = f" ({hint})" if hint else ""
-    if isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}{suffix}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        if isinstance(value, numbers.Real) and float(value).is_integer():
-            suffix += f"; did you mean {int(float(value))}?"
-        raise ArgumentTypeError(
-            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}{suffix}"
-        ) from None
-    if number < at_least:
-        raise ArgumentError(f"{name} must be at least {at_least}, got {number}{suffix}")
-    if at_most is not None and number > at_most:
-        raise ArgumentError(f"{name} must be at most {at_most}, got {number}{suffix}")
-    return number
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.cache.shared import SharedCache
 from loaderpool.memory.form import BatchForm
-from loaderpool.memory.layout import ALIGNMENT_BYTES
+from loaderpool.memory.layout import ALIGNMENT_BYTES, PackedCounts, packed_counts
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.plan.order import Plan
 
 if TYPE_CHECKING:
     from loaderpool.worker.failures import Failure, RowFailure
@@ -89,6 +90,13 @@ class Delivery:
         """Bytes of data in each batch; None: they differ, see `data_bytes`."""
         return None if self.form.fixed is None else sum(self.form.fixed.row_bytes) * self.rows
 
+    def counts(self) -> Sequence[PackedCounts]:
+        """Of each batch that is handed out its rows, and how much of it is padding."""
+        if self.form.fixed is not None:
+            return [PackedCounts(self.rows, 0, 0)] * self.count
+        counts = packed_counts(self._anchor)
+        return counts if self._keep is None else [counts[at] for at in self._keep]
+
     def numbers(self) -> range | list[int]:
         """Of the batches that are handed out, counted from their run's first epoch on."""
         if self._keep is None:
@@ -145,6 +153,10 @@ class EngineRun(Protocol):
 class Engine(Protocol):
     """Makes one loader's batches: a pool's workers, or this process."""
 
+    @property
+    def cache(self) -> SharedCache | None:
+        """What its processes share of the loader's cache; None: it has none."""
+
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
 
@@ -152,7 +164,7 @@ class Engine(Protocol):
         """How many batches of the next epoch it may well make before anybody asks for it. There is a form."""
 
     def begin(
-        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
     ) -> EngineRun:
         """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
 

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 from loaderpool.arguments import CheckedArguments
+from loaderpool.cache.shared import SharedCache
 from loaderpool.delivery import Engine
+from loaderpool.loader_cache import make_cache
 from loaderpool.pool import Pool
 
 __all__ = ["end_engine", "start_engine", "without_workers"]
@@ -25,30 +27,47 @@ def without_workers() -> Iterator[None]:
         _workers_are_allowed = before
 
 
-def start_engine(checked: CheckedArguments, pool: Pool | None, epoch: int) -> tuple[Engine, Pool | None]:
+def start_engine(
+    checked: CheckedArguments, pool: Pool | None, epoch: int, own_pool: Pool | None = None
+) -> tuple[Engine, Pool | None]:
     """Start an engine in the background; what can go wrong in the caller's line goes wrong here.
 
-    Ownership: the caller ends both, by `end_engine`.
+    Ownership: the caller ends both, by `end_engine`; where this raises, both are ended.
 
     Args:
         checked: what the loader was made with.
         pool: the pool that it shares, or None.
         epoch: of its first pass.
+        own_pool: what was made for it already.
 
     Returns:
         The engine, and the pool that was made for it; None where the pool is shared or the work is done here.
     """
+    payload = checked.payload
+    with contextlib.ExitStack() as undo:
+        if own_pool is not None:
+            undo.callback(own_pool.close)
+        shared = None if payload["cache"] is None else make_cache(payload["cache"], payload, checked.plan.size)
+        if shared is not None:
+            undo.callback(shared.close)
+        started = _start(checked, pool, epoch, shared, own_pool)
+        undo.pop_all()
+    return started
+
+
+def _start(
+    checked: CheckedArguments, pool: Pool | None, epoch: int, shared: SharedCache | None, own_pool: Pool | None
+) -> tuple[Engine, Pool | None]:
     config = checked.config
-    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, checked.stream)
+    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, checked.stream, shared)
     if (pool is None and config.workers == 0) or not _workers_are_allowed:
         from loaderpool.local_engine import LocalEngine
 
         return LocalEngine(*arguments), None
     from loaderpool.pool_engine import PoolEngine
 
-    own_pool = None
     if pool is None:
-        pool = own_pool = Pool(config.workers, config.max_restarts)
+        pool = own_pool = own_pool or Pool(config.workers, config.max_restarts)
     session = pool.session
     try:
         return PoolEngine(session, *arguments), own_pool

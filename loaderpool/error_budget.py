@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from loaderpool.config import ErrorPolicy
 from loaderpool.delivery import Delivery
 from loaderpool.errors import LoaderpoolError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.tally import Tally, failed_indices
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ErrorBudget:
         tally: counts the failures of batches that are handed over.
     """
 
-    def __init__(self, policy: ErrorPolicy, plan: Plan, tally: Tally) -> None:
+    def __init__(self, policy: ErrorPolicy, plan: BasePlan, tally: Tally) -> None:
         self._policy, self._plan, self._tally = policy, plan, tally
         self._errors = 0
         self._waiting: collections.deque[list[Failure]] = collections.deque()  # by batch, not handed over yet
@@ -53,7 +53,7 @@ class ErrorBudget:
         admitted = 0
         for failures in delivery.failures():
             self._errors += sum(len(failed_indices(failure)) for failure in failures)
-            if failures and not self._policy.allows(self._errors, _rows_per_epoch(self._plan)):
+            if failures and not self._policy.allows(self._errors, self._plan.rows_per_epoch):
                 from loaderpool.failures import sample_error  # which `import loaderpool` shall not wait for
 
                 self._make_error = functools.partial(
@@ -73,8 +73,3 @@ class ErrorBudget:
         """Count the failures of the next `count` batches: they are handed over."""
         for _ in range(min(count, len(self._waiting))):
             self._tally.note_failures(self._waiting.popleft(), self._policy.action)
-
-
-def _rows_per_epoch(plan: Plan) -> int:
-    last = plan.batches_per_epoch - 1
-    return last * plan.rows(0) + plan.rows(last)

@@ -8,6 +8,8 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "CacheError",
+    "CacheWarning",
     "ClosedError",
     "ForeignProcessError",
     "LoaderpoolError",
@@ -17,6 +19,7 @@ __all__ = [
     "SampleTimeoutError",
     "SetupError",
     "SourceError",
+    "SourceLostError",
     "SourceReadError",
     "SpecMismatchError",
     "SupervisorLostError",
@@ -39,7 +42,7 @@ class ArgumentTypeError(LoaderpoolError, TypeError):
 
 
 class SourceError(LoaderpoolError, TypeError):
-    """The source cannot be read by index (no length, a str, a dict of scalars, ...), or a file of it has changed."""
+    """The source cannot be read by index (no length, a str, a dict, ...), or a file of it is damaged or has changed."""
 
 
 class UnpicklableError(LoaderpoolError, TypeError):
@@ -101,6 +104,10 @@ class StateError(LoaderpoolError, ValueError):
     """A position cannot be saved as things are, or a saved one does not fit this loader; the message says why."""
 
 
+class CacheError(LoaderpoolError, ValueError):
+    """A cache cannot be used, or not for this function: it is of another one, is damaged, or the function is random."""
+
+
 class MemoryLimitError(LoaderpoolError, MemoryError):
     """`memory_limit`, or what the machine has free, is too small; the message names the least that works."""
 
@@ -135,5 +142,25 @@ class SupervisorLostError(PoolBrokenError):
     """The supervisor process died."""
 
 
+class SourceLostError(PoolBrokenError):
+    """The process that reads the source's stream died.
+
+    The batches before it were delivered; items that did not fill a batch are lost. The next pass has another process.
+
+    Attributes:
+        position: of the first item in the stream that no batch has.
+        epoch: in which pass it was read.
+        signal_name: for example "SIGKILL"; empty where the process exited by itself.
+    """
+
+    position: int | None = None
+    epoch: int | None = None
+    signal_name: str = ""
+
+
 class WorkersNotForkedWarning(RuntimeWarning):
     """A module started threads while it was imported, so each worker is an interpreter of its own: slower, but safe."""
+
+
+class CacheWarning(RuntimeWarning):
+    """A cache cannot keep what it should, or has lost some of it; the training goes on, and what is missing is made."""

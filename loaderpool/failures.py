@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from loaderpool.bundling import OURS, OwnError
 from loaderpool.errors import (
     LoaderpoolError,
     SampleError,
     SampleTimeoutError,
     SetupError,
+    SourceLostError,
     SourceReadError,
     SpecMismatchError,
     WorkerLostError,
@@ -25,7 +27,7 @@ from loaderpool.worker.failures import (
     unpickled,
 )
 
-__all__ = ["lost_error", "sample_error", "setup_error", "source_error"]
+__all__ = ["lost_error", "reader_lost_error", "reading_error", "sample_error", "setup_error", "source_error"]
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
@@ -59,6 +61,16 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
         error = SampleTimeoutError(message) if failure.is_timeout else SampleError(message)
         vars(error).update(told)
     return _with_context(error, failure, cause)
+
+
+def reading_error(ended: Failure | OwnError, position: int) -> LoaderpoolError:
+    """The exception for what ended a stream.
+
+    Args:
+        ended: as `bundling.what_ended` told it.
+        position: of the first item that no batch has.
+    """
+    return OURS[ended.kind](ended.text) if isinstance(ended, OwnError) else source_error(ended, position)
 
 
 def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceReadError:
@@ -138,6 +150,26 @@ def lost_error(report: LostReport) -> WorkerLostError:
         text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
     error = WorkerLostError(text)
     error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
+    return error
+
+
+def reader_lost_error(report: LostReport, position: int) -> SourceLostError:
+    """The exception for the death of the process that reads a stream.
+
+    Args:
+        report: how it died, and in which epoch.
+        position: of the first item that no batch has.
+    """
+    ended = how_it_ended(report.exit_code or 0)
+    name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
+    text = (
+        f"the process that reads the source's stream (pid {report.pid}) {'was ' if name else ''}{ended}, while the "
+        f"batch from position {position} on was read in epoch {report.epoch}; all batches before it were delivered. "
+        f"{_likely_cause(report, name, 'source')} The next pass reads the stream from its beginning, in a new process. "
+        "To have it read in this process instead, once, pass iter(source)."
+    )
+    error = SourceLostError(text)
+    error.position, error.epoch, error.signal_name = position, report.epoch, name
     return error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from loaderpool.config import LoaderConfig
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.sources.interleave import Interleave
 from loaderpool.sources.replicated import ReplicatedSource
 
@@ -29,17 +29,20 @@ class Fingerprint:
     Args:
         source: as the user gave it.
         function: `fn` or `batch_fn`.
+        augment: what is called with its result, or None.
         config: the loader's settings.
         plan: its plan.
     """
 
-    def __init__(self, source: Any, function: Any, config: LoaderConfig, plan: Plan) -> None:
-        self._source, self._function, self._config, self._plan = source, function, config, plan
+    def __init__(self, source: Any, function: Any, augment: Any, config: LoaderConfig, plan: BasePlan) -> None:
+        self._source, self._functions, self._config, self._plan = source, (function, augment), config, plan
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
         """By name."""
         plan = self._plan
+        function, augment = self._functions
+        then = f" then {_describe_function(augment)}" if augment is not None else ""
         fields = {
             "size": plan.size,
             "batch_size": plan.batch_size,
@@ -47,8 +50,9 @@ class Fingerprint:
             "seed": plan.seed,
             "drop_remainder": plan.drop_remainder,
             "deterministic": self._config.deterministic,
+            "buckets": _describe_buckets(plan, self._config),
             "source": _describe_source(self._source),
-            "function": _describe_function(self._function),
+            "function": _describe_function(function) + then,
         }
         if plan.lanes:  # where one stands says nothing of those of another number, or of another process
             fields["generators"] = _describe_generators(self._source, plan)
@@ -56,10 +60,21 @@ class Fingerprint:
         return fields
 
 
-def _describe_generators(source: Any, plan: Plan) -> str:
+def _describe_generators(source: Any, plan: BasePlan) -> str:
     """How many there are, and a checksum of the shards."""
     shards = source.shards if isinstance(source, ReplicatedSource) else None
     return f"{plan.lanes} copies" if shards is None else f"{len(shards)} shards {_mark(shards)}, {plan.lanes} at once"
+
+
+def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
+    """What decides which items make up a batch, where their lengths do."""
+    settings = config.buckets
+    if settings is None:
+        return None
+    from loaderpool.plan.buckets import BucketPlan  # which `import loaderpool` shall not wait for
+
+    assert isinstance(plan, BucketPlan)
+    return [list(settings.boundaries), list(settings.batch_sizes), plan.buckets.checksum]
 
 
 def _describe_source(source: Any) -> str:
@@ -67,6 +82,8 @@ def _describe_source(source: Any) -> str:
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
     if isinstance(source, range):
         return repr(source)
+    if hasattr(type(source), "_loaderpool_fingerprint"):  # sources over files have one
+        return f"{kind} {source._loaderpool_fingerprint}"
     if isinstance(source, ReplicatedSource):
         return f"generators of {_describe_function(source.make_generator)}"
     if isinstance(source, Interleave):

@@ -8,7 +8,7 @@ import warnings
 from loaderpool.errors import WorkersNotForkedWarning
 from loaderpool.supervisor.fork_check import ForkObstacle
 
-__all__ = ["warn_of"]
+__all__ = ["level_outside", "warn_of"]
 
 _OWN_PREFIX = "loaderpool"
 
@@ -29,11 +29,11 @@ def warn_of(obstacles: tuple[ForkObstacle, ...]) -> None:
         "threads. So each worker is an interpreter of its own, which imports everything anew: safe, but slower to "
         f"start, and without shared memory for what modules hold. To have them forked, {advice}.",
         WorkersNotForkedWarning,
-        stacklevel=_level_outside(),
+        stacklevel=level_outside(),
     )
 
 
-def _level_outside() -> int:
+def level_outside() -> int:
     """The `stacklevel`, for our caller, of the innermost frame that is not this package's."""
     level, frame = 0, sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _OWN_PREFIX:

@@ -9,7 +9,7 @@ from typing import Any
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["check_functions", "parameters_of"]
+__all__ = ["check_augment", "check_cached", "check_functions", "check_signature", "parameters_of"]
 
 
 def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) -> None:
@@ -24,9 +24,7 @@ def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) ->
     for name, function, example in (("fn", fn, "item"), ("batch_fn", batch_fn, "list_of_items"), ("setup", setup, "")):
         if function is None:
             continue
-        if not callable(function):
-            raise ArgumentTypeError(f"{name} must be callable, got {function!r} of type {type(function).__name__}")
-        _check_signature(name, function, example)
+        _check_callable(name, function, example)
     if batch_fn is not None:
         if config.batch_size is None:
             raise ArgumentError("batch_fn needs a batch_size: how many items it is given")
@@ -34,19 +32,86 @@ def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) ->
             raise ArgumentError("pad and ragged are for fn; batch_fn makes its batch itself")
 
 
-def _check_signature(name: str, function: Callable[..., Any], example: str) -> None:
+def check_augment(augment: Any, fn: Any, batch_fn: Any) -> None:
+    """Check the function that is called with what `fn` gave, and whether it goes with the others; None passes.
+
+    Raises:
+        ArgumentError: it does not go with them.
+        ArgumentTypeError: not a function of one sample.
+    """
+    if augment is None:
+        return
+    _check_callable("augment", augment, "sample")
+    if batch_fn is not None:
+        raise ArgumentError(
+            "augment is for single samples, and batch_fn makes whole batches: have batch_fn augment its batch itself "
+            "(it may name rng, too), or make samples with fn"
+        )
+    if _needs_out(fn):
+        raise ArgumentError("fn needs out, but with augment= only augment writes into the batch: have augment name it")
+
+
+def check_cached(fn: Any, batch_fn: Any) -> None:
+    """Check whether what the function gives can be kept.
+
+    Raises:
+        ArgumentError: there is no such function, or it is random, or it makes batches.
+    """
+    if batch_fn is not None:
+        raise ArgumentError(
+            "cache keeps what fn gives for one item, and batch_fn makes whole batches, of other items in each epoch: "
+            "make samples with fn, or leave cache= away"
+        )
+    if fn is None:
+        raise ArgumentError("cache keeps what fn gives, and there is no fn: the source's items are the samples")
+    if "rng" in parameters_of(fn):
+        raise ArgumentError(
+            "fn names rng, and with cache= it is called once for each item: every epoch would have the same draw. Move "
+            "what is random to augment=, which may name rng and is called in every epoch with what fn gave"
+        )
+    if _needs_out(fn):
+        raise ArgumentError("fn needs out, but with cache= its result is kept, not written into a batch: return it")
+
+
+def _check_callable(name: str, function: Any, example: str) -> None:
+    if not callable(function):
+        raise ArgumentTypeError(f"{name} must be callable, got {function!r} of type {type(function).__name__}")
+    check_signature(name, function, example)
+
+
+def check_signature(
+    name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...] = ("rng", "out")
+) -> None:
+    """Check that a function can be called as it will be.
+
+    Args:
+        name: of the argument.
+        function: the user's.
+        example: what it will be given; empty: nothing.
+        may_take: what it is given besides, by name, if it has such parameters.
+
+    Raises:
+        ArgumentTypeError: it cannot.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a C function without one
         return
     arguments = [None] if example else []
-    keywords = {word: None for word in ("rng", "out") if word in signature.parameters}
+    keywords = {word: None for word in may_take if word in signature.parameters}
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
         raise ArgumentTypeError(
             f"{name} must be callable as {name}({example}), but {_name_of(function)}{signature} is not: {error}"
         ) from None
+
+
+def _needs_out(function: Any) -> bool:
+    """Whether it cannot be called without `out`; one that can is, as many of NumPy's can."""
+    if "out" not in parameters_of(function):
+        return False
+    return inspect.signature(function).parameters["out"].default is inspect.Parameter.empty
 
 
 def parameters_of(function: Callable[..., Any] | None) -> set[str]:

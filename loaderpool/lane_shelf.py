@@ -43,6 +43,11 @@ class LaneShelf:
         """What was taken."""
         return LanePlaces(tuple(self._taken), frozenset(self.ended))
 
+    @property
+    def done_before(self) -> int:
+        """See `Shelf`."""
+        return self.begin_at
+
     def put(self, arrival: Arrival) -> bool:
         """See `Shelf`; False also for what a lane has behind its end."""
         number = arrival.first

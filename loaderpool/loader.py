@@ -8,12 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import role
-from loaderpool.arguments import check_arguments
+from loaderpool.arguments import check_arguments, with_lengths
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError, StateError
+from loaderpool.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    ForeignProcessError,
+    SourceError,
+    StateError,
+)
 from loaderpool.fingerprint import Fingerprint
+from loaderpool.loader_cache import CacheWatch
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.form import BatchForm
 from loaderpool.passes import EpochHooks, PassBook
@@ -22,8 +30,11 @@ from loaderpool.reading import Position
 from loaderpool.sources.replicated import ReplicatedSource
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import tensorflow as tf
 
+    from loaderpool.cache.setting import Cache
+    from loaderpool.lengths import Lengths
     from loaderpool.telemetry.statistics import Statistics
 
 __all__ = ["Loader"]
@@ -49,6 +60,11 @@ class Loader:
             the items are the samples.
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
+        augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample;
+            may name `rng` and `out` as `fn` may, which then gets no `out`.
+        cache: keep what `fn` gives, so that it is called once for each item: "memory" (shared by all workers, until the
+            loader is closed), a directory on a local disk (for later runs, too), or a `Cache` with a bound. `fn` must
+            not be random then; what is random belongs into `augment`. It is no part of `memory_limit`.
         workers: worker processes, "auto" for one per usable CPU, or 0 to run in this process (same bits).
         shuffle: another permutation of all indices each epoch, keyed by seed and epoch. For a stream a number: so many
             items are held, and at each step a random one of them comes.
@@ -74,11 +90,18 @@ class Loader:
             seconds; more are an error, for then the fault is general. None: any number.
         max_restarts_per_item: deaths of workers over the same work after which its samples are run one by one; the one
             that ends its worker also when it runs alone is an error (or left out, by `on_error`).
+        bucket_by: batches are made of items of like length: a function that gives an item's length, a whole number from
+            0 on, or the lengths of all items as a list or array. The function is called for each item while the loader
+            is made, by the workers; with lengths given, nothing need be read.
+        boundaries: where buckets end, rising: an item of length l is in bucket i where
+            `boundaries[i-1] <= l < boundaries[i]`.
+        batch_sizes: rows of a batch of each bucket, one more than `boundaries`; None: `batch_size` for all.
 
     Raises:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
         SourceError: the source cannot be read by index.
         UnpicklableError: function or source cannot travel; names the variable.
+        CacheError: the cache is of another function or source; says what differs.
     """
 
     def __init__(
@@ -106,12 +129,21 @@ class Loader:
         seed_globals: bool | Literal["auto"] = "auto",
         max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
         max_restarts_per_item: int = 3,
+        augment: Callable[..., Any] | None = None,
+        cache: Cache | str | os.PathLike[str] | None = None,
+        bucket_by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike | None = None,
+        boundaries: Sequence[int] | None = None,
+        batch_sizes: Sequence[int] | None = None,
         _hooks: EpochHooks | None = None,
+        _lengths: Lengths | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._arguments: dict[str, Any] = arguments
-        checked = check_arguments(arguments)
+        checked, own_pool = check_arguments(arguments), None
+        if checked.needs_lengths and role.is_trainer():
+            checked, own_pool = with_lengths(checked, arguments)
         self._config, self._plan, self._stream = checked.config, checked.plan, checked.stream
+        self._is_without_lengths = checked.needs_lengths  # inside a worker nobody asks for them
         self._owner_pid = os.getpid()
         self._engine: Engine | None = None
         self._own_pool: Pool | None = None
@@ -120,12 +152,15 @@ class Loader:
         self._finalizer: Any = None
         # The book outlives the loader in its iterators, so it reaches the engine without holding the loader.
         self._book = PassBook(_EngineHandle(self), self._config, self._plan, _hooks)
-        self._fingerprint = Fingerprint(source, fn or batch_fn, self._config, self._plan)
+        self._fingerprint = Fingerprint(source, fn or batch_fn, augment, self._config, self._plan)
         if not role.is_trainer():
             return
         # The payload is not kept: what travelled is in shared memory, and a local engine has it.
-        self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch)
-        if pool is not None or self._own_pool is not None:
+        self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch, own_pool)
+        shared = self._engine.cache
+        if shared is not None:
+            self._book.at_end = CacheWatch(shared)
+        if pool is not None or self._own_pool is not None or shared is not None:
             self._finalizer = weakref.finalize(self, end_engine, self._engine, self._own_pool)
             self._finalizer.atexit = False  # then all sessions are closed in one step, which Ctrl-C does not break off
 
@@ -174,6 +209,8 @@ class Loader:
         Raises:
             TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream.
         """
+        if self._is_without_lengths:
+            self._check_usable()
         if self._plan.is_open:
             what = "generators" if self._plan.lanes else "a stream"
             raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
@@ -197,7 +234,8 @@ class Loader:
             epochs: how many epochs one pass over the dataset has; None: it never ends (for `fit(steps_per_epoch=...)`).
             prefetch: batches (or chunks of tiny ones) that tf.data keeps ready: from 0 on, or `tf.data.AUTOTUNE`.
             device: such as "/GPU:0": prefetch to that device.
-            checkpointable: refused where True; saving iterators comes with exact resume.
+            checkpointable: `tf.train.Checkpoint` can save and restore the dataset's iterators, to go on with the very
+                batches that the consumer had not taken, in another process as well.
 
         Raises:
             ImportError: TensorFlow is not installed.
@@ -214,7 +252,7 @@ class Loader:
             sequence: has `__len__` and `__getitem__(batch_index)`; its `on_epoch_begin` and `on_epoch_end` are called
                 on this very object, in this process, and what they change is seen by the next epoch.
             workers: as in `Loader`; None: the sequence's own `workers` where it is above 1, else "auto".
-            **settings: further arguments of `Loader` (not batch_size, fn and batch_fn).
+            **settings: further arguments of `Loader` (not batch_size, fn, batch_fn, augment and cache).
         """
         from loaderpool.adapters.keras import loader_from_sequence
 
@@ -258,14 +296,28 @@ class Loader:
         return cls(ReplicatedSource(make_generator, shards, cycle_length), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
-        """A new loader with other arguments where `changes` says so, and otherwise the same."""
+        """A new loader with other arguments where `changes` says so, and otherwise the same.
+
+        Raises:
+            SourceError: the source is an iterator, which two loaders would read in turn.
+        """
         unknown = sorted(name for name in changes if name not in self._arguments or name.startswith("_"))
         if unknown:
             raise ArgumentTypeError(f"Loader has no argument named {', '.join(unknown)}")
+        stream = self._stream
+        is_read = stream is not None and (stream.was_opened or self._finalizer is not None)  # a pool's at once
+        if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
+            raise SourceError(
+                f"source is a {stream.kind}, which can be read only once, and this loader reads it: pass another one "
+                "(replace(source=...)), or make the loader of an object whose __iter__ begins anew each time"
+            )
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
         hooks = self._book.hooks
-        return type(self)(**{**self._arguments, **changes, "_hooks": hooks and hooks.anew()})
+        private: dict[str, Any] = {"_hooks": hooks and hooks.anew()}
+        if {"source", "bucket_by"} & changes.keys():
+            private["_lengths"] = None
+        return type(self)(**{**self._arguments, **changes, **private})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
         """Where the consumer stands, as a small dict that JSON can hold; for `load_state_dict`.

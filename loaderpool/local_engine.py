@@ -8,14 +8,17 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loaderpool.bundling import OURS
+from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
-from loaderpool.errors import LoaderpoolError, SourceError
+from loaderpool.errors import SourceError
 from loaderpool.failures import sample_error, source_error
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import is_empty
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import SavedGlobals
@@ -30,6 +33,7 @@ from loaderpool.worker.work import Work
 
 __all__ = ["LocalEngine"]
 
+_LOCK_TIMEOUT_S = 1.0
 _RUN = 1  # any number whose mark on the stand-in board is not set
 # Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
 # and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
@@ -47,18 +51,21 @@ class LocalEngine:
         given_spec: the user's element_spec.
         first_epoch: the epoch whose first sample is made to find the spec.
         stream: what items are read from, where they cannot be had by index.
+        cache: the loader's, closed with this; None: it has none.
     """
 
     def __init__(
         self,
         payload: Mapping[str, Any],
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         first_epoch: int,
         stream: StreamSource | None = None,
+        cache: SharedCache | None = None,
     ) -> None:
+        self.cache = cache
         self._stream = stream
         self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
         self.config, self.plan, self.unit = config, plan, unit
@@ -66,7 +73,7 @@ class LocalEngine:
         self.takes_out: bool = payload["takes_out"]
         self._first_epoch = first_epoch
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
-        self.work = Work(payload, board, 0, None, catches=Exception)
+        self.work = Work({**payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
@@ -98,23 +105,24 @@ class LocalEngine:
         return form
 
     def begin(
-        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
     ) -> LocalRun:
         """See `delivery.Engine`."""
         self.form()
         reading = None if self._stream is None else self._reading_for(self._stream, first_epoch, plan)
         return LocalRun(self, first_epoch, limit, plan, taken, reading, lanes)
 
-    def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
+    def _open(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
+        assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
         batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
         return StreamReading(batches, epoch, plan)
 
-    def _reading_for(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
+    def _reading_for(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
         """The reading of a pass: the one that the probe began, if it is of this epoch."""
         first, self._first_reading = self._first_reading, None
         if first is not None:
             is_same = epoch == first.epoch or not self.config.shuffle_window or stream.is_one_shot
-            if is_same and not plan.start:
+            if is_same and not plan.begins_at:
                 return first
         return self._open(stream, epoch, plan)
 
@@ -152,15 +160,21 @@ class LocalEngine:
         self.work.forget_probe()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Let go of the cache; nothing else is to end."""
+        # Another thread may be making a sample; a finalizer must not wait for that for ever.
+        if self.cache is not None and _alone.acquire(timeout=_LOCK_TIMEOUT_S):
+            try:
+                self.cache.close()
+            finally:
+                _alone.release()
 
     def make(
-        self, epoch: int, batch: int, number: int, plan: Plan, items: tuple[int, list[Any]] | None = None
+        self, epoch: int, batch: int, number: int, plan: BasePlan, items: tuple[int, list[Any]] | None = None
     ) -> Delivery:
         """One batch in memory of its own; of a stream from these items, the first of which has this position."""
         form = self.form()
-        rows = plan.rows(batch) if items is None else len(items[1])
-        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.start)
+        rows = plan.rows(epoch, batch) if items is None else len(items[1])
+        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.begins_at)
         anchor = aligned_empty(form.slot_bytes)
         with _alone, SavedGlobals():
             if items is not None:
@@ -205,11 +219,11 @@ class StreamReading:
         if not self._seen and not self.is_over:
             try:
                 self._seen = list(itertools.islice(self._batches, 1))
-            except LoaderpoolError:
-                raise
             except Exception as error:
+                if type(error) in OURS:
+                    raise
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
-                raise source_error(failure, self._plan.position_after(self._taken), error) from error
+                raise source_error(failure, self._plan.start_after(self.epoch, self._taken), error) from error
         self.is_over = not self._seen
         return self._seen[0] if self._seen else None
 
@@ -233,7 +247,7 @@ class LocalRun:
         engine: LocalEngine,
         first_epoch: int,
         limit: int,
-        plan: Plan,
+        plan: BasePlan,
         taken: Mapping[int, int],
         reading: StreamReading | None = None,
         lanes: LanePlaces | None = None,

@@ -36,6 +36,7 @@ __all__ = [
     "return_pages",
     "start_time",
     "thread_ids",
+    "thread_name",
     "why_not_replaceable",
     "write_memory",
 ]
@@ -244,6 +245,15 @@ def thread_ids() -> frozenset[int]:
 
     others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
     return frozenset(thread.native_id or 0 for thread in others)
+
+
+def thread_name(thread: int) -> str:
+    """What a thread of this process is called in the kernel's list, "" where it is not in there."""
+    try:
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
 
 
 # ---- memory that another mapping takes the place of ----

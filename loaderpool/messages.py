@@ -62,8 +62,9 @@ class Control(enum.IntEnum):
     # loader, epoch, where the table of its stream lies or 0: the first sample failed and is tried again; or it could
     # not be tried earlier, as the stream had no item yet
     PROBE = 14
-    # run, first position, full batches, last batch's rows: it is the rest of one epoch, told while its limit is 0; or
-    # of a stream that ends with a smaller batch, before that is within the limit
+    # run, where the epoch begins, full batches, last batch's rows, nbytes: it is the rest of one epoch, told while its
+    # limit is 0; or of a stream that ends with a smaller batch, before that is within the limit. The beginning is a
+    # position, or with nbytes the offset of its pickle in the arena.
     RUN_AFTER = 15
     RUN_FEED = 17  # run, where the table of its stream lies. Told while its limit is 0.
     RUN_LANES = 18  # run, how many generators' batches take turns in it. Told while its limit is 0.
@@ -78,7 +79,8 @@ class Order(enum.IntEnum):
     TICKET = 1  # ticket, run, first_batch, count|attempt, row_start|row_stop, slot
     PROBE = 2  # ticket, loader, epoch, feed's table
     LAYOUT = 3  # loader, offset, nbytes
-    RUN = 4  # run, loader, first_epoch, batches_per_epoch, first position, feed's table
+    # run, loader, first_epoch, batches_per_epoch, where the epoch begins, feed's table, nbytes as in Control.RUN_AFTER
+    RUN = 4
     RUN_OVER = 5  # run
     EXIT = 6
     SLOT = 7  # slot, offset, nbytes

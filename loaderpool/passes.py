@@ -18,7 +18,7 @@ from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.interrupts import wait_for_the_end
 from loaderpool.last_error import LastError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.tally import Tally
 
@@ -56,7 +56,7 @@ class PassBook:
     """
 
     def __init__(
-        self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: EpochHooks | None
+        self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
     ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.epoch = 0  # of the next pass
@@ -66,6 +66,8 @@ class PassBook:
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = Reading()  # of the latest iterator that has begun
         self.latest_is_dataset = False
+        self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
+        self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
         self.live: dict[int, weakref.ref[Any]] = {}
@@ -74,6 +76,7 @@ class PassBook:
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
         self._hook_turn = threading.RLock()
         self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
+        self.was_placed = False  # somebody has said where the next pass begins
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, the whole of it, the next pass's."""
@@ -81,21 +84,23 @@ class PassBook:
 
     def resume_at(self, position: Position) -> None:
         """The next pass begins there; where nothing of that epoch is left, with the next one."""
-        if position.is_rest and not self._log(position).batches:
+        if position.is_rest and not self.log_at(position).batches:
             position = Position(position.epoch + 1)
         with self._lock:
             self.epoch = position.epoch
             self._resume = position if position.is_rest else None
+            self.was_placed = True
 
     def next_log(self) -> PassLog:
         """What the next pass will be, nothing delivered yet."""
-        return self._log(self._place(self.epoch))
+        return self.log_at(self._place(self.epoch))
 
     def _place(self, epoch: int) -> Position:
         resume = self._resume
         return resume if resume is not None and resume.epoch == epoch else Position(epoch)
 
-    def _log(self, place: Position) -> PassLog:
+    def log_at(self, place: Position) -> PassLog:
+        """What a pass that begins there will be, nothing delivered yet."""
         plan = self.plan.after(place.start)
         return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic, lanes=place.lanes)
 
@@ -113,24 +118,31 @@ class PassBook:
         """Whether something of the user's runs between epochs."""
         return self.hooks is not None and self.hooks.changes_data
 
-    def open_run(self) -> tuple[EngineRun, PassLog]:
-        """A run that stands before the next epoch, whose number is now taken, and a log of what it gives."""
+    def open_run(self, place: Position | None = None) -> tuple[EngineRun, PassLog]:
+        """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
+
+        Args:
+            place: where it shall stand instead.
+        """
         if not self.has_hooks:
-            return self._take_run()
+            return self._take_run(place)
         assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()
             self._tell(self.hooks.before_epoch())
-            return self._take_run()
+            return self._take_run(place)
 
-    def _take_run(self) -> tuple[EngineRun, PassLog]:
+    def _take_run(self, wanted: Position | None) -> tuple[EngineRun, PassLog]:
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
-        ahead = 0 if self.has_hooks else min(self.plan.batches_per_epoch, engine.read_ahead())
+        ahead = 0 if self.has_hooks or not self.looks_ahead else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
-            epoch = self.epoch
-            place = None if self._resume is None else self._place(epoch)
-            self.epoch += 1
+            if wanted is None:
+                epoch = self.epoch
+                place = None if self._resume is None else self._place(epoch)
+            else:
+                epoch, place = wanted.epoch, wanted
+            self.epoch = max(self.epoch, epoch + 1)
             parked, self._parked = self._parked, None
         is_rest = place is not None and place.is_rest
         try:
@@ -138,7 +150,7 @@ class PassBook:
             if place is None:
                 log = PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
             else:
-                log = self._log(place)
+                log = self.log_at(place)
             if parked is not None:
                 run, stands_before = parked
                 if stands_before == epoch and not is_rest:
@@ -172,14 +184,6 @@ class PassBook:
         with self._lock:
             if self._resume is not None and self._resume.epoch == epoch:
                 self._resume = None
-
-    def end_empty_rest(self, epoch: int) -> bool:
-        """The pass that took this epoch found nothing: whether it was the rest of it, so that it counts as taken."""
-        with self._lock:
-            is_rest = self._resume is not None and self._resume.epoch == epoch
-            if is_rest:
-                self._resume = None
-            return is_rest
 
     def give_up_epoch(self, epoch: int) -> None:
         """The pass that took this epoch delivered nothing: it does not count."""
@@ -228,14 +232,17 @@ class Pass:
     Args:
         book: of the loader.
         reading: it is one of these passes.
+        place: where it begins; None: with the next epoch.
     """
 
-    def __init__(self, book: PassBook, reading: Reading) -> None:
+    def __init__(self, book: PassBook, reading: Reading, place: Position | None = None) -> None:
         self._book, self._reading = book, reading
+        self._place = place
+        self._goes_on = False  # with the next epoch, as nothing was left of this one
         self._run: EngineRun | None = None
         self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
-        self._end_is_owed = self._rest_was_empty = False
+        self._end_is_owed = False
         self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
         self._is_over = False
 
@@ -256,16 +263,13 @@ class Pass:
             raise StopIteration
         try:
             if self._run is None:
-                self._run, self.log = book.open_run()
+                self._run, self.log = book.open_run(self._place)
                 self._reading.add(self.log)
             log = self.log
             assert log is not None
             if self._budget is not None:
                 self._budget.check()
             delivery = self._take(self._run, log)
-            if delivery is None and self._rest_was_empty:
-                self._rest_was_empty = False
-                return self.next_delivery()
             if delivery is not None and delivery.row_failures:
                 delivery = self._admit(delivery)
         except BaseException as error:
@@ -278,6 +282,9 @@ class Pass:
             self.close()
             raise
         if delivery is None:
+            if self._goes_on:
+                self._goes_on = self._is_over = False
+                return self.next_delivery()
             raise StopIteration
         if not log.delivered:
             book.tally.passes += 1
@@ -315,15 +322,17 @@ class Pass:
         return delivery
 
     def _end_of_stream(self, log: PassLog) -> None:
+        self._is_over = True
         log.close()
+        if not log.delivered:
+            if log.is_rest:  # of an epoch, of which nothing was left
+                self._book.note_begun(log.epoch)
+                self._goes_on = self._place is None
+            else:
+                self._book.give_up_epoch(log.epoch)
         run, self._run = self._run, None
         if run is not None:
             run.end()
-        # Of a stream nobody knew: where nothing of an epoch was left, the pass is one over the epoch behind it.
-        self._rest_was_empty = not log.delivered and self._book.end_empty_rest(log.epoch)
-        self._is_over = not self._rest_was_empty
-        if self._is_over and not log.delivered:
-            self._book.give_up_epoch(log.epoch)
 
     def _finish(self, log: PassLog) -> None:
         self._is_over = True
@@ -333,6 +342,8 @@ class Pass:
         if self._book.has_hooks:
             self._owe_end()
             self._book.settle_ends()
+        if self._book.at_end is not None:
+            self._book.at_end()
 
     def hand_over(self, count: int = 1) -> None:
         """The consumer is given so many more batches, or they are passed over because no row of them is left.

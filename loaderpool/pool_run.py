@@ -14,8 +14,8 @@ from loaderpool.interrupts import InterruptsHeld
 from loaderpool.lane_shelf import LaneShelf
 from loaderpool.memory.layout import is_empty
 from loaderpool.messages import Control
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.plan.order import Plan
 from loaderpool.ring import Ring
 from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
@@ -50,7 +50,7 @@ class PoolRun:
         engine: PoolEngine,
         first_epoch: int,
         limit: int,
-        plan: Plan,
+        plan: BasePlan,
         taken: Mapping[int, int],
         quota: int,
         feed: Feed | None = None,
@@ -168,7 +168,8 @@ class PoolRun:
         engine, session = self._engine, self._engine.session
         plan, feed = self._plan, self.feed
         stretch = Stretch(engine, session.take_number(), self.first_epoch, plan, shelf, feed)
-        number, is_rest = stretch.number, plan.start > 0 and feed is None
+        number, start = stretch.number, plan.begins_at if feed is None else 0
+        start_word, start_bytes = stretch.place_start(start) if start else (0, 0)
         session.order(
             Control.RUN_BEGIN,
             number,
@@ -176,12 +177,11 @@ class PoolRun:
             self.first_epoch,
             plan.batches_per_epoch,
             shelf.begin_at,
-            0 if is_rest or feed is not None or plan.lanes else self.limit,
+            0 if start or feed is not None or plan.lanes else self.limit,
             self.quota,
         )
-        if is_rest:
-            last_rows = plan.rows(plan.batches_per_epoch - 1)
-            session.order(Control.RUN_AFTER, number, plan.start, plan.full_batches, last_rows)
+        if start:
+            session.order(Control.RUN_AFTER, number, start_word, plan.full_batches, plan.last_rows, start_bytes)
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         if isinstance(shelf, LaneShelf):
             session.order(Control.RUN_LANES, number, plan.lanes)
@@ -259,7 +259,7 @@ class PoolRun:
                 self._move_window(stretch.shelf)
             if self.feed is not None:
                 engine.latest_chunk = arrival.count
-                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.begin_at)
+                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.done_before)
             engine.session.note_progress()
             fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.config import check_epoch
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.local_engine import LocalEngine
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.spec import ElementSpec, sample_spec
 from loaderpool.worker.jobs import WorkFailed
@@ -54,7 +54,8 @@ class Replay:
 
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
         seeds = loader.config.seed_globals
-        self._loader = loader.replace(workers=0, seed_globals=bool(seeds))  # "auto" draws what True draws
+        # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
+        self._loader = loader.replace(workers=0, seed_globals=bool(seeds), cache=None)
         engine = self._loader._running_engine()
         assert isinstance(engine, LocalEngine)
         self._engine = engine
@@ -101,23 +102,23 @@ def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
     if not 0 <= index < plan.size:
         raise ArgumentError(f"the source has no index {index}: it has {plan.size:,} items, 0 to {plan.size - 1}")
     position = plan.position_of(epoch, index)
-    place = plan.place(position)
+    place = plan.place(epoch, position)
     if place is None:
         raise ArgumentError(_why_nowhere(plan, index, epoch, position))
     batch, row = place
-    positions = plan.positions(batch) if engine.unit == "batch" else plan.positions(batch, row, row + 1)
+    rows = () if engine.unit == "batch" else (row, row + 1)
+    positions = plan.positions(epoch, batch, *rows)
     indices = plan.indices(epoch, positions)
     return Call(epoch, index, position, batch, row, tuple(indices), tuple(positions.tolist()))
 
 
-def _why_nowhere(plan: Plan, index: int, epoch: int, position: int) -> str:
+def _why_nowhere(plan: BasePlan, index: int, epoch: int, position: int) -> str:
     where = f"this loader does not make source index {index} in epoch {epoch}: it stands at position {position:,}, "
     other_epochs = "; in other epochs it may stand elsewhere (--epoch)" if plan.shuffle else ""
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):
-        if dataclasses.replace(plan, shard_index=shard).place(position) is not None:
+        if dataclasses.replace(plan, shard_index=shard).place(epoch, position) is not None:
             return (
                 f"{where}which is the share of shard_index={shard}, and this loader's is "
                 f"shard_index={plan.shard_index} of num_shards={plan.num_shards}{other_epochs}"
             )
-    tail = plan.size % ((plan.batch_size or 1) * plan.num_shards)
-    return f"{where}in the tail of {tail} rows that drop_remainder=True leaves out{other_epochs}"
+    return f"{where}in the tail of {plan.rows_left_out} rows that drop_remainder=True leaves out{other_epochs}"

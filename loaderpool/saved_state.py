@@ -14,8 +14,8 @@ from typing import Any
 from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
 from loaderpool.fingerprint import Fingerprint
 from loaderpool.passes import PassBook
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.plan.order import Plan
 from loaderpool.reading import Position
 
 __all__ = ["find_position", "read_state", "write_state"]
@@ -55,13 +55,13 @@ def find_position(book: PassBook, batches_taken: int | None) -> Position:
     return book.next_log().position(0)
 
 
-def write_state(position: Position, fingerprint: Fingerprint, plan: Plan) -> dict[str, Any]:
+def write_state(position: Position, fingerprint: Fingerprint, plan: BasePlan) -> dict[str, Any]:
     """The state of a loader whose consumer stands at this position."""
     lanes = position.lanes
     return {
         "loaderpool_state": _VERSION,
         "epoch": position.epoch,
-        "position": position.start,
+        "position": list(position.start) if isinstance(position.start, tuple) else position.start,
         "taken": [[first, count] for first, count in position.taken.items()],
         "num_shards": plan.num_shards,
         **({} if lanes is None else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}),
@@ -69,7 +69,7 @@ def write_state(position: Position, fingerprint: Fingerprint, plan: Plan) -> dic
     }
 
 
-def read_state(state: Any, fingerprint: Fingerprint, plan: Plan) -> Position:
+def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position:
     """The position in a state.
 
     Raises:
@@ -84,7 +84,8 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: Plan) -> Position:
             f'"loaderpool_state": {_VERSION}, this one has {state.get("loaderpool_state")!r}'
         )
     try:
-        epoch, start, num_shards = (_whole(state, name) for name in ("epoch", "position", "num_shards"))
+        epoch, num_shards = (_whole(state, name) for name in ("epoch", "num_shards"))
+        position = state["position"]
         taken = {int(first): int(count) for first, count in state["taken"]}
         lanes = _read_lanes(state.get("lanes"))
         saved = dict(state["loader"])
@@ -97,8 +98,10 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: Plan) -> Position:
     ]
     if differing:
         raise StateError(f"this state is another loader's; they differ in {', '.join(differing)}")
-    if start > plan.size:
-        raise StateError(f"the state is damaged: position {start} of {plan.size} items")
+    try:
+        start = plan.read_start(position)
+    except ValueError as error:
+        raise StateError(f"the state is damaged: {error}") from None
     if taken and num_shards != plan.num_shards:
         raise StateError(
             f"under deterministic=False each shard has its own batches behind it: a state saved with num_shards="

@@ -264,6 +264,7 @@ class Session:
         waits_for_room = self.pipe.has_unsent and not self.pipe.flush()
         self.lock.release()
         try:
+            fault_points.reach("trainer.waiting")
             link.wait(self.pipe.fileno() if waits_for_room else None)
         finally:
             self.lock.acquire()

@@ -22,7 +22,7 @@ def choose_spec(seen: ElementSpec, given: ElementSpec | None, config: LoaderConf
     Raises:
         SpecMismatchError: the given spec has another structure than what the function returns.
     """
-    static_rows = config.batch_size if config.drop_remainder else None
+    static_rows = config.static_rows
     if given is not None:
         return _as_function_returns(given, seen, static_rows, config, unit)
     if unit == "sample":

@@ -11,9 +11,11 @@ import pickle
 from typing import TYPE_CHECKING
 
 from loaderpool.attachments import Attachment, read_attachment
+from loaderpool.errors import LoaderpoolError
 from loaderpool.failures import lost_error, sample_error
+from loaderpool.memory.extents import Extent
 from loaderpool.messages import Control, Status, Words, join32, split32
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan, Start
 from loaderpool.shelf import Arrival, Shelf
 from loaderpool.worker.failures import Failure, LostReport
 
@@ -40,7 +42,7 @@ class Stretch:
     """
 
     def __init__(
-        self, engine: PoolEngine, number: int, first_epoch: int, plan: Plan, shelf: Shelf, feed: Feed | None
+        self, engine: PoolEngine, number: int, first_epoch: int, plan: BasePlan, shelf: Shelf, feed: Feed | None
     ) -> None:
         self._engine, self._plan = engine, plan
         self.number = number
@@ -51,6 +53,23 @@ class Stretch:
         self.lent: dict[int, None] = {}  # slots that the consumer looks at; changed by finalizers, on any thread
         self._parts: dict[int, Arrival] = {}  # batches of which some rows are there
         self._seen: dict[tuple[int, int], None] = {}
+        self._start: Extent | None = None  # where workers read the beginning of its epoch
+
+    def place_start(self, start: Start) -> tuple[int, int]:
+        """The words that tell workers where its epoch begins: a position and 0, or an offset in the arena and bytes.
+
+        Ownership: `forget` gives the arena's bytes back.
+        """
+        if isinstance(start, int):
+            return start, 0
+        self._start, nbytes = self._engine.session.arena.put_object(start)
+        return self._start.offset, nbytes
+
+    def forget(self) -> None:
+        """No worker will read anything of it any more. The session's lock is held."""
+        start, self._start = self._start, None
+        if start is not None:
+            self._engine.session.arena.give_back(start)
 
     # ---- ending ----
 
@@ -101,7 +120,12 @@ class Stretch:
             del self._seen[next(iter(self._seen))]
         status, _ = split32(status_worker)
         plan = self._plan
-        rows = plan.rows(first % plan.batches_per_epoch) if self.feed is None else self.feed.rows_of(first)
+        if self.feed is not None:
+            rows = self.feed.rows_of(first)
+        elif plan.rows_vary:
+            rows = row_stop - row_start  # its tickets are of whole batches, which tell their rows themselves
+        else:
+            rows = plan.rows(self._first_epoch, first % plan.batches_per_epoch)
         arrival = self._parts.pop(first, None)
         if arrival is None:
             arrival = Arrival(first, split32(count_attempt)[0], rows, slot)
@@ -113,6 +137,9 @@ class Stretch:
                 arrival.make_error, arrival.error_row = functools.partial(make, report), row_start
             if self._redo_batches_before(arrival, words[1], report):
                 return
+        elif status == Status.ABANDONED and not self.is_over:  # never the slot's bytes, whoever has erred
+            text = f"batch {first} was given up, though it is wanted: a defect of loaderpool, please report it"
+            arrival.make_error = functools.partial(LoaderpoolError, text)
         elif status == Status.OVERSIZE and isinstance(attachment, tuple):
             mapped, nbytes, whole = attachment
             arrival.oversize = (mapped, nbytes)
@@ -123,8 +150,12 @@ class Stretch:
         arrival.rows_done += row_stop - row_start
         if arrival.rows_done < rows:
             self._parts[first] = arrival
-        elif self.is_over or not self.shelf.put(arrival):
+        elif self.is_over:
             self.give_back(arrival)
+        elif not self.shelf.put(arrival):
+            self.give_back(arrival)
+            if self.feed is not None:
+                self.feed.take(range(first, first + arrival.count), self.shelf.done_before)
 
     def on_unsure(self, words: Words) -> None:
         """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.
@@ -148,15 +179,19 @@ class Stretch:
             return False
         plan = self._plan
         epoch, batch = divmod(arrival.first, plan.batches_per_epoch)
-        positions = plan.positions_of(batch, arrival.count).tolist()
+        epoch += self._first_epoch
+        positions = plan.positions_of(epoch, batch, arrival.count)
         position = report.position if isinstance(report, Failure) else None
         if position is not None:
-            before = positions.index(position) // arrival.rows
+            row = positions.tolist().index(position)
         elif report.index is not None:
-            indices = plan.indices(self._first_epoch + epoch, plan.positions_of(batch, arrival.count))
-            before = indices.index(report.index) // arrival.rows
+            row = plan.indices(epoch, positions).index(report.index)
         else:
             return False
+        before, rows_before = 0, plan.rows(epoch, batch)
+        while rows_before <= row:
+            before += 1
+            rows_before += plan.rows(epoch, batch + before)
         if not before:
             return False
         behind = arrival.first + before

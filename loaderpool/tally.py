@@ -25,16 +25,21 @@ class Tally:
         self.first_ns = self.last_ns = 0
         self.first_samples = 0  # of the first delivery: they came before the clock ran
         self.wait_ns = 0
+        self.padded = self.padding = 0  # elements of padded components that were delivered; those that are padding
         self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
         self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
 
     def tick(self, delivery: Delivery) -> None:
-        """Note a delivery's time; who unpacks it counts what it hands over."""
+        """Note a delivery's time and its padding; who unpacks it counts what it hands over."""
         now = clock.monotonic_ns()
         if not self.first_ns:
             self.first_ns = now
-            self.first_samples = delivery.count * delivery.rows
+            self.first_samples = sum(each.rows for each in delivery.counts())
         self.last_ns = now
+        if delivery.form.may_be_padded:
+            for each in delivery.counts():
+                self.padded += each.padded
+                self.padding += each.padding
 
     def hand_over(self, batches: int, samples: int, nbytes: int) -> None:
         """A consumer is given so much."""

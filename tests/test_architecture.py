@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,19 +20,19 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "boot", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec", "interrupts",
-        "item_names", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending",
-        "sketch", "spec", "structure", "worker_info",
+        "boot", "bucket_settings", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec",
+        "interrupts", "item_names", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role",
+        "sending", "sketch", "spec", "structure", "whole_numbers", "worker_info",
     },
-    {"memory", "plan", "sources", "telemetry"},
+    {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},
     {
         "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
-        "fingerprint", "fork_warning", "form_choice", "functions", "lane_log", "lane_shelf", "last_error", "launch",
-        "link", "loader", "loader_iterator", "local_engine", "passes", "pool", "pool_engine", "pool_run", "reading",
-        "replay", "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stretch", "tally",
-        "updates",
+        "fingerprint", "fork_warning", "form_choice", "frame_source", "functions", "lane_log", "lane_shelf",
+        "last_error", "launch", "lengths", "link", "loader", "loader_cache", "loader_iterator", "local_engine",
+        "passes", "pool", "pool_engine", "pool_run", "reader", "reading", "replay", "ring", "saved_state", "session",
+        "sharing", "shelf", "snapshot", "spec_choice", "stream_feeds", "stretch", "tally", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip
@@ -44,6 +45,8 @@ FORWARDS = {(f"{PACKAGE}.loader", f"{PACKAGE}.adapters")}
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "multiprocess", "numpy"}
 OUTSIDE_ONLY_IN = {"adapters": {"keras", "tensorflow"}, "cli": {"click", "matplotlib", "rich"}}
+# And there only in functions: who names a source of files does not wait for its library until one is made.
+OUTSIDE_WHEN_CALLED = {"sources": {"google_crc32c", "h5py", "pyarrow"}}
 
 LINUX_ONLY_HOMES = {"machine"}
 LINUX_ONLY_NAMES = {
@@ -103,8 +106,11 @@ def upward(module: Module) -> Iterator[str]:
 
 def outside(module: Module) -> Iterator[str]:
     allowed = OUTSIDE_EVERYWHERE | OUTSIDE_ONLY_IN.get(unit(module.name), set()) | set(sys.stdlib_module_names)
+    in_functions = OUTSIDE_WHEN_CALLED.get(unit(module.name), set())
     for each in module.imports:
         root = each.target.split(".")[0]
+        if each.when == "call" and root in in_functions:
+            continue
         if root != PACKAGE and root not in allowed and each.when != "types":  # a type's name brings nothing in
             yield f"{each.line}: imports {each.target}"
 
@@ -180,9 +186,21 @@ def test_each_floor_is_named_once() -> None:
 
 @pytest.mark.corner
 def test_importing_the_package_brings_in_no_framework() -> None:
-    heavy = ["tensorflow", "keras", "multiprocess", "rich", "click", "matplotlib"]
+    heavy = ["tensorflow", "keras", "multiprocess", "rich", "click", "matplotlib", "google_crc32c", "h5py", "pyarrow"]
     code = f"import json, sys; import {PACKAGE}; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     assert json.loads(run_child(code).check().stdout) == []
+
+
+def test_naming_a_source_brings_in_no_library_of_its_format() -> None:
+    formats = ["csv", "google_crc32c", "h5py", "pyarrow", "tarfile"]
+    code = f"""
+        import json, sys
+        import {PACKAGE}
+        before = [m for m in {formats} if m in sys.modules]
+        from {PACKAGE} import HDF5, ParquetRows, TFRecords
+        print(json.dumps([before, [m for m in {formats} if m in sys.modules]]))
+    """
+    assert json.loads(run_child(textwrap.dedent(code)).check().stdout) == [[], []]
 
 
 # -- the rules find what breaks them
@@ -203,6 +221,9 @@ BREAKERS = [
     (outside, "loaderpool.worker.loop", "import tensorflow as tf", 1),
     (outside, "loaderpool.tuning.measure", "def f():\n    from keras.utils import PyDataset", 1),
     (outside, "loaderpool.loader", "import pandas.core", 1),
+    (outside, "loaderpool.sources.hdf5", "import h5py", 1),
+    (outside, "loaderpool.sources.hdf5", "def f():\n    import h5py", 0),
+    (outside, "loaderpool.loader", "def f():\n    import h5py", 1),
     (outside, "loaderpool.loader", "import typing\nif typing.TYPE_CHECKING:\n    import tensorflow as tf", 0),
     (outside, "loaderpool.adapters.keras", "import keras, tensorflow, os.path, numpy.typing", 0),
     (linux_only, "loaderpool.memory.arena", "import os\nos.memfd_create('x')", 1),

@@ -27,7 +27,10 @@ __all__ = ["BackupCallback", "SequenceHooks", "loader_from_sequence"]
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 # Hooks that come from these are Keras' own, which do nothing.
 _BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
-_NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "pad", "ragged")
+_NOT_FOR_SEQUENCES = (
+    *("source", "fn", "batch_size", "batch_fn", "augment", "cache", "pad", "ragged"),
+    *("bucket_by", "boundaries", "batch_sizes"),
+)
 # What is in these is in no attribute. (Of a tuple or a str it cannot change.)
 _CONTAINERS = (list, dict, set, bytearray, collections.deque, array.array, np.ndarray)
 # Where a value cannot be pickled it never travelled (`__getstate__` left it out), so workers need no news of it.

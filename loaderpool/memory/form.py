@@ -58,6 +58,14 @@ class BatchForm:
                 dtypes.append(component.dtype)
         return tuple(dtypes)
 
+    @functools.cached_property
+    def may_be_padded(self) -> bool:
+        """Whether any component may have padding in it."""
+        return self.fixed is None and any(
+            component.text is None and not component.ragged and None in component.shape[1:]
+            for component in self.spec.components
+        )
+
     @property
     def batch_bytes(self) -> int | None:
         """Bytes of a full batch, where they are known beforehand."""
@@ -161,19 +169,21 @@ def batch_form(
     batch_bytes_seen: int,
     may_leave_rows_out: bool,
     may_replace_rows: bool,
+    rows_vary: bool = False,
 ) -> BatchForm:
     """The form for a batch spec: fixed where every row has one known shape and no row may be missing, else packed.
 
     Args:
         spec: of a batch.
         unit: what one call of the function makes.
-        batch_size: rows of a full batch, None for whole elements.
+        batch_size: most rows of a batch, None for whole elements.
         batch_bytes_seen: what a batch like the sample seen would take; sizes packed slots.
         may_leave_rows_out: `on_error="skip"`.
         may_replace_rows: `on_error="replace"`: the next good row must be in the same ticket.
+        rows_vary: not all batches but the last have `batch_size` rows.
     """
     components = spec.components
-    is_fixed = unit == "sample" and not may_leave_rows_out and _are_plain(spec)
+    is_fixed = unit == "sample" and not may_leave_rows_out and not rows_vary and _are_plain(spec)
     rows = batch_size or 1
     if not is_fixed:
         # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.

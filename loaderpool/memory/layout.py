@@ -13,17 +13,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALIGNMENT_BYTES", "Block", "FixedLayout", "Packing", "aligned", "packed_nbytes", "read_packed"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "Block",
+    "FixedLayout",
+    "PackedCounts",
+    "Packing",
+    "aligned",
+    "packed_counts",
+    "packed_nbytes",
+    "read_packed",
+]
 
 # TensorFlow aliases from 64 on; 128 keeps neighbours' adjacent-line prefetch apart. Smaller would cost a copy.
 ALIGNMENT_BYTES = 128
 _WORD = 8
+_COUNT_WORDS = 3  # at the beginning of a batch's header: its rows, and what `PackedCounts` says of padding
 
 
 def aligned(nbytes: int) -> int:
@@ -80,11 +92,25 @@ class Block:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fill: Callable[[npt.NDArray[Any]], None]  # writes the data into the array it is given
+    unpadded: int | None = None  # of a padded array: how many of its elements are no padding
+
+    @property
+    def elements(self) -> int:
+        """Elements of the array."""
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the data."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return self.elements * self.dtype.itemsize
+
+
+class PackedCounts(NamedTuple):
+    """What a packed batch says of itself."""
+
+    rows: int
+    padded: int  # elements of its padded components
+    padding: int  # how many of these are padding
 
 
 class Packing:
@@ -101,9 +127,11 @@ class Packing:
         self._places: list[tuple[int, Block]] = []
         end = aligned((2 + len(batches)) * _WORD)
         for rows, blocks in batches:
-            words = [rows]
+            padded = [(block.elements, block.unpadded) for block in blocks if block.unpadded is not None]
+            elements = sum(each for each, _ in padded)
+            words = [rows, elements, elements - sum(unpadded for _, unpadded in padded)]
             start = end
-            end = aligned(start + _WORD * (1 + sum(2 + len(block.shape) for block in blocks)))
+            end = aligned(start + _WORD * (_COUNT_WORDS + sum(2 + len(block.shape) for block in blocks)))
             for block in blocks:
                 words += [end, len(block.shape), *block.shape]
                 self._places.append((end, block))
@@ -130,6 +158,13 @@ def packed_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
     return int(anchor[_WORD : 2 * _WORD].view(np.int64)[0])
 
 
+def packed_counts(anchor: npt.NDArray[np.uint8]) -> list[PackedCounts]:
+    """What each of the batches that a `Packing` wrote says of itself."""
+    words = anchor[: anchor.nbytes // _WORD * _WORD].view(np.int64)
+    starts = words[2 : 2 + int(words[0])].tolist()
+    return [PackedCounts(*words[start // _WORD : start // _WORD + _COUNT_WORDS].tolist()) for start in starts]
+
+
 def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
     """Whether a slot holds no batch at all: the generator that it was for has ended."""
     return not anchor[:_WORD].view(np.int64)[0]
@@ -144,7 +179,7 @@ def read_packed(
     for start in words[2 : 2 + count].tolist():
         position = start // _WORD
         rows = int(words[position])
-        position += 1
+        position += _COUNT_WORDS
         blocks = []
         for dtype in block_dtypes:
             offset, ndim = words[position : position + 2].tolist()

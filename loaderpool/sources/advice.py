@@ -44,7 +44,7 @@ def refusal(obj: Any) -> str | None:
         if isinstance(obj, numbers.Integral) and not isinstance(obj, bool):
             return f"is a number: did you mean range({obj})?"
         return f"is {obj!r}, a {type(obj).__name__}: pass a sequence, arrays, or range(n) for just the index"
-    return _of_tensorflow(obj) or _unordered(obj) or _without_index(obj)
+    return _of_tensorflow(obj) or _of_hdf5(obj) or _unordered(obj) or _without_index(obj)
 
 
 def _of_tensorflow(obj: Any) -> str | None:
@@ -57,6 +57,14 @@ def _of_tensorflow(obj: Any) -> str | None:
     if kinds and ("Tensor" in kinds or callable(getattr(obj, "numpy", None))):
         return f"is a TensorFlow {type(obj).__name__}: pass its .numpy(), for workers run without TensorFlow"
     return None
+
+
+def _of_hdf5(obj: Any) -> str | None:
+    kinds = {cls.__name__ for cls in type(obj).__mro__ if cls.__module__.partition(".")[0] == "h5py"}
+    if "Group" not in kinds:
+        return None
+    # Not its file name: that of a closed one is an error to ask for.
+    return f"is an open HDF5 {type(obj).__name__}: pass loaderpool.HDF5(path, keys), which each worker opens itself"
 
 
 def _unordered(obj: Any) -> str | None:

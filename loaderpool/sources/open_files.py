@@ -1,24 +1,20 @@
-"""Files that are read at any offset: opened in each process when first needed, and refused once they have changed.
-
-A forked process may have closed what it inherited, and opened something else under the same number. So a descriptor is
-used, and closed, only in the process that opened it.
-"""
+"""Files that are read at any offset: opened in each process when first needed, and refused once they have changed."""
 
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 from loaderpool.errors import SourceError
+from loaderpool.sources.kept_open import KeptOpen
 
-__all__ = ["Files", "Stamp"]
+__all__ = ["Files", "Stamp", "changed", "check_stamp", "missing"]
 
-_KEPT_OPEN = 64
-"""Files open at once in a process. Fewer: a source of many files opens one for most items. More: with 32 loaders in a
-process they would near the 1024 descriptors that many systems allow it."""
+_KEPT_OPEN = 128
+"""Files open at once in a process, of all its sources. Fewer: a shuffle over many files opens one for most items. More:
+they would near the 1024 descriptors that many systems allow a process."""
 
 
 @dataclass(frozen=True)
@@ -31,35 +27,47 @@ class Stamp:
     """Its time of modification, since 1970."""
 
     @staticmethod
-    def of(descriptor: int) -> Stamp:
-        """Of an open file, as it is now."""
-        status = os.fstat(descriptor)
+    def of(file: int | str) -> Stamp:
+        """Of an open file or a path, as it is now."""
+        status = os.stat(file)
         return Stamp(status.st_size, status.st_mtime_ns)
+
+
+class _Descriptor:
+    """A file that this process has open. Ownership: closes it with the last reference, not in a fork of the process."""
+
+    __slots__ = ("_owner", "number")
+
+    def __init__(self, path: str) -> None:
+        self._owner = 0
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._owner = os.getpid()
+
+    def __del__(self, getpid: Any = os.getpid, close: Any = os.close) -> None:
+        if self._owner == getpid():
+            close(self.number)
+
+
+_open: KeptOpen[_Descriptor] = KeptOpen(_KEPT_OPEN)
 
 
 class Files:
     """Some files by number; threads and forked processes may read them at the same time.
 
-    Ownership: closes what this process opened when it is collected.
+    Ownership: what this process has opened is closed when this is collected, or when others are needed.
 
     Args:
         paths: absolute, so that another working directory does not matter.
         stamps: of each; a file that is not like that any more is refused.
     """
 
-    __slots__ = ("__weakref__", "_descriptors", "_lock", "_owner", "_paths", "_stamps")
+    __slots__ = ("__weakref__", "_owner", "_paths", "_stamps")
 
     def __init__(self, paths: tuple[str, ...], stamps: tuple[Stamp, ...]) -> None:
         self._paths = paths
         self._stamps = stamps
-        self._own()
-
-    def _own(self) -> None:
-        """From now on files are opened for this process; what another one opened is left alone."""
-        self._owner = os.getpid()
-        self._lock = threading.Lock()  # a new one, for a fork may have copied the old one while it was held
-        self._descriptors: dict[int, int] = {}
-        weakref.finalize(self, _close, self._descriptors, self._owner).atexit = False
+        self._owner = _open.new_owner()
+        weakref.finalize(self, _open.forget, self._owner).atexit = False
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Exactly `length` bytes of a file from `offset` on.
@@ -67,43 +75,46 @@ class Files:
         Raises:
             SourceError: it cannot be opened, or is not as it was: another size or time of modification.
         """
-        if os.getpid() != self._owner:
-            self._own()
-        with self._lock:  # else another thread may close the file between the look-up and the read
-            descriptor = self._descriptors.get(number)
-            if descriptor is None:
-                descriptor = self._opened(number)
-            # Looked at before each read, not only when opened: a file may be written to while an epoch runs.
-            self._check(number, descriptor)
-            data = os.pread(descriptor, length, offset)
-            while len(data) < length:  # a signal, a network file system, or the file was cut this very moment
-                more = os.pread(descriptor, length - len(data), offset + len(data))
-                if not more:
-                    self._check(number, descriptor)
-                    raise SourceError(f"{self._paths[number]} ends before byte {offset + length}; {_ADVICE}")
-                data += more
-            return data
+        file = _open.get(self._owner, number, self._opened)
+        # Looked at before each read, not only when opened: a file may be written to while an epoch runs.
+        check_stamp(self._paths[number], self._stamps[number], file.number)
+        data = os.pread(file.number, length, offset)
+        while len(data) < length:  # a signal, a network file system, or the file was cut this very moment
+            more = os.pread(file.number, length - len(data), offset + len(data))
+            if not more:
+                check_stamp(self._paths[number], self._stamps[number], file.number)
+                raise SourceError(f"{self._paths[number]} ends before byte {offset + length}; {_ADVICE}")
+            data += more
+        return data
 
-    def _opened(self, number: int) -> int:
-        if len(self._descriptors) >= _KEPT_OPEN:
-            os.close(self._descriptors.pop(next(iter(self._descriptors))))
+    def _opened(self, number: int) -> _Descriptor:
         try:
-            descriptor = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            return _Descriptor(self._paths[number])
         except OSError as error:
-            raise SourceError(f"{self._paths[number]} was there when it was indexed, and now: {error}") from error
-        self._descriptors[number] = descriptor
-        return descriptor
-
-    def _check(self, number: int, descriptor: int) -> None:
-        then, now = self._stamps[number], Stamp.of(descriptor)
-        if now != then:
-            raise SourceError(changed(self._paths[number], then, now))
+            raise SourceError(missing(self._paths[number], error)) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Files, (self._paths, self._stamps)
 
 
 _ADVICE = "make the source anew, and write to a new file and rename it where it has to change while it is read"
+
+
+def check_stamp(path: str, then: Stamp, file: int | str) -> None:
+    """Whether a file is as it was.
+
+    Args:
+        path: how it is named in an error.
+        then: as it was.
+        file: its descriptor, or its path again.
+
+    Raises:
+        SourceError: it is not.
+        OSError: it is not there.
+    """
+    status = os.stat(file)
+    if status.st_size != then.size or status.st_mtime_ns != then.modified_ns:
+        raise SourceError(changed(path, then, Stamp(status.st_size, status.st_mtime_ns)))
 
 
 def changed(path: str, then: Stamp, now: Stamp) -> str:
@@ -117,7 +128,6 @@ def changed(path: str, then: Stamp, now: Stamp) -> str:
     return f"{path} {what}; {_ADVICE}"
 
 
-def _close(descriptors: dict[int, int], owner: int) -> None:
-    if os.getpid() == owner:
-        while descriptors:
-            os.close(descriptors.popitem()[1])
+def missing(path: str, error: OSError) -> str:
+    """What is said of a file that cannot be opened any more."""
+    return f"{path} was there when it was indexed, and now: {error}"

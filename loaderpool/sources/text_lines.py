@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import bisect
 import codecs
 import os
-from typing import Any, SupportsIndex
+from collections.abc import Sequence
+from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError
-from loaderpool.sources.line_index import LineIndex, index_lines
-from loaderpool.sources.open_files import Files
-from loaderpool.sources.parts import position_of
+from loaderpool.sources.file_records import FileRecords
+from loaderpool.sources.line_index import index_lines
+from loaderpool.sources.paths import checked_paths
 
-__all__ = ["TextLines"]
+__all__ = ["TextLines", "checked_encoding"]
 
 
-class TextLines:
+class TextLines(FileRecords):
     r"""Lines of a text file, or of several one after the other, as str; any of them is read at once.
 
     The files are read once, when this is made, and where lines begin is kept: 4 bytes a line, 8 where the files have
@@ -37,39 +37,30 @@ class TextLines:
         OSError: a file cannot be opened.
     """
 
-    __slots__ = ("_encoding", "_errors", "_files", "_has_mark", "_index", "_paths", "_strip")
+    __slots__ = ("_encoding", "_errors", "_has_mark", "_strip")
+
+    _records = "lines"
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | list[str | os.PathLike[str]] | tuple[str | os.PathLike[str], ...],
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         encoding: str = "utf-8",
         strip: bool = True,
         errors: str = "strict",
     ) -> None:
         if not isinstance(strip, bool):
             raise ArgumentTypeError(f"strip must be True or False, got {strip!r}")
-        settings = (*_checked_encoding(encoding, errors), strip)
-        absolute = _checked_paths(paths)
-        self._set(absolute, settings, index_lines(absolute))
+        settings = (*checked_encoding(encoding, errors), strip)
+        absolute = checked_paths(paths, "text")
+        super().__init__(absolute, index_lines(absolute), settings)
 
-    def _set(self, paths: tuple[str, ...], settings: tuple[str, str, bool], index: LineIndex) -> None:
-        self._paths = paths
-        self._index = index
-        self._encoding, self._errors, self._strip = settings
+    def _settle(self) -> None:
+        self._encoding, self._errors, self._strip = self._settings
         self._has_mark = codecs.lookup(self._encoding).name == "utf-8-sig"
-        self._files = Files(paths, index.stamps)
 
-    def __len__(self) -> int:
-        return len(self._index.starts) - 1
-
-    def __getitem__(self, index: SupportsIndex) -> str:
-        line = position_of(index, len(self))
-        start, stop = int(self._index.starts[line]), int(self._index.starts[line + 1])
-        file = bisect.bisect_right(self._index.first_lines, line) - 1
-        data = self._files.read(file, start - self._index.first_bytes[file], stop - start)
+    def _item(self, data: bytes, file: int, number: int, offset: int) -> str:
         if self._strip and data.endswith(b"\n"):
             data = data[:-2] if data.endswith(b"\r\n") else data[:-1]
-        number = line - self._index.first_lines[file]
         # The mark is at the start of a file only; elsewhere the same three bytes are a character.
         encoding = "utf-8" if self._has_mark and number else self._encoding
         try:
@@ -80,33 +71,14 @@ class TextLines:
                 'right? errors="replace" puts a mark in place of such bytes'
             ) from error
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._paths, (self._encoding, self._errors, self._strip), self._index)
 
-    def __repr__(self) -> str:
-        first = self._paths[0] if len(self._paths) == 1 else f"{len(self._paths)} files from {self._paths[0]} on"
-        return f"<{len(self)} lines of {first}>"
+def checked_encoding(encoding: Any, errors: Any = "strict") -> tuple[str, str]:
+    """Both, if they are those of `open` and lines end with the byte 10.
 
-
-def _restored(paths: tuple[str, ...], settings: tuple[str, str, bool], index: LineIndex) -> TextLines:
-    lines = TextLines.__new__(TextLines)  # not by its constructor, which would read all files again
-    lines._set(paths, settings, index)
-    return lines
-
-
-def _checked_paths(paths: Any) -> tuple[str, ...]:
-    given = paths if isinstance(paths, (list, tuple)) else [paths]
-    for path in given:
-        if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentTypeError(
-                f"paths must be a path or a list of paths, got {path!r} of type {type(path).__name__}"
-            )
-    if not given:
-        raise ArgumentError("paths is empty: give at least one text file; is a glob pattern before it wrong?")
-    return tuple(os.path.abspath(os.fsdecode(path)) for path in given)
-
-
-def _checked_encoding(encoding: Any, errors: Any) -> tuple[str, str]:
+    Raises:
+        ArgumentError: they are not.
+        ArgumentTypeError: one is no str.
+    """
     for name, value in (("encoding", encoding), ("errors", errors)):
         if not isinstance(value, str):
             raise ArgumentTypeError(f"{name} must be a str, got {value!r}")

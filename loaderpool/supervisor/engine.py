@@ -34,6 +34,7 @@ from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.clean_worker import CleanStart
 from loaderpool.supervisor.fork_check import ForkCheck
 from loaderpool.supervisor.loading import Payloads
+from loaderpool.supervisor.open_handles import refuse_open_handles
 from loaderpool.supervisor.outlet import Outlet, SocketOutlet
 from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.processes import Processes, WorkerProcess
@@ -221,6 +222,8 @@ class Supervisor:
             with _ends_with(self._trainer_pid), self._fork_check.watch():
                 fault_points.reach("supervisor.loading")
                 take_in(load.loader, load.offset, load.nbytes)
+            if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own
+                refuse_open_handles()
         except BaseException as error:
             from loaderpool.supervisor.shipping import describe_load_error
 

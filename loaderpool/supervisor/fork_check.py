@@ -22,6 +22,10 @@ __all__ = ["ForkCheck", "ForkObstacle"]
 _GRACE_S = 0.25
 _LOOK_S = 0.005
 
+# Threads that are ready for a fork, by name. That of jemalloc, which pyarrow (and pandas beside it) starts on import:
+# around a fork it holds all its locks, and the child begins without it (`background_thread_postfork_child`).
+_READY_FOR_FORK = frozenset({"jemalloc_bg_thd"})
+
 
 @dataclasses.dataclass(frozen=True)
 class ForkObstacle:
@@ -107,7 +111,9 @@ def _cause(chain: Chain | None) -> str:
 
 def _signs() -> set[int | str]:
     """Ids of threads beside the main one, and names of runtimes that no fork survives."""
-    signs: set[int | str] = set(machine.thread_ids())
+    signs: set[int | str] = {
+        thread for thread in machine.thread_ids() if machine.thread_name(thread) not in _READY_FOR_FORK
+    }
     if _has_tensorflow_context():
         signs.add("TensorFlow")
     if _has_cuda():

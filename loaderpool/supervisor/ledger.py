@@ -100,11 +100,12 @@ class Ledger:
         self.runs[number] = run
         self.cutter.add(run)
 
-    def set_rest(self, number: int, after: int, full_batches: int, last_rows: int) -> None:
+    def set_rest(self, words: Words) -> None:
         """As Control.RUN_AFTER says."""
+        _, number, after, full_batches, last_rows, nbytes, *_ = words
         run = self.runs.get(number)
         if run is not None:
-            run.after, run.rest = after, (full_batches, last_rows)
+            run.after, run.rest = (after, nbytes), (full_batches, last_rows)
 
     def set_feed(self, number: int, feed: int) -> None:
         """As Control.RUN_FEED says."""

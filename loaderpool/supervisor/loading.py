@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from loaderpool.cache.shared import SharedCache
 from loaderpool.memory.arena import Arena, map_private
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
@@ -38,9 +39,14 @@ class Payloads:
         pickled, (start, length), places, sizes = self._read(offset, nbytes)
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, start, length)]
-        parts += ((file, 0, size) for file, size in zip(self.parcels.of(loader, len(sizes)), sizes, strict=True))
+        files = self.parcels.of(loader, len(sizes))[: len(sizes)]
+        parts += ((file, 0, size) for file, size in zip(files, sizes, strict=True))
         views = [memoryview(map_private(*part)).cast("B") if part[2] else memoryview(b"") for part in parts]
-        self.loaded[loader] = unship(pickled, [views[part][at : at + size] for part, at, size in places])
+        payload = unship(pickled, [views[part][at : at + size] for part, at, size in places])
+        if payload.get("cache") is not None:
+            # Its memory file comes behind those of the arrays.
+            payload["cache"] = SharedCache(payload["cache"], self.parcels.of(loader, len(sizes) + 1)[len(sizes)])
+        self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
 
     def update(self, loader: int, offset: int, nbytes: int) -> None:
@@ -62,7 +68,9 @@ class Payloads:
 
     def unload(self, loader: int) -> None:
         """Forget a payload."""
-        self.loaded.pop(loader, None)
+        payload = self.loaded.pop(loader, {})
+        if payload.get("cache") is not None:
+            payload["cache"].close()
         self.places.pop(loader, None)
         self.parcels.drop(loader)
         self.changes.forget(loader)

@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
-__all__ = ["describe_offender", "describe_open_handle"]
+__all__ = ["describe_offender", "describe_shared_file"]
 
 WhyUnpicklable = Callable[[object], "Exception | None"]
 
@@ -59,8 +59,8 @@ def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpi
     return f"Cannot send this to the workers: {what}. {_reason(error)} {_advice(offender, error, path)}"
 
 
-def describe_open_handle(where: str, handle: Any) -> str:
-    """The same message for a file or database that a module opens when it is imported.
+def describe_shared_file(where: str, handle: Any) -> str:
+    """The same message for a file that a module opens when it is imported.
 
     Args:
         where: the way to it.
@@ -223,7 +223,27 @@ def _advice(offender: Any, error: Exception, path: list[str]) -> str:
             "A generator is in the middle of its work and cannot be copied: pass the generator function, or a list of "
             "its items."
         )
+    if path and path[0] == "make_generator":
+        return _advice_to_open(path[0])
+    packages = {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}
+    if "h5py" in packages:
+        return (
+            "What was opened before a fork must not be read behind it. As the source, give "
+            f"loaderpool.HDF5({_hdf5_place(offender)}): each worker then opens the file itself. In a function, open "
+            "the file in setup=, which runs once in each worker."
+        )
+    if "sqlite3" in packages:
+        return "A connection must not cross a fork: open it in setup=, which runs once in each worker."
     return _advice_to_open(path[0] if path else "")
+
+
+def _hdf5_place(offender: Any) -> str:
+    """Path and name of an h5py object as they would be written, as far as it still knows them."""
+    try:
+        name = offender.name.lstrip("/") or "key"
+        return f"{offender.file.filename!r}, {name!r}"
+    except Exception:  # closed
+        return "path, key"
 
 
 def _name(cls: type) -> str:

@@ -1,97 +1,91 @@
-"""Finds files and databases that a function would use through a handle opened before the workers were forked.
+"""Files and connections that a module opened while it was imported, and that must not be used behind a fork.
 
-What a function captures cannot be pickled then, and is refused for that. What its module opened when it was imported
-travels by name: the supervisor's import opens it once, and all forked workers would read through that one handle, whose
-place in the file, locks and caches are shared or copied. So it is looked for here, in the globals that the function's
-code names. One that a function assigns (a `setup`, or a cache that opens its file when it is first asked) is opened
-here, and will be there, by a call and not by the import. Runs in: the trainer.
+HDF5 reads through a place in the file that all forked processes move together, and hands out the inherited file to
+whoever opens the path anew; a fork that uses an inherited SQLite connection can damage the database
+(https://www.sqlite.org/howtocorrupt.html, "Carrying an open database connection across a fork()").
 """
 
 from __future__ import annotations
 
-import dis
-import io
 import sys
-import types
-from collections.abc import Iterator, Mapping
+import sysconfig
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
-from cloudpickle import cloudpickle as internals
-
-__all__ = ["find_open_handle"]
-
-# Functions and classes that are looked through. More: a function that calls half a package is looked at for longer
-# than it takes to pickle it.
-_MOST_LOOKED_AT = 200
+__all__ = ["OpenHandleError", "refuse_open_handles"]
 
 
-def find_open_handle(functions: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The first open handle that the functions use by a global name: the way to it, and it itself.
+class OpenHandleError(Exception):
+    """Something is open that workers would inherit."""
 
-    Of what they call, functions and classes of their own modules are looked through, too.
 
-    Args:
-        functions: by the names that an error gives.
+def refuse_open_handles() -> None:
+    """Look for them.
+
+    Runs in: the supervisor, after it has loaded a payload and before it forks. Costs nothing where neither library is
+    there.
+
+    Raises:
+        OpenHandleError: there is one; names the module and the variable where they are found, and what is open.
     """
-    for name, function in functions.items():
-        start = _function_of(function)
-        if start is None:
-            continue
-        modules, seen, waiting = {start.__module__}, {id(start)}, [start]
-        while waiting and len(seen) < _MOST_LOOKED_AT:
-            for function, variable, value in _globals_used(waiting.pop()):
-                if _is_open_handle(value) and not _is_assigned_in_functions(function.__module__, variable):
-                    return f"{name} → global {variable!r} used by {function.__qualname__}", value
-                code_of = _function_of(value)
-                if code_of is not None and id(code_of) not in seen and code_of.__module__ in modules:
-                    seen.add(id(code_of))
-                    waiting.append(code_of)
-    return None
+    found = [*_hdf5_files(), *_sqlite_connections()]
+    if found:
+        raise OpenHandleError("; ".join(found))
 
 
-def _function_of(value: Any) -> Any:
-    """What holds the code: a function, or a class of the user's; None for anything else."""
-    value = getattr(value, "func", value)  # of a partial
-    value = getattr(value, "__func__", value)  # of a method
-    value = getattr(value, "__wrapped__", value)
-    return value if isinstance(value, (types.FunctionType, type)) else None
+def _hdf5_files() -> Iterator[str]:
+    h5py: Any = sys.modules.get("h5py")
+    if not hasattr(h5py, "HLObject"):  # not there, or half imported
+        return
+    h5f = h5py.h5f
+    # A file is open as long as anything in it is, also when its own object is gone.
+    kinds = h5f.OBJ_FILE | h5f.OBJ_DATASET | h5f.OBJ_GROUP | h5f.OBJ_ATTR
+    try:
+        files = [h5py.h5i.get_file_id(handle) for handle in h5f.get_obj_ids(h5f.OBJ_ALL, kinds)]
+        paths = {h5f.get_name(file).decode(errors="replace") for file in files if _is_on_disk(file, h5py)}
+    except Exception:  # what cannot be looked at is not refused
+        return
+    if not paths:
+        return
+    for module, name, value in _globals_of_users():
+        if isinstance(value, h5py.HLObject) and value:
+            path = value.file.filename
+            if path in paths:
+                yield f"{module}.{name} holds the open HDF5 file {path}"
+                paths.discard(path)
+    yield from (f"the HDF5 file {path} is open" for path in sorted(paths))
 
 
-def _functions_in(looked_at: Any) -> Iterator[types.FunctionType]:
-    members = [looked_at] if isinstance(looked_at, types.FunctionType) else map(_function_of, vars(looked_at).values())
-    yield from (member for member in members if isinstance(member, types.FunctionType))
+def _is_on_disk(file: Any, h5py: Any) -> bool:
+    return bool(file.get_access_plist().get_driver() != h5py.h5fd.CORE)
 
 
-def _globals_used(looked_at: Any) -> Iterator[tuple[types.FunctionType, str, Any]]:
-    for function in _functions_in(looked_at):
-        for name in internals._extract_code_globals(function.__code__):
-            if name in function.__globals__ and function.__module__ != "__main__":  # that is never imported
-                yield function, name, function.__globals__[name]
+def _sqlite_connections() -> Iterator[str]:
+    sqlite3: Any = sys.modules.get("sqlite3")
+    if not hasattr(sqlite3, "Connection"):
+        return
+    for module, name, value in _globals_of_users():
+        connection = value.connection if isinstance(value, sqlite3.Cursor) else value
+        if isinstance(connection, sqlite3.Connection):
+            path = _path_of(connection)
+            if path:
+                yield f"{module}.{name} holds a connection to the SQLite database {path}"
 
 
-def _is_assigned_in_functions(module: str, variable: str) -> bool:
-    """Whether any function of a module has the variable as a `global` that it sets."""
-
-    def sets(code: types.CodeType) -> bool:
-        if any(each.opname == "STORE_GLOBAL" and each.argval == variable for each in dis.get_instructions(code)):
-            return True
-        return any(sets(inner) for inner in code.co_consts if isinstance(inner, types.CodeType))
-
-    there = map(_function_of, list(vars(sys.modules[module]).values())) if module in sys.modules else ()
-    own = (each for each in there if each is not None and each.__module__ == module)
-    return any(sets(function.__code__) for each in own for function in _functions_in(each))
+def _path_of(connection: Any) -> str:
+    """Of a database in a file; "" where it is in memory, and so each process's own, or the connection is closed."""
+    try:
+        return next((path for _, _, path in connection.execute("PRAGMA database_list") if path), "")
+    except Exception:
+        return ""
 
 
-def _is_open_handle(value: Any) -> bool:
-    kind = type(value)
-    library = kind.__module__.partition(".")[0]
-    if library == "h5py":
-        return kind.__name__ in ("File", "Group", "Dataset") and bool(value)
-    if library == "sqlite3":
-        return kind.__name__ in ("Connection", "Cursor")
-    if not isinstance(value, io.IOBase) or value in (sys.stdin, sys.stdout, sys.stderr) or value.closed:
-        return False
-    try:  # a place in a file that all would move; where nothing is read (a log), there is no harm
-        return value.fileno() >= 0 and value.readable() and value.seekable()
-    except (OSError, ValueError):  # in memory
-        return False
+def _globals_of_users() -> Iterator[tuple[str, str, Any]]:
+    """Module, name and value of the global variables of all modules but the installed ones."""
+    installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    for module in list(sys.modules.values()):
+        # Not by `isinstance` alone: some modules are replaced by objects that import more when they are asked.
+        if type(module) is ModuleType and not str(vars(module).get("__file__") or "").startswith(installed):
+            for name, value in list(vars(module).items()):
+                yield module.__name__, name, value

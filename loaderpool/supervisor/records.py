@@ -157,7 +157,7 @@ class RunRecord:
     is_ended: bool = False
     part_slot: int | None = None  # of a batch that is being cut into row ranges
     part_row: int = 0
-    after: int = 0  # the first position: it is the rest of an epoch
+    after: tuple[int, int] = (0, 0)  # where the epoch begins, as Control.RUN_AFTER says it
     rest: tuple[int, int] | None = None  # full batches and rows of the last one, where that is so
     feed: int = 0  # where the table of its stream lies; 0: the source has the items
     lanes: LaneRecords | None = None  # of generators whose batches take turns

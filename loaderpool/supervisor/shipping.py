@@ -18,11 +18,12 @@ from loaderpool.errors import UnpicklableError
 from loaderpool.receiving import receive
 from loaderpool.supervisor.by_value import FrameworkFreePickler
 from loaderpool.supervisor.framework_imports import is_framework_loaded
-from loaderpool.supervisor.offender import describe_offender, describe_open_handle
-from loaderpool.supervisor.open_handles import find_open_handle
+from loaderpool.supervisor.offender import describe_offender, describe_shared_file
+from loaderpool.supervisor.open_handles import OpenHandleError
 from loaderpool.supervisor.packer import flat_bytes
 from loaderpool.supervisor.packing import ItemError, Packing
 from loaderpool.supervisor.reducers import PayloadPickler
+from loaderpool.supervisor.shared_files import find_shared_file
 from loaderpool.worker.lanes import LaneItems
 
 __all__ = ["OUT_OF_BAND_BYTES", "Shipment", "describe_load_error", "ship", "unship"]
@@ -63,7 +64,7 @@ def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
             names the variable, the path to it, its type, and what to do. The cause is what pickling raised.
     """
     if not by_reference:
-        _refuse_open_handles(payload)
+        _refuse_shared_files(payload)
     if is_framework_loaded() and not by_reference:
         try:
             return Shipment(*_pickled(payload, FrameworkFreePickler), is_framework_free=True)
@@ -99,11 +100,21 @@ def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[s
     return payload
 
 
-def describe_load_error(error: BaseException) -> str:
+def describe_load_error(error: BaseException, place: str = "the supervisor") -> str:
     """One or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
 
     Runs in: the process in which `unship` failed, as it names that process's search path.
+
+    Args:
+        error: what `unship` raised.
+        place: what that process is.
     """
+    if isinstance(error, OpenHandleError):
+        return (
+            f"Importing the function's modules has left something open that workers must not inherit: {error}. Open it "
+            "in setup=, which runs once in each worker; for the rows of an HDF5 file give loaderpool.HDF5(path, keys) "
+            "as the source."
+        )
     if isinstance(error, ModuleNotFoundError):
         return (
             f"The workers cannot import the module {error.name!r}, which the function or the source needs. They have "
@@ -119,18 +130,18 @@ def describe_load_error(error: BaseException) -> str:
             f"sent by value."
         )
     if isinstance(error, ImportError):
-        return f"An import in a module of yours failed in the supervisor, a clean interpreter without a GPU: {error}"
+        return f"An import in a module of yours failed in {place}, a clean interpreter without a GPU: {error}"
     return (
-        f"Loading the function and the source in the supervisor raised {type(error).__name__}. Modules are imported "
+        f"Loading the function and the source in {place} raised {type(error).__name__}. Modules are imported "
         f"there anew, without what the script did before; the traceback shows the line."
     )
 
 
-def _refuse_open_handles(payload: dict[str, object]) -> None:
+def _refuse_shared_files(payload: dict[str, object]) -> None:
     named = {name: part for name, part in _named_parts(payload).items() if name in _CALLED}
-    found = find_open_handle(named)
+    found = find_shared_file(named)
     if found is not None:
-        raise UnpicklableError(describe_open_handle(*found))
+        raise UnpicklableError(describe_shared_file(*found))
 
 
 def _named_parts(payload: dict[str, object]) -> dict[str, object]:

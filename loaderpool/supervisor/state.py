@@ -76,7 +76,7 @@ class SupervisorState:
         elif kind == Control.RUN_BEGIN:
             ledger.begin_run(words)
         elif kind == Control.RUN_AFTER:
-            ledger.set_rest(words[1], words[2], words[3], words[4])
+            ledger.set_rest(words)
         elif kind == Control.RUN_FEED:
             ledger.set_feed(words[1], words[2])
         elif kind == Control.RUN_LANES:
@@ -358,8 +358,16 @@ class SupervisorState:
                 out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
             if run.run not in worker.runs:
                 worker.runs.add(run.run)
+                after, nbytes = run.after
                 told = pack(
-                    Order.RUN, run.run, loader.loader, run.first_epoch, run.batches_per_epoch, run.after, run.feed
+                    Order.RUN,
+                    run.run,
+                    loader.loader,
+                    run.first_epoch,
+                    run.batches_per_epoch,
+                    after,
+                    run.feed,
+                    nbytes,
                 )
                 out.append(ToWorker(number, told))
             if ticket.slot not in worker.slots:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import Block, Packing
+from loaderpool.plan.base import bounds_of
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.collate import blocks_of_array, collate
 from loaderpool.worker.exclusions import Exclusions
@@ -197,6 +198,8 @@ class BatchMaker:
 def _bounds(job: Job, rows: int) -> list[tuple[int, int]]:
     if job.count == 1:
         return [(0, rows)]
+    if job.batch_rows:
+        return bounds_of(job.batch_rows)
     size = rows // job.count  # a chunk is of full batches only
     return [(start, start + size) for start in range(0, rows, size)]
 

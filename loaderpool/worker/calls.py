@@ -1,4 +1,4 @@
-"""Calls the user's function for positions of the plan, each call with its own random streams."""
+"""Calls the user's functions for positions of the plan, each call with its own random streams."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from loaderpool.plan.randomness import GlobalsWatch, SampleStreams
+from loaderpool.worker.cached import CachedFunction
 from loaderpool.worker.strays import end_stray
 
 __all__ = ["Calls"]
@@ -26,18 +27,33 @@ class _Kept:
 
 
 class Calls:
-    """The user's function, and what each call of it is given.
+    """The user's functions, and what each call of them is given.
+
+    A sample is made by a chain of calls: the source gives an item (or the cache what `fn` made of it once), then each
+    function is called with what the one before it gave.
 
     Args:
-        payload: what `Loader` shipped: source, fn, batch_fn, config, takes_rng, takes_out.
+        payload: what `Loader` shipped: source, fn, augment, batch_fn, config, takes_rng, takes_out, cache.
+        cell: of the worker that this is.
     """
 
-    def __init__(self, payload: Mapping[str, Any]) -> None:
+    def __init__(self, payload: Mapping[str, Any], cell: int = 0) -> None:
         self._get: Callable[[int], Any] = payload["source"].__getitem__
-        self._fn: Callable[..., Any] | None = payload["fn"]
         self._batch_fn: Callable[..., Any] | None = payload["batch_fn"]
-        self._takes_rng: bool = payload["takes_rng"]
+        names = ["fn", "augment"]
+        self._cached: CachedFunction | None = None
+        if payload["cache"] is not None:
+            self._cached = CachedFunction(self._get, payload["fn"], payload["cache"], cell)
+            names.remove("fn")
+        self._first: Callable[[int], Any] = self._cached or self._get
+        takes_rng: frozenset[str] = payload["takes_rng"]  # the names of those that do
+        chain = [(payload[name], name in takes_rng) for name in names if payload[name] is not None]
+        self._functions = [function for function, _ in chain]
+        # Only the last one may write into the batch, and it is called in another way then.
         self.takes_out: bool = payload["takes_out"]
+        self._last: tuple[Callable[..., Any], bool] | None = chain.pop() if self.takes_out else None
+        self._chain = chain
+        self._takes_rng = bool(takes_rng)
         config = payload["config"]
         self._streams = SampleStreams(config.seed)
         self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
@@ -64,7 +80,17 @@ class Calls:
 
         Raises:
             BaseException: whatever `work` raises.
+            CacheError: the function cannot have a cache, also where `work` takes that for an error to pass over.
         """
+        cached = self._cached
+        if cached is None:
+            return self._seeding(work)
+        result = self._seeding(work)
+        if cached.refusal is not None:
+            raise cached.refusal
+        return result
+
+    def _seeding(self, work: Callable[[], _Result]) -> _Result:
         watch = self._watch
         if watch is None or self._seeds_globals:
             return work()
@@ -110,26 +136,27 @@ class Calls:
             self._plain(indices, results)
             end_stray()
             return
-        get, fn = self._get, self._fn
+        first, chain, last, streams, cached = self._first, self._chain, self._last, self._streams, self._cached
+        generator: Any = None
         for position, index in zip(positions, indices, strict=True):
-            keywords: dict[str, Any] = {}
-            if self._seeds_globals:
-                self._streams.seed_globals(epoch, position)
-            if self._takes_rng:
-                keywords["rng"] = self._streams.generator(epoch, position)
-            item = get(index)
-            if fn is None:
-                results.append(item)
-                continue
-            if not self.takes_out:
-                results.append(fn(item, **keywords))
-                continue
-            out = None
-            if arrays is not None and self.pack_out is not None:
-                out = self.pack_out([array[row, ...] for array in arrays])  # 0-d: an array, too
-            result = fn(item, out=out, **keywords)
-            results.append(out if result is None else result)
-            row += 1
+            if self._seeds_globals and cached is None:
+                streams.seed_globals(epoch, position)
+            if self._takes_rng:  # one for all: the second goes on where the first has stopped
+                generator = streams.generator(epoch, position)
+            value = first(index)
+            if self._seeds_globals and cached is not None:  # here: `fn` may have been called now, or in another epoch
+                streams.seed_globals(epoch, position)
+            for function, takes_rng in chain:
+                value = function(value, rng=generator) if takes_rng else function(value)
+            if last is not None:
+                out = None
+                if arrays is not None and self.pack_out is not None:
+                    out = self.pack_out([array[row, ...] for array in arrays])  # 0-d: an array, too
+                function, takes_rng = last
+                value = function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
+                value = out if value is None else value
+                row += 1
+            results.append(value)
         end_stray()
 
     def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int]) -> Any:
@@ -153,14 +180,15 @@ class Calls:
         return batch
 
     def _plain(self, indices: Sequence[int], results: list[Any]) -> None:
-        get, fn = self._get, self._fn
         before = len(results)
-        items = map(get, indices)
-        results.extend(items if fn is None else map(fn, items))  # in C; what was made stays where one raises
+        values = map(self._first, indices)
+        for function in self._functions:
+            values = map(function, values)
+        results.extend(values)  # in C; what was made stays where one raises
         if len(results) - before < len(indices):
             end_stray()
             # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
-            item = get(indices[len(results) - before])
-            if fn is not None:
-                fn(item)
+            value = self._first(indices[len(results) - before])
+            for function in self._functions:
+                value = function(value)
             raise RuntimeError("the function raised StopIteration once, and not when it was called again")

@@ -109,7 +109,7 @@ def _padded(
             corner: tuple[Any, ...] = (row, *map(slice, value.shape))
             out[corner] = value
 
-    return [Block((len(values), *largest), component.dtype, fill)]
+    return [Block((len(values), *largest), component.dtype, fill, sum(value.size for value in values))]
 
 
 def pad_value_for(component: ArraySpec, pad: Any, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -9,11 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.memory.feed_table import FeedTable, Pickling
-from loaderpool.plan.order import Plan
+from loaderpool import machine
+from loaderpool.memory.feed_table import Bundle, FeedTable, Pickling
+from loaderpool.plan.base import BasePlan
 from loaderpool.worker.jobs import Abandoned, Job
 
-__all__ = ["PlannedItems", "StreamedItems", "WorkItems"]
+__all__ = ["PlannedItems", "StreamedItems", "WorkItems", "rows_in_chunk"]
 
 
 class WorkItems(Protocol):
@@ -32,24 +34,33 @@ class WorkItems(Protocol):
 class PlannedItems:
     """Positions by the plan; the source has the items."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BasePlan) -> None:
         self._plan = plan
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
         """See `WorkItems`."""
         plan = self._plan.after(job.after)
-        if job.count == 1:
-            return plan.positions(job.batch, job.row_start, job.row_stop)
-        return plan.positions_of(job.batch, job.count)
+        if job.count == 1 and not plan.rows_vary:
+            return plan.positions(job.epoch, job.batch, job.row_start, job.row_stop)
+        return plan.positions_of(job.epoch, job.batch, job.count)
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """See `WorkItems`."""
         for batch in range(min(most, self._plan.batches_per_epoch)):
-            yield self._plan.positions(batch)
+            yield self._plan.positions(epoch, batch)
 
     def ends_batch(self, job: Job) -> bool:
         """See `WorkItems`."""
-        return job.row_stop == self._plan.after(job.after).rows(job.batch)
+        plan = self._plan.after(job.after)
+        return plan.rows_vary or job.row_stop == plan.rows(job.epoch, job.batch)
+
+
+def rows_in_chunk(plan: BasePlan, job: Job) -> tuple[int, ...]:
+    """Rows of each of the batches of a job, where they vary; empty: all have the same."""
+    if not plan.rows_vary or job.count == 1:
+        return ()
+    plan = plan.after(job.after)
+    return tuple(plan.rows(job.epoch, job.batch + number) for number in range(job.count))
 
 
 class StreamedItems:
@@ -104,17 +115,41 @@ class StreamedItems:
         bundle = table.read(batch)
         if bundle is None:
             raise Abandoned
-        pickled = self.shared[bundle.offset : bundle.offset + bundle.nbytes]
+        pickled, buffers = _parts(self.shared, bundle)
         if table.read(batch) != bundle:  # FEED-1
             raise Abandoned
         if bundle.pickling == Pickling.PLAIN:
-            items = pickle.loads(pickled)
+            items = pickle.loads(pickled, buffers=buffers)
         else:
             from loaderpool.receiving import receive
 
-            items = receive(pickled)
+            items = receive(pickled, buffers)
         self._rows = bundle.rows
         self._items.update(enumerate(items, bundle.first))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StreamedItems, ()
+
+
+def _parts(shared: Any, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
+    """Copies of a bundle's pickle and of its arrays, these in memory that is the function's to write to and to keep."""
+    at, end = bundle.offset, bundle.offset + bundle.nbytes
+    if not bundle.buffers:
+        return shared[at:end], []
+    sizes = np.frombuffer(shared[at : at + 8 * (1 + bundle.buffers)], np.uint64).tolist()
+    if at + 8 * len(sizes) + sum(sizes) > end:  # what lies here is another bundle's by now
+        raise Abandoned
+    _keep_freed_memory()
+    at += 8 * len(sizes)
+    copies: list[Any] = []
+    with memoryview(shared) as view:
+        for size in sizes:
+            copies.append(bytearray(view[at : at + size]) if copies else shared[at : at + size])
+            at += size
+    return copies[0], [memoryview(copy) for copy in copies[1:]]
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Have large items get memory that earlier ones have freed: fresh pages cost more than the copy into them."""
+    machine.restore_malloc_thresholds()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from loaderpool.memory.layout import Packing
+from loaderpool.plan.base import Start
 from loaderpool.spec import ElementSpec
 from loaderpool.worker.failures import Failure, RowFailure
 
@@ -35,8 +36,9 @@ class Job:
     row_start: int
     row_stop: int
     attempt: int = 0  # above 0 it has brought down a worker: rows are made one by one, so that the board names the last
-    after: int = 0  # the plan's first position: batches are counted from there
+    after: Start = 0  # where the plan begins: batches are counted from there
     feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
+    batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,3 +58,4 @@ class Probe:
     nbytes: int  # of what it returned
     rows: int  # of the batch it was called for; 1 for a sample
     elapsed_ns: int
+    batch_rows: int  # of the batch that it is part of

@@ -116,7 +116,7 @@ class LaneItems:
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
         """See `WorkItems`; none where the lane has ended."""
         round_number, lane = divmod(job.batch, self._plan.lanes)
-        rows = self._plan.rows(0)
+        rows = self._plan.most_rows
         self._watcher.run, self._watcher.times_items = job.run, self._times_items or job.attempt > 0
         positions = self._take(job.epoch, lane, round_number * rows, rows)
         if self._plan.drop_remainder and len(positions) < rows:

@@ -35,6 +35,7 @@ from loaderpool.messages import (
     split32,
     unpack_all,
 )
+from loaderpool.plan.base import Start
 from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
@@ -63,7 +64,7 @@ class _Run:
     loader: int
     first_epoch: int
     batches_per_epoch: int
-    after: int  # the first position of its epoch
+    after: Start  # where its epoch begins
     feed: int  # where the table of its stream lies; 0: there is none
 
 
@@ -105,7 +106,8 @@ class WorkerLoop:
         if kind == Order.TICKET:
             self._ticket(words)
         elif kind == Order.RUN:
-            self._runs[words[1]] = _Run(words[2], words[3], words[4], words[5], words[6])
+            after = self._arena.get_object(words[5], words[7]) if words[7] else words[5]
+            self._runs[words[1]] = _Run(words[2], words[3], words[4], after, words[6])
         elif kind == Order.RUN_OVER:
             run = self._runs.pop(words[1], None)
             if run is not None and not any(same == run for same in self._runs.values()):

@@ -13,7 +13,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.errors import SourceError
 from loaderpool.leaves import convert_leaf
 from loaderpool.memory.form import UnitKind
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.spec import ElementSpec, sample_spec
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
@@ -50,7 +50,7 @@ class Prober:
         self,
         calls: Calls,
         config: LoaderConfig,
-        plan: Plan,
+        plan: BasePlan,
         items: WorkItems,
         unit: UnitKind,
         given_spec: ElementSpec | None,
@@ -75,9 +75,9 @@ class Prober:
         action = self._config.on_error.action
         may_try_more = action == "skip" or (action == "replace" and self._unit == "sample")
         first_error: WorkFailed | None = None
-        for positions in self._positions(epoch, feed, _PROBES if may_try_more else 1):
+        for positions, batch_rows in self._positions(epoch, feed, _PROBES if may_try_more else 1):
             try:
-                return self._probe_at(epoch, positions)
+                return self._probe_at(epoch, positions, batch_rows)
             except WorkFailed as error:
                 first_error = first_error or error
         raise first_error or self._nothing_there(epoch)
@@ -87,7 +87,8 @@ class Prober:
         error = SourceError(f"source is empty: no generator yielded anything{enough}")
         return WorkFailed(describe_failure(error, epoch=epoch, worker=self._progress.worker), error)
 
-    def _positions(self, epoch: int, feed: int, most: int) -> Iterator[npt.NDArray[np.int64]]:
+    def _positions(self, epoch: int, feed: int, most: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+        """What calls would be for, and how many rows their batches have."""
         batches = self._items.first(epoch, most, feed)
         while True:
             try:
@@ -100,15 +101,15 @@ class Prober:
             if positions is None:
                 return
             if self._unit == "batch":
-                yield positions
+                yield positions, len(positions)
                 continue
             for row in range(min(most, len(positions))):
-                yield positions[row : row + 1]
+                yield positions[row : row + 1], len(positions)
             most -= len(positions)
             if most <= 0:
                 return
 
-    def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe:
+    def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64], batch_rows: int) -> Probe:
         indices = self._plan.indices(epoch, positions)
         excluded = self._exclusions.find(epoch, indices)
         if excluded is not None:
@@ -131,7 +132,7 @@ class Prober:
             raise progress.failed(error, epoch, indices, int(positions[0])) from None
         kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
         self._calls.keep(epoch, indices[0], spec.structure.pack(kept))
-        return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed)
+        return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed, batch_rows)
 
 
 def _kept(leaf: Any, path: str) -> Any:

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.memory.form import BatchForm, UnitKind
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan, bounds_of
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
-from loaderpool.worker.items import WorkItems
+from loaderpool.worker.items import WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.strays import end_stray
@@ -32,7 +32,7 @@ class Trial:
     """
 
     def __init__(
-        self, calls: Calls, plan: Plan, items: WorkItems, unit: UnitKind, progress: Progress, exclusions: Exclusions
+        self, calls: Calls, plan: BasePlan, items: WorkItems, unit: UnitKind, progress: Progress, exclusions: Exclusions
     ) -> None:
         self._calls, self._plan, self._items, self._unit = calls, plan, items, unit
         self._progress, self._exclusions = progress, exclusions
@@ -71,7 +71,12 @@ class Trial:
 
     def _calls_of(self, job: Job) -> list[npt.NDArray[np.int64]]:
         """The positions of each call."""
-        batches = np.split(self._items.positions(job), job.count)
+        positions = self._items.positions(job)
+        rows = rows_in_chunk(self._plan, job)
+        if rows:
+            batches = [positions[start:stop] for start, stop in bounds_of(rows)]
+        else:
+            batches = np.split(positions, job.count)
         if self._unit == "batch":
             return batches
         return [positions[row : row + 1] for positions in batches for row in range(len(positions))]

@@ -18,12 +18,12 @@ from loaderpool.config import LoaderConfig
 from loaderpool.memory.board import Board
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.layout import Packing
-from loaderpool.plan.order import Plan
+from loaderpool.plan.base import BasePlan
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
-from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems
+from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
 from loaderpool.worker.lane import GeneratorRaised
 from loaderpool.worker.lanes import LaneItems
@@ -54,7 +54,8 @@ class Work:
     """Calls the user's function for the plan's positions.
 
     Args:
-        payload: what `Loader` shipped: source, fn, batch_fn, setup, config, plan, given_spec, takes_rng, takes_out.
+        payload: what `Loader` shipped: source, fn, augment, batch_fn, setup, config, plan, given_spec,
+            takes_rng, takes_out; and the loader's cache.
         words: the board (or a stand-in) to note progress on.
         cell: first word of this worker's cell.
         worker: this worker's number, None in the caller's process.
@@ -72,13 +73,13 @@ class Work:
         shared: Any = None,
     ) -> None:
         self.config: LoaderConfig = payload["config"]
-        self.plan: Plan = payload["plan"]
+        self.plan: BasePlan = payload["plan"]
         source = payload["source"]
         is_iterated = isinstance(source, (StreamedItems, LaneItems))
         self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
         if isinstance(source, StreamedItems):
             source.shared = shared
-        self._calls = Calls(payload)
+        self._calls = Calls(payload, cell // Board.base(1))
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
@@ -184,6 +185,9 @@ class Work:
             Packing([]).write(buffer, base)
             return Filled(0)
         indices = self.plan.indices(job.epoch, positions)
+        rows = rows_in_chunk(self.plan, job)
+        if rows:
+            job = dataclasses.replace(job, batch_rows=rows)
         if self._writes_rows:
             make = self._fill_rows
         elif form.fixed is None:

@@ -203,6 +203,16 @@ _SHAPES = (
     # A kill may cost a worker 100 ms of its time.
     _shape("row ranges of slow batches", _Slow, 30, batch_size=6, shuffle=True, kill_every_s=0.2, faults_one_in=17),
     _shape("packed, padded", _OfVariedLength, 1000, batch_size=8, shuffle=True, pad=True),
+    _shape(
+        "by length",
+        _OfVariedLength,
+        1000,
+        bucket_by=tuple(1 + item % 9 for item in range(1000)),
+        boundaries=(3, 6),
+        batch_sizes=(12, 8, 5),
+        shuffle=True,
+        pad=True,
+    ),
     _shape("ragged and text", _WithText, 1000, batch_size=8, ragged=True),
     _shape("oversize batches", _Outgrowing, 500, batch_size=4, pad=True),
     _shape("rows fail, skip", _FailingTogether, 900, batch_size=6, on_error="skip"),

@@ -64,7 +64,9 @@ def test_a_sample_has_the_bits_of_the_training(fn: Callable[..., Any], settings:
         plan = loader._plan
         for epoch, rows in enumerate(epochs):
             indices = [
-                index for batch in range(plan.batches_per_epoch) for index in plan.indices(epoch, plan.positions(batch))
+                index
+                for batch in range(plan.batches_per_epoch)
+                for index in plan.indices(epoch, plan.positions(epoch, batch))
             ]
             for at in (0, 1, 11, len(rows) - 1):
                 replay = Replay(loader, indices[at], epoch)

@@ -82,7 +82,9 @@ def test_modules_without_threads_are_forked(make: Make) -> None:
     assert start_of(make(cf_plain=IDENTITY)) == "fork"
 
 
-@pytest.mark.parametrize("library", ["numpy", "pandas", "PIL.Image", "h5py", "scipy.linalg", "sklearn.cluster", "cv2"])
+@pytest.mark.parametrize(
+    "library", ["numpy", "pandas", "PIL.Image", "h5py", "scipy.linalg", "sklearn.cluster", "cv2", "pyarrow.parquet"]
+)
 def test_libraries_that_have_thread_pools_are_forked(make: Make, library: str) -> None:
     if importlib.util.find_spec(library.partition(".")[0]) is None:
         pytest.skip(f"{library} is not installed")
@@ -442,3 +444,87 @@ def test_a_module_that_imports_tensorflow_only_is_forked(make: Make, tf: Any) ->
             return item if tf.float32 else tf
     """
     assert start_of(make(cf_import_only=source)) == "fork"
+
+
+# ---- what must not be inherited
+
+
+HANDLES = {
+    "h5py": """
+        import h5py
+        STORE = h5py.File({folder!r} + "/x.h5")["x"]
+        def fn(item):
+            return int(STORE[item])
+    """,
+    "h5py, in a list": """
+        import h5py
+        STORES = [h5py.File({folder!r} + "/x.h5")]
+        def fn(item):
+            return int(STORES[0]["x"][item])
+    """,
+    "sqlite3": """
+        import sqlite3
+        BASE = sqlite3.connect({folder!r} + "/x.db")
+        def fn(item):
+            return BASE.execute("select ?", (item,)).fetchone()[0]
+    """,
+}
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> str:
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'loaderpool[hdf5]'")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = range(8)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("h5py", r"cf_handle\.STORE holds the open HDF5 file \S+x\.h5\."),
+        ("h5py, in a list", r"the HDF5 file \S+x\.h5 is open\."),
+        ("sqlite3", r"cf_handle\.BASE holds a connection to the SQLite database \S+x\.db\."),
+    ],
+)
+def test_what_a_module_opens_on_import_is_refused_by_name(make: Make, stores: str, kind: str, named: str) -> None:
+    module = make(cf_handle=HANDLES[kind].format(folder=stores))
+    try:
+        with pytest.raises(lp.SetupError, match=f"{named} Open it in setup="):
+            start_of(module)
+    finally:
+        for value in list(vars(module).values()):  # opened here, too
+            for handle in value if isinstance(value, list) else [value]:
+                close = getattr(getattr(handle, "file", handle), "close", None)
+                if callable(close):
+                    close()
+
+
+def test_what_is_opened_in_setup_or_in_memory_is_not(make: Make, stores: str) -> None:
+    source = f"""
+        import h5py, io, sqlite3
+        MEMORY = sqlite3.connect(":memory:")
+        MADE = h5py.File("made", "w", driver="core", backing_store=False)
+        CLOSED = h5py.File({stores!r} + "/x.h5")
+        CLOSED.close()
+        opened = {{}}
+        def setup():
+            opened["x"] = h5py.File({stores!r} + "/x.h5")["x"]
+        def fn(item):
+            return int(opened["x"][item])
+    """
+    module: Any = make(cf_opened=source)
+    try:
+        assert start_of(module, setup=module.setup) == "fork"
+    finally:
+        module.MEMORY.close()
+        module.MADE.close()
+
+
+def test_workers_that_are_not_forked_may_open_on_import(make: Make, stores: str) -> None:
+    module: Any = make(cf_threads=both(THREAD, HANDLES["h5py"].format(folder=stores)))
+    try:
+        with pytest.warns(lp.WorkersNotForkedWarning):
+            assert start_of(module) == "exec"
+    finally:
+        module.STORE.file.close()

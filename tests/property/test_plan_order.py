@@ -29,7 +29,7 @@ def shards_of(fields: dict[str, Any]) -> list[Plan]:
 
 
 def batches_of(plan: Plan) -> list[list[int]]:
-    return [plan.positions(batch).tolist() for batch in range(plan.batches_per_epoch)]
+    return [plan.positions(0, batch).tolist() for batch in range(plan.batches_per_epoch)]
 
 
 @given(plans)
@@ -55,7 +55,7 @@ def test_only_the_last_batch_may_be_short_and_shards_differ_by_one_row(fields: d
     sizes = []
     for plan in shards_of(fields):
         rows = [len(batch) for batch in batches_of(plan)]
-        assert rows == [plan.rows(batch) for batch in range(plan.batches_per_epoch)]
+        assert rows == [plan.rows(0, batch) for batch in range(plan.batches_per_epoch)]
         assert rows[: plan.full_batches] == [full_rows] * plan.full_batches
         assert len(rows) - plan.full_batches in (0, 1)
         assert all(0 < count < full_rows for count in rows[plan.full_batches :])
@@ -70,14 +70,14 @@ def test_a_chunk_is_its_batches_and_a_row_range_its_rows(fields: dict[str, Any],
     plan = data.draw(st.sampled_from(shards_of(fields)))
     first = data.draw(st.integers(0, plan.batches_per_epoch))
     count = data.draw(st.integers(0, plan.batches_per_epoch - first))
-    chunk = plan.positions_of(first, count)
+    chunk = plan.positions_of(0, first, count)
     assert chunk.dtype == np.int64
     assert chunk.tolist() == list(chain.from_iterable(batches_of(plan)[first : first + count]))
     if count:
-        whole = plan.positions(first)
+        whole = plan.positions(0, first)
         start = data.draw(st.integers(0, len(whole)))
         stop = data.draw(st.integers(start, len(whole)))
-        assert plan.positions(first, start, stop).tolist() == whole[start:stop].tolist()
+        assert plan.positions(0, first, start, stop).tolist() == whole[start:stop].tolist()
         assert whole.dtype == np.int64
 
 
@@ -85,7 +85,7 @@ def test_a_chunk_is_its_batches_and_a_row_range_its_rows(fields: dict[str, Any],
 @settings(max_examples=100, deadline=None)
 def test_an_epoch_visits_each_item_once(fields: dict[str, Any], epoch: int) -> None:
     plan = Plan(**{**fields, "num_shards": 1, "drop_remainder": False})
-    indices = plan.indices(epoch, plan.positions_of(0, plan.batches_per_epoch))
+    indices = plan.indices(epoch, plan.positions_of(0, 0, plan.batches_per_epoch))
     assert sorted(indices) == list(range(plan.size))
 
 
@@ -96,11 +96,12 @@ def test_an_item_is_found_where_the_epoch_has_it(fields: dict[str, Any], epoch: 
     made: dict[int, set[tuple[int, int, int]]] = {index: set() for index in range(fields["size"])}
     for shard, plan in enumerate(shards):
         for batch in range(plan.batches_per_epoch):
-            for row, index in enumerate(plan.indices(epoch, plan.positions(batch))):
+            for row, index in enumerate(plan.indices(epoch, plan.positions(epoch, batch))):
                 made[index].add((shard, batch, row))
     for index, places in made.items():
         position = shards[0].position_of(epoch, index)
-        found = {(shard, *place) for shard, plan in enumerate(shards) if (place := plan.place(position)) is not None}
+        places_now = [(shard, plan.place(epoch, position)) for shard, plan in enumerate(shards)]
+        found = {(shard, *place) for shard, place in places_now if place is not None}
         assert found == places
         for shard, batch, row in found:
-            assert shards[shard].positions(batch)[row] == position
+            assert shards[shard].positions(epoch, batch)[row] == position

@@ -16,6 +16,7 @@ from loaderpool.memory.layout import (
     FixedLayout,
     Packing,
     aligned,
+    packed_counts,
     packed_nbytes,
     read_packed,
 )
@@ -122,6 +123,24 @@ def test_a_block_of_no_axes_and_one_of_many() -> None:
     packing.write(slot, 0)
     [(rows, [one, other])] = list(read_packed(slot, [scalar.dtype, deep.dtype]))
     assert rows == 1 and one.shape == () and one[()] == 3.5 and np.array_equal(other, deep)
+
+
+def test_a_batch_tells_its_rows_and_its_padding() -> None:
+    """Only padded blocks count; a block without padding in it counts as padded all the same."""
+
+    def padded(shape: tuple[int, ...], unpadded: int) -> Block:
+        return Block(shape, np.dtype(np.int16), lambda out: out.fill(0), unpadded)
+
+    ragged = block(np.arange(50.0))
+    batches = [
+        (3, [padded((3, 4), 7), ragged, padded((3, 2, 2), 12)]),
+        (2, [ragged, ragged, ragged]),
+        (0, [padded((0, 0), 0), ragged, padded((0, 0, 0), 0)]),
+    ]
+    packing = Packing(batches)
+    slot = aligned_empty(packing.nbytes)
+    packing.write(slot, 0)
+    assert packed_counts(slot) == [(3, 24, 5), (2, 0, 0), (0, 0, 0)]
 
 
 # ---- text ----

@@ -1,125 +1,72 @@
-"""Files and databases that a module opens when it is imported, which all forked workers would read through."""
+"""What is open in the trainer cannot be used in the workers: it is named, with what to do instead."""
 
 from __future__ import annotations
 
-import importlib
+import re
 import sqlite3
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.sources import as_source
 from loaderpool.supervisor.shipping import ship
-
-MODULE = """
-import functools, io, logging, sqlite3, sys
-
-path = {path!r}
-binary = open(path, "rb")
-text = open(path)
-log = open(path + ".log", "w")
-closed = open(path)
-closed.close()
-in_memory = io.BytesIO(b"abc")
-database = sqlite3.connect(":memory:")
-opened_later = None
-
-class Reader:
-    def read(self):
-        return binary.read(1)
-
-def uses_binary(item): return binary.read(1)
-def uses_text(item): return text.readline()
-def uses_database(item): return database.execute("select 1").fetchone()
-def by_way_of_another(item): return uses_binary(item)
-def by_way_of_a_class(item): return Reader().read()
-def in_a_nested_function(item): return (lambda: text.read())()
-with_arguments = functools.partial(uses_text, 3)
-
-def writes_a_log(item): log.write("x")
-def uses_what_is_closed(item): return closed.name
-def uses_memory(item): return in_memory.read()
-def uses_none(item): return item, sys.stdin, logging.getLogger()
-def opens_itself(item):
-    with open(path) as file:
-        return file.read()
-def setup():
-    global opened_later
-    opened_later = open(path)
-def uses_what_setup_opens(item): return opened_later.read()
-"""
 
 
 @pytest.fixture
-def module(tmp_path: Path) -> Iterator[Any]:
-    path = tmp_path / "data.txt"
-    path.write_text("abc")
-    (tmp_path / "opens_files.py").write_text(MODULE.format(path=str(path)))
-    sys.path.insert(0, str(tmp_path))
-    try:
-        loaded = importlib.import_module("opens_files")
-        yield loaded
-        for name in ("binary", "text", "log", "database"):
-            getattr(loaded, name).close()
-        if loaded.opened_later is not None:
-            loaded.opened_later.close()
-    finally:
-        sys.path.remove(str(tmp_path))
-        sys.modules.pop("opens_files", None)
+def file(tmp_path: Path) -> Iterator[h5py.File]:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["train/images"] = np.zeros((3, 4))
+        yield file
 
 
-@pytest.mark.parametrize(
-    ("function", "told"),
-    [
-        ("uses_binary", "fn → global 'binary' used by uses_binary, of type _io.BufferedReader"),
-        ("uses_text", "global 'text'"),
-        ("uses_database", "global 'database' used by uses_database, of type sqlite3.Connection"),
-        ("by_way_of_another", "global 'binary' used by uses_binary"),
-        ("by_way_of_a_class", "global 'binary' used by Reader.read"),
-        ("in_a_nested_function", "global 'text'"),
-        ("with_arguments", "global 'text'"),
-    ],
-)
-def test_what_the_import_opens_is_refused_by_name(module: Any, function: str, told: str) -> None:
-    with pytest.raises(lp.UnpicklableError, match="before the workers are forked") as raised:
-        ship({"fn": getattr(module, function), "source": [1]})
-    assert told in str(raised.value) and "setup=" in str(raised.value)
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    yield connection
+    connection.close()
 
 
-@pytest.mark.parametrize(
-    "function", ["writes_a_log", "uses_what_is_closed", "uses_memory", "uses_none", "opens_itself"]
-)
-def test_what_does_no_harm_is_not(module: Any, function: str) -> None:
-    ship({"fn": getattr(module, function), "source": [1]})
+def refused(payload: dict[str, object]) -> str:
+    with pytest.raises(lp.UnpicklableError) as caught:
+        ship(payload)
+    return str(caught.value)
 
 
-def test_what_a_function_opens_is_its_own_also_where_it_ran_here(module: Any) -> None:
-    module.setup()
-    ship({"fn": module.uses_what_setup_opens, "setup": module.setup, "source": [1]})
+def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: h5py.File) -> None:
+    advice = f"give loaderpool.HDF5({file.filename!r}, 'train/images')"
+    for source in (file["train/images"], {"image": file["train/images"], "label": [1, 2, 3]}):
+        text = refused({"source": as_source(source), "fn": None})
+        assert text.startswith("Cannot send this to the workers: source") and "h5py" in text and advice in text
 
 
-def test_generators_are_told_where_to_open(module: Any, tmp_path: Path) -> None:
-    class Rows:
-        def __init__(self, database: Any) -> None:
-            self.database = database
+@pytest.mark.parametrize("make", [lambda file: file, lambda file: file["train"]], ids=["file", "group"])
+def test_a_file_as_the_source_is_told_to_be_given_by_path(file: h5py.File, make: Callable[..., Any]) -> None:
+    with pytest.raises(lp.SourceError, match=r"source is an open HDF5 \w+: pass loaderpool\.HDF5\(path, keys\)"):
+        as_source(make(file))
 
-        def read(self) -> Iterator[Any]:
-            yield from self.database.execute("select 1")
 
-    database = sqlite3.connect(tmp_path / "rows.db")
-    with open(tmp_path / "data.txt", "rb") as file:
-        for make, told in [
-            (Rows(database).read, r"make_generator → .* attribute \.database of .*Rows, of type sqlite3.Connection"),
-            (Rows(file).read, r"make_generator → .* of type _io.BufferedReader"),
-            (lambda: iter(file), r"make_generator → .*'file' of .* of type _io.BufferedReader"),
-        ]:
-            with pytest.raises(lp.UnpicklableError, match=told + r".*Open or create it in make_generator: each copy"):
-                lp.Loader.from_generator(make, workers=1)
-        with pytest.raises(lp.UnpicklableError, match=r"make_generator → global 'binary'.* in make_generator: each"):
-            lp.Loader.from_generator(module.uses_binary, shards=[1], workers=1)
-        with pytest.raises(lp.UnpicklableError, match="shards → item 1 of the list"):
-            lp.Loader.from_generator(lambda shard: 0, shards=[1, file], workers=1)
-    database.close()
+@pytest.mark.parametrize("name", ["file", "images"])
+def test_handles_in_a_function_are_named(file: h5py.File, name: str) -> None:
+    images = file["train/images"]
+    functions = {"file": lambda index: file["train/images"][index], "images": lambda index: images[index]}
+    text = refused({"source": range(3), "fn": functions[name]})
+    assert f"closure variable {name!r}" in text and "open the file in setup=" in text
+
+
+def test_a_closed_file_is_named_all_the_same(file: h5py.File) -> None:
+    file.close()
+    text = refused({"source": range(3), "fn": lambda index: file[index]})
+    assert "closure variable 'file'" in text and "loaderpool.HDF5(path, key)" in text
+
+
+@pytest.mark.parametrize("kind", ["Connection", "Cursor"])
+def test_database_connections_are_named(connection: sqlite3.Connection, kind: str) -> None:
+    handle: Any = connection if kind == "Connection" else connection.cursor()
+    text = refused({"source": range(3), "fn": lambda index: handle.execute("select 1")})
+    assert re.search(rf"closure variable 'handle' of function .*, of type sqlite3\.{kind}\.", text)
+    assert "open it in setup=" in text

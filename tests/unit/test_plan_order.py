@@ -13,7 +13,7 @@ from loaderpool.plan.order import Plan
 
 
 def batches_of(plan: Plan) -> list[list[int]]:
-    return [plan.positions(batch).tolist() for batch in range(plan.batches_per_epoch)]
+    return [plan.positions(0, batch).tolist() for batch in range(plan.batches_per_epoch)]
 
 
 def test_one_shard_goes_through_the_source_and_ends_with_a_short_batch() -> None:
@@ -50,7 +50,7 @@ def test_an_epoch_shorter_than_the_shards_gives_each_a_batch() -> None:
 def test_without_a_batch_size_each_item_is_a_batch() -> None:
     plan = Plan(size=5, batch_size=None, num_shards=2)
     assert batches_of(plan) == [[0], [2], [4]]
-    assert [plan.rows(batch) for batch in range(3)] == [1, 1, 1]
+    assert [plan.rows(0, batch) for batch in range(3)] == [1, 1, 1]
     assert plan.full_batches == 3
     assert plan.repeated_rows == 1
 
@@ -59,26 +59,26 @@ def test_without_a_batch_size_each_item_is_a_batch() -> None:
 def test_an_empty_source_has_no_batches(drop_remainder: bool) -> None:
     plan = Plan(size=0, batch_size=4, shuffle=True, drop_remainder=drop_remainder)
     assert (plan.batches_per_epoch, plan.full_batches, plan.repeated_rows) == (0, 0, 0)
-    assert plan.positions_of(0, 0).tolist() == []
-    assert plan.indices(0, plan.positions_of(0, 0)) == []
+    assert plan.positions_of(0, 0, 0).tolist() == []
+    assert plan.indices(0, plan.positions_of(0, 0, 0)) == []
 
 
 def test_row_ranges_are_parts_of_the_batch() -> None:
     plan = Plan(size=100, batch_size=10, num_shards=2, shard_index=1)
-    whole = plan.positions(3).tolist()
-    assert plan.positions(3, 2, 5).tolist() == whole[2:5]
-    assert plan.positions(3, 7).tolist() == whole[7:]
-    assert plan.positions(3, 4, 4).tolist() == []
+    whole = plan.positions(0, 3).tolist()
+    assert plan.positions(0, 3, 2, 5).tolist() == whole[2:5]
+    assert plan.positions(0, 3, 7).tolist() == whole[7:]
+    assert plan.positions(0, 3, 4, 4).tolist() == []
 
 
 def test_without_shuffle_indices_are_positions() -> None:
     plan = Plan(size=10, batch_size=4)
-    assert plan.indices(7, plan.positions(1)) == [4, 5, 6, 7]
-    assert all(type(index) is int for index in plan.indices(0, plan.positions(0)))
+    assert plan.indices(7, plan.positions(0, 1)) == [4, 5, 6, 7]
+    assert all(type(index) is int for index in plan.indices(0, plan.positions(0, 0)))
 
 
 def epoch_of(plan: Plan, epoch: int) -> list[int]:
-    return plan.indices(epoch, plan.positions_of(0, plan.batches_per_epoch))
+    return plan.indices(epoch, plan.positions_of(0, 0, plan.batches_per_epoch))
 
 
 @pytest.mark.parametrize("size", [50, 10_000])
@@ -100,7 +100,7 @@ def test_the_order_is_set_by_seed_and_epoch_alone() -> None:
 def test_shuffled_shards_are_disjoint_parts_of_one_global_order() -> None:
     alone = epoch_of(Plan(size=64, batch_size=8, shuffle=True, seed=9), 2)
     shards = [Plan(size=64, batch_size=4, shuffle=True, seed=9, num_shards=2, shard_index=shard) for shard in (0, 1)]
-    together = [index for batch in range(8) for plan in shards for index in plan.indices(2, plan.positions(batch))]
+    together = [index for batch in range(8) for plan in shards for index in plan.indices(2, plan.positions(0, batch))]
     assert together == alone
 
 
@@ -109,8 +109,8 @@ def test_a_huge_source_costs_nothing() -> None:
     plan = Plan(size=10**15, batch_size=32, shuffle=True, num_shards=8, shard_index=7)
     last = plan.batches_per_epoch - 1
     assert plan.batches_per_epoch == -(-(10**15) // 256)
-    indices = plan.indices(3, plan.positions(last))
-    assert len(set(indices)) == plan.rows(last)
+    indices = plan.indices(3, plan.positions(0, last))
+    assert len(set(indices)) == plan.rows(0, last)
     assert all(0 <= index < 10**15 for index in indices)
 
 
@@ -126,21 +126,21 @@ def test_a_plan_travels_and_compares_by_value() -> None:
 @pytest.mark.parametrize("batch", [-1, 3])
 def test_batches_outside_the_epoch_are_refused(batch: int) -> None:
     plan = Plan(size=10, batch_size=4)
-    for ask in (plan.rows, plan.positions, lambda number: plan.positions_of(number, 1)):
+    for ask in (plan.rows, plan.positions, lambda epoch, number: plan.positions_of(epoch, number, 1)):
         with pytest.raises(IndexError):
-            ask(batch)
+            ask(0, batch)
 
 
 @pytest.mark.parametrize(("batch", "count"), [(0, 4), (2, 2), (1, -1), (-1, 1), (4, 0)])
 def test_chunks_outside_the_epoch_are_refused(batch: int, count: int) -> None:
     with pytest.raises(IndexError):
-        Plan(size=10, batch_size=4).positions_of(batch, count)
+        Plan(size=10, batch_size=4).positions_of(0, batch, count)
 
 
 @pytest.mark.parametrize("rows", [(-1, 2), (0, 3), (2, 1), (3, None)])
 def test_rows_outside_the_batch_are_refused(rows: tuple[int, int | None]) -> None:
     with pytest.raises(IndexError):
-        Plan(size=10, batch_size=4).positions(2, *rows)
+        Plan(size=10, batch_size=4).positions(0, 2, *rows)
 
 
 def test_shuffled_positions_outside_the_source_are_refused() -> None:

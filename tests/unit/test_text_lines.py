@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.sources import as_source, line_index, open_files
+from loaderpool.sources import as_source, line_index, open_files, record_index
 from tests.support.child import run_child
 
 
@@ -117,21 +117,22 @@ def test_files_that_are_large_together_have_an_index_of_8_bytes_a_line(
 ) -> None:
     paths = [write(tmp_path / name, "ab\ncd\n") for name in "xyz"]
     assert lp.TextLines(paths)._index.starts.dtype == np.uint32
-    monkeypatch.setattr(line_index, "_SHORT_OFFSETS", 18)
+    monkeypatch.setattr(record_index, "_SHORT_OFFSETS", 18)
     source = lp.TextLines(paths)
     assert source._index.starts.dtype == np.int64
     assert list(source) == ["ab", "cd"] * 3
-    far: list[Any] = []
-    line_index._index_file(str(paths[0]), 1 << 40, np.int64, np.empty(4, np.uint8), far)
-    assert np.concatenate(far).tolist() == [1 << 40, (1 << 40) + 3]
+    with open(paths[0], "rb", buffering=0) as file:
+        far = record_index.FileScan(str(paths[0]), file, 6, 1 << 40, np.int64)
+        line_index.scan_lines(far, np.empty(4, np.uint8))
+    assert np.concatenate(far.pieces).tolist() == [1 << 40, (1 << 40) + 3]
 
 
 def test_a_file_that_is_written_to_while_it_is_indexed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "x.txt", "ab\ncd\n")
-    look = line_index._refuse_compressed
-    monkeypatch.setattr(line_index, "_refuse_compressed", lambda *a: (look(*a), append(path)))
+    scan = line_index.scan_lines
+    monkeypatch.setattr(line_index, "scan_lines", lambda *a: (append(path), scan(*a)))
     with pytest.raises(lp.SourceError, match=r"x\.txt became longer"):
         lp.TextLines(path)
 
@@ -164,7 +165,7 @@ def test_files_are_opened_when_first_read_and_closed_with_the_source(tmp_path: P
 
 
 def test_few_of_many_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "_KEPT_OPEN", 3)
+    monkeypatch.setattr(open_files._open, "_most", 3)
     paths = [write(tmp_path / f"{number:02}", f"{number}\n") for number in range(20)]
     source = lp.TextLines(paths)
     assert list(source) == list(source) == [str(number) for number in range(20)]
@@ -178,11 +179,12 @@ def test_a_fork_opens_files_of_its_own_and_leaves_the_others_alone() -> None:
         from pathlib import Path
 
         import loaderpool as lp
+        from loaderpool.sources import open_files
 
         Path("x.txt").write_text("a\nb\n")
         source = lp.TextLines("x.txt")
         assert source[0] == "a"
-        (number,) = source._files._descriptors.values()
+        (number,) = (each.number for each in open_files._open._kept.things.values())
         child = os.fork()
         if child:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -200,7 +202,7 @@ def test_a_fork_opens_files_of_its_own_and_leaves_the_others_alone() -> None:
 
 
 def test_threads_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "_KEPT_OPEN", 2)
+    monkeypatch.setattr(open_files._open, "_most", 2)
     paths = [write(tmp_path / str(number), f"{number} a\n{number} b\n") for number in range(6)]
     source = lp.TextLines(paths)
     expected = list(source)

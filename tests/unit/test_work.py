@@ -50,12 +50,12 @@ class Bench:
     def fill(
         self, batch: int, count: int = 1, rows: tuple[int, int] | None = None, epoch: int = 0, attempt: int = 0
     ) -> Filled:
-        start, stop = rows or (0, self.plan.rows(batch))
+        start, stop = rows or (0, self.plan.rows(0, batch))
         job = Job(RUN, epoch, batch, count, start, stop, attempt)
         return self.work.fill(job, self.slot, 0, self.slot.nbytes)
 
     def read(self, batch: int, count: int = 1) -> list[Any]:
-        read = self.form.read(self.slot, self.plan.rows(batch), count)
+        read = self.form.read(self.slot, self.plan.rows(0, batch), count)
         return [copied(self.form.spec.structure.pack(parts)) for _, parts in read]
 
     def make(self, batch: int, count: int = 1, epoch: int = 0) -> list[Any]:
@@ -295,7 +295,7 @@ def test_the_board_names_the_sample_that_runs() -> None:
     bench = Bench(look, shuffle=True)
     bench.prepare()
     bench.make(1)
-    assert seen[1:] == bench.plan.indices(0, bench.plan.positions(1))
+    assert seen[1:] == bench.plan.indices(0, bench.plan.positions(0, 1))
 
 
 def test_small_rows_are_made_one_by_one_once_they_have_brought_down_a_worker() -> None:
@@ -417,7 +417,7 @@ def test_out_lies_in_the_slot_itself() -> None:
 @pytest.mark.parametrize("settings", [{}, {"num_shards": 3, "shard_index": 2}, {"on_error": "replace"}])
 def test_slots_are_for_the_largest_batch_that_there_is(fn: Any, settings: dict[str, Any]) -> None:
     bench = Bench(fn, batch_size=10**6, **settings).prepare()
-    rows = bench.plan.rows(0)
+    rows = bench.plan.rows(0, 0)
     assert bench.form.batch_rows == rows == (6 if settings.get("num_shards") else 20)
     assert bench.form.slot_bytes <= 100 * 8 * rows + 4096
     assert len(bench.make(0)[0]) == rows

@@ -1,0 +1,62 @@
+"""`Cache`: where a loader keeps what its function gave, and how much of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from loaderpool.config import read_bytes_count
+from loaderpool.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["MEMORY", "Cache", "as_cache"]
+
+MEMORY = "memory"
+# Below this a store on disk is all overhead: pages, a log of the latest writes, an index.
+_LEAST_ON_DISK = 4 << 20
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Cache:
+    """Where a loader keeps what `fn` gave for each item, so that later epochs (or runs) need not call it again.
+
+    Args:
+        where: "memory": memory that all workers of the loader share, free when the loader is closed. Else a directory
+            (made where there is none) on a local disk, kept for later runs; one of the name "memory" is "./memory".
+        max_bytes: the most that it may take, a number or such as "8GiB"; what does not fit is made each time. None: in
+            memory, half of what is free when the loader is made; on disk, until a twentieth of the disk is left.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: a wrong argument, named.
+    """
+
+    where: str
+    max_bytes: int | None
+
+    def __init__(self, where: str | os.PathLike[str], max_bytes: int | str | None = None) -> None:
+        if not isinstance(where, (str, os.PathLike)) or isinstance(os.fspath(where), bytes):
+            raise ArgumentTypeError(f'cache must be "memory", a directory or a loaderpool.Cache, got {where!r}')
+        place = os.fspath(where)
+        if not place:
+            raise ArgumentError('cache must be "memory" or a directory, got an empty text')
+        # pathlib makes "memory" of "./memory", and who has a Path means a directory.
+        in_memory = isinstance(where, str) and place == MEMORY
+        bound = read_bytes_count("max_bytes", max_bytes)
+        if not in_memory and bound is not None and bound < _LEAST_ON_DISK:
+            raise ArgumentError(f"max_bytes of a cache on disk must be at least {_LEAST_ON_DISK:,}, got {bound:,}")
+        object.__setattr__(self, "where", MEMORY if in_memory else os.path.abspath(os.path.expanduser(place)))
+        object.__setattr__(self, "max_bytes", bound)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it ends with its loader."""
+        return self.where == MEMORY  # a directory's path is absolute
+
+
+def as_cache(value: Any) -> Cache | None:
+    """The checked `cache` argument of `Loader`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: neither None, "memory", a path nor a `Cache`.
+    """
+    return value if value is None or isinstance(value, Cache) else Cache(value)

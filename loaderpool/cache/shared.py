@@ -1,0 +1,181 @@
+"""What a loader's processes share of its cache: counters for all, and for one in memory the entries as well."""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+import secrets
+import weakref
+from typing import Protocol
+
+from loaderpool import capacity, machine
+from loaderpool.cache.memory_store import MOST_BYTES, MemoryStore, table_items
+from loaderpool.cache.setting import MEMORY, Cache
+from loaderpool.cache.words import COUNTER_BYTES, CacheCell, CacheCounts, Trouble, count
+from loaderpool.errors import CacheError
+from loaderpool.memory.arena import map_whole_file
+
+__all__ = ["CachePlan", "SharedCache", "Store", "plan_in_memory", "plan_on_disk"]
+
+_FREE_SHARE = 2  # in memory without a bound: this part of what is free
+
+
+class Store(Protocol):
+    """One process's way to the entries."""
+
+    def get(self, item: int) -> bytes | memoryview | None:
+        """The item's pickle; None where it has none. Raises where it is damaged, or cannot be read now."""
+
+    def put(self, item: int, pickled: bytes) -> Trouble:
+        """Keep the item's pickle, if there is room."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CachePlan:
+    """What every process of a loader must know of its cache; travels in the payload."""
+
+    where: str  # "memory", or a directory
+    max_bytes: int | None
+    items: int  # of the source
+    mark: bytes  # eight bytes that stand for the function and the source
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether entries are in the memory file."""
+        return self.where == MEMORY
+
+    @property
+    def table_items(self) -> int:
+        """Words of the table."""
+        return table_items(self.items, self.max_bytes or 0) if self.in_memory else 0
+
+    @property
+    def start(self) -> int:
+        """Where entries begin in the memory file."""
+        return -(-(COUNTER_BYTES + 8 * self.table_items) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def plan_in_memory(cache: Cache, items: int) -> CachePlan:
+    """For a loader that is made now. Runs in: the trainer."""
+    bound = cache.max_bytes or capacity.available_memory_bytes() // _FREE_SHARE
+    return CachePlan(cache.where, min(bound, MOST_BYTES - COUNTER_BYTES), items, secrets.token_bytes(8))
+
+
+def plan_on_disk(cache: Cache, items: int, mark: bytes) -> CachePlan:
+    """For a store that has been prepared."""
+    return CachePlan(cache.where, cache.max_bytes, items, mark)
+
+
+class SharedCache:
+    """A loader's cache as one process has it.
+
+    Ownership: of a descriptor of the memory file, and of this process's store; the file is gone with its last holder.
+
+    Args:
+        plan: what it is.
+        descriptor: of the memory file; a copy of it is kept.
+    """
+
+    def __init__(self, plan: CachePlan, descriptor: int) -> None:
+        self.plan = plan
+        self.descriptor = machine.above_standard(os.dup(descriptor))
+        self._finalizer = weakref.finalize(self, os.close, self.descriptor)
+        self._finalizer.atexit = False
+        status = os.fstat(self.descriptor)
+        self._identity = status.st_dev, status.st_ino
+        words = memoryview(map_whole_file(self.descriptor, plan.start)).cast("B")
+        self._counters = words[:COUNTER_BYTES].cast("Q")
+        self._table = words[COUNTER_BYTES : COUNTER_BYTES + 8 * plan.table_items].cast("Q")
+        self._store: Store | None = None
+        self._store_pid = 0
+        self._last = CacheCounts()
+        self._is_closed = False
+
+    @staticmethod
+    def create(plan: CachePlan) -> SharedCache:
+        """A new one. Runs in: the trainer.
+
+        Raises:
+            CacheError: no descriptor or no address space is left, or this machine has no such memory files.
+        """
+        if plan.in_memory and not machine.LINUX:
+            raise CacheError('cache="memory" needs Linux; give a directory')
+        descriptor = -1
+        try:
+            descriptor = machine.create_memory_file("cache")
+            os.ftruncate(descriptor, plan.start)
+            return SharedCache(plan, descriptor)
+        except OSError as error:
+            raise CacheError(f"cache: no memory could be shared with the workers: {error}") from error
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def cell(self, number: int) -> CacheCell:
+        """The counters of a worker."""
+        return CacheCell(self._counters, number)
+
+    def counts(self) -> CacheCounts:
+        """What all processes have counted."""
+        plan = self.plan
+        if self._is_closed:
+            return self._last
+        if plan.in_memory:
+            nbytes = os.fstat(self.descriptor).st_size - plan.start
+        else:
+            from loaderpool.cache.disk_store import stored_bytes
+
+            nbytes = stored_bytes(plan.where)
+        return count(self._counters, nbytes)
+
+    def store(self) -> Store:
+        """This process's own way to the entries, opened now if it was not.
+
+        Raises:
+            OSError, sqlite3.Error: it cannot be.
+        """
+        if self._store is None or self._store_pid != os.getpid():
+            # A connection from before a fork is left as it is: to close it would end locks that are its owner's.
+            plan = self.plan
+            if plan.in_memory:
+                end = COUNTER_BYTES + (plan.max_bytes or 0)
+                self._store = MemoryStore(self.descriptor, self._table, end, plan.mark)
+            else:
+                from loaderpool.cache.disk_store import DiskStore
+
+                self._store = DiskStore(plan.where, plan.max_bytes, plan.mark)
+            self._store_pid = os.getpid()
+        return self._store
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the descriptor is still ours: a function that closes all leaves the numbers to other files."""
+        try:
+            status = os.fstat(self.descriptor)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def close(self) -> None:
+        """Let go of everything; twice is fine."""
+        if self._is_closed:
+            return
+        self._last = self.counts()
+        self._is_closed = True
+        if self._store is not None and self._store_pid == os.getpid():
+            self._store.close()
+        self._store = None
+        self._counters = self._table = memoryview(b"")  # so that the mapping goes, whoever keeps this
+        self._finalizer()
+
+    def clear(self) -> None:
+        """Give the entries' memory back, whoever still holds the file. Runs in: the trainer, before `close`."""
+        if not self._is_closed and self.plan.in_memory:
+            size = os.fstat(self.descriptor).st_size
+            # The table first: who finds nothing there looks at no entry.
+            machine.return_pages(self.descriptor, COUNTER_BYTES, self.plan.start - COUNTER_BYTES)
+            machine.return_pages(self.descriptor, self.plan.start, size - self.plan.start)

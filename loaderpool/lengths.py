@@ -1,0 +1,146 @@
+"""The length of each of a source's items, by which it falls into a bucket: given, or found by the user's function.
+
+The function is called once for each item while the loader is made, by the workers that will serve the loader: nobody
+can say how many batches an epoch has, or which, before the last length is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.config import whole_number
+from loaderpool.errors import ArgumentError, ArgumentTypeError, SampleError
+from loaderpool.functions import check_signature
+from loaderpool.pool import Pool
+
+if TYPE_CHECKING:
+    from loaderpool.config import LoaderConfig
+
+__all__ = ["Lengths", "find_lengths", "is_length_function", "read_lengths"]
+
+# Items whose lengths come together. Smaller: more messages for a function that only looks a number up. Larger: a source
+# of some hundred slow items is shared less evenly; tickets of slow rows are cut smaller anyway.
+_AT_ONCE = 1024
+_MAX_LENGTH = 2**63 - 1
+
+Lengths = npt.NDArray[np.unsignedinteger[Any]]
+
+
+def is_length_function(bucket_by: Any) -> bool:
+    """Whether it is a function of an item, and not the lengths themselves.
+
+    Raises:
+        ArgumentTypeError: a function that does not take one item.
+    """
+    if not callable(bucket_by) or hasattr(bucket_by, "__array__"):
+        return False
+    check_signature("bucket_by", bucket_by, "item", may_take=())
+    return True
+
+
+def read_lengths(bucket_by: Any, size: int) -> Lengths:
+    """Lengths that the user gave, checked, in memory of their own and as few bytes as hold them.
+
+    Raises:
+        ArgumentTypeError: not a list or array of whole numbers.
+        ArgumentError: too many or too few of them, or one below 0.
+    """
+    try:
+        lengths: npt.NDArray[Any] = np.asarray(bucket_by)
+    except ValueError:  # a list of lists of different length, say
+        lengths = np.empty((), object)
+    if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and lengths.size):
+        kind = f"{lengths.ndim}-d {lengths.dtype}" if lengths.ndim else f"{bucket_by!r:.100}"
+        raise ArgumentTypeError(
+            "bucket_by must be a function that gives the length of an item, or the lengths of all items as a list or "
+            f"array of whole numbers, got {kind} of type {type(bucket_by).__name__}"
+        )
+    if len(lengths) != size:
+        raise ArgumentError(
+            f"bucket_by must have a length for each of the source's {size:,} items, got {len(lengths):,}"
+        )
+    if size and int(lengths.min()) < 0:
+        at = int(lengths.argmin())
+        raise ArgumentError(f"bucket_by[{at}] is {lengths[at]}: a length must be at least 0")
+    if size and int(lengths.max()) > _MAX_LENGTH:
+        raise ArgumentError(f"bucket_by[{int(lengths.argmax())}] is {lengths.max()}: a length must be below 2**63")
+    return _compact(lengths)
+
+
+def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) -> tuple[Lengths, Pool | None]:
+    """Call the user's function for each item of the source. Blocks: until the last length is known.
+
+    Ownership: the caller closes the pool.
+
+    Args:
+        config: the loader's settings.
+        arguments: of `Loader`, by name; `bucket_by` is the function.
+        size: items in the source.
+
+    Returns:
+        The lengths, and the pool that was started for them and shall be the loader's; None where it shares a pool, or
+        works in this process.
+
+    Raises:
+        SampleError: the function raised, or gave what is no length; names the item.
+    """
+    pool, made = arguments["pool"], None
+    if pool is None and config.workers != 0:
+        pool = made = Pool(config.workers, config.max_restarts)
+    try:
+        return _compact(_called(config, arguments, {"workers": 0} if pool is None else {"pool": pool}, size)), made
+    except BaseException:
+        if made is not None:
+            made.close()
+        raise
+
+
+def _called(
+    config: LoaderConfig, arguments: Mapping[str, Any], where: dict[str, Any], size: int
+) -> npt.NDArray[np.int64]:
+    from loaderpool.failures import sample_error
+    from loaderpool.loader import Loader  # which begins with this module
+
+    lengths = np.empty(size, np.int64)
+    loader = Loader(
+        arguments["source"],
+        _LengthOf(arguments["bucket_by"]),
+        batch_size=_AT_ONCE,
+        seed=config.seed,
+        timeout_s=config.timeout_s,
+        setup=arguments["setup"],
+        max_restarts_per_item=config.max_restarts_per_item,
+        **where,
+    )
+    loader._book.looks_ahead = False
+    try:
+        with loader:
+            filled = 0
+            for batch in loader:
+                lengths[filled : filled + len(batch)] = batch
+                filled += len(batch)
+        return lengths
+    except SampleError as error:
+        failure, cause = getattr(error, "failure", None), error.__cause__
+        if failure is None:
+            raise
+    raise sample_error(failure, cause, preface="bucket_by: ") from cause
+
+
+class _LengthOf:
+    """Calls the user's function, and refuses what is no length, where the item is known."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, item: Any) -> int:
+        return whole_number("the length that it gives", self._function(item), at_least=0, at_most=_MAX_LENGTH)
+
+
+def _compact(lengths: npt.NDArray[Any]) -> Lengths:
+    most = int(lengths.max()) if len(lengths) else 0
+    return lengths.astype(np.min_scalar_type(most))

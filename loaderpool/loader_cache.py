@@ -1,0 +1,75 @@
+"""A loader's cache as the trainer has it: made with the loader, and told of where it cannot keep what it should."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from loaderpool.cache.setting import Cache
+from loaderpool.cache.shared import SharedCache, plan_in_memory, plan_on_disk
+from loaderpool.cache.words import Trouble
+from loaderpool.errors import CacheError, CacheWarning
+from loaderpool.fork_warning import level_outside
+
+__all__ = ["CacheWatch", "make_cache"]
+
+_MORE_MEMORY = "give it a smaller max_bytes, or a directory in place of memory"
+_TEXTS = {
+    Trouble.NO_MEMORY: f"the machine has too little memory left for it: {_MORE_MEMORY}",
+    Trouble.NO_SPACE: "the disk is full: make room there, or give it a max_bytes",
+    Trouble.BROKEN: "it cannot be written to any more (deleted, damaged, or its descriptors were closed)",
+}
+
+
+def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCache:
+    """What the processes of a loader that is made now will share. Ownership: the caller closes it.
+
+    Args:
+        cache: the user's setting.
+        payload: has fn, setup and source.
+        items: of the source.
+
+    Raises:
+        CacheError: the directory is another function's or source's, or cannot be used.
+    """
+    if cache.in_memory:
+        return SharedCache.create(plan_in_memory(cache, items))
+    try:
+        from loaderpool.cache.disk_store import prepare
+    except ImportError as error:
+        raise CacheError(f"cache: this Python has no sqlite3 ({error}), which a cache on disk needs") from error
+    from loaderpool.cache.identity import describe, mark_of
+
+    fields = describe(payload["fn"], payload["setup"], payload["source"])
+    prepare(cache.where, fields)
+    return SharedCache.create(plan_on_disk(cache, items, mark_of(fields)))
+
+
+class CacheWatch:
+    """Says, once for each kind, what went wrong with a cache while workers used it."""
+
+    def __init__(self, shared: SharedCache) -> None:
+        self._shared = shared
+        self._said: set[Trouble | None] = set()
+
+    def __call__(self) -> None:
+        """Warn in the user's line where there is news. Runs in: the trainer, at the end of a pass."""
+        counts = self._shared.counts()
+        where = self._shared.plan.where
+        for trouble in sorted(counts.troubles & _TEXTS.keys() - self._said):
+            self._said.add(trouble)
+            warnings.warn(
+                f"cache={where!r} does not keep all: {_TEXTS[trouble]}. The training goes on, and fn is called in "
+                "every epoch for items that are not kept",
+                CacheWarning,
+                stacklevel=level_outside(),
+            )
+        if counts.damaged and None not in self._said:
+            self._said.add(None)
+            warnings.warn(
+                f"cache={where!r} is damaged: {counts.damaged} entries did not have what was written there, were not "
+                "used, and were made anew. Is the disk failing? Delete the directory if this goes on",
+                CacheWarning,
+                stacklevel=level_outside(),
+            )

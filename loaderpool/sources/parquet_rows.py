@@ -1,0 +1,226 @@
+"""Rows of Parquet files by index."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError
+from loaderpool.sources.extras import import_extra
+from loaderpool.sources.file_records import fingerprint_of
+from loaderpool.sources.kept_open import KeptOpen
+from loaderpool.sources.open_files import Stamp, check_stamp, missing
+from loaderpool.sources.parts import position_of
+from loaderpool.sources.paths import checked_paths, described_paths
+
+__all__ = ["ParquetRows"]
+
+
+class ParquetRows:
+    """Rows of Parquet files, of several one after the other, as dicts of column name to value.
+
+    A Parquet file is read by row group: the one that a row is in is unpacked whole, and each process keeps the last
+    few. So rows in their order, or nearly so, are fast; rows in random order are not, unless row groups are small or
+    few (docs/how-to/tables.md). The files must stay as they are.
+
+    Numbers, truth values and times are NumPy scalars of the column's type, a list of numbers is an array, text is str,
+    binary is bytes, and everything else is what pyarrow's `as_py()` gives; a missing value is None.
+
+    Needs the extra `parquet` (pyarrow).
+
+    Args:
+        paths: one path or a list of them, read in this order; relative ones are looked up now, not in the workers.
+        columns: names of the columns to read; None: all of the first file, which the others must have, too.
+        row_groups_kept: unpacked row groups that a process keeps of this source, at least 1.
+
+    Raises:
+        ArgumentError: a column is not there, there is no row or no path, or a wrong value.
+        ArgumentTypeError: an argument is of a wrong type.
+        SourceError: a file is damaged, cut or no Parquet file. When a row is read: its row group is damaged, or the
+            file has changed.
+        ImportError: the extra is not installed.
+        OSError: a file is not there.
+    """
+
+    __slots__ = ("__weakref__", "_columns", "_ends", "_groups", "_kept", "_paths", "_row_groups_kept", "_stamps")
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        columns: Sequence[str] | None = None,
+        row_groups_kept: int = 2,
+    ) -> None:
+        names = None if columns is None else _checked_columns(columns)
+        if isinstance(row_groups_kept, bool) or not isinstance(row_groups_kept, int):
+            raise ArgumentTypeError(f"row_groups_kept must be a whole number, got {row_groups_kept!r}")
+        if row_groups_kept < 1:
+            raise ArgumentError(f"row_groups_kept must be at least 1, got {row_groups_kept}")
+        absolute = checked_paths(paths, "Parquet")
+        _import_parquet()
+        rows: list[int] = []
+        groups: list[tuple[int, int]] = []
+        stamps = []
+        for number, path in enumerate(absolute):
+            stamp = Stamp.of(path)  # here a file that is not there is named
+            in_file, counts = _look_into(path)
+            check_stamp(path, stamp, path)
+            names = in_file if names is None else names
+            lacking = [name for name in names if name not in in_file]
+            if lacking:
+                raise ArgumentError(
+                    f"columns: there is no {', '.join(map(repr, lacking))} in {path}; it has "
+                    f"{', '.join(map(repr, in_file))}"
+                )
+            stamps.append(stamp)
+            rows += counts
+            groups += [(number, group) for group in range(len(counts))]
+        ends = tuple(itertools.accumulate(rows))
+        if not ends or not ends[-1]:
+            raise ArgumentError(f"paths: there is no row in {described_paths(absolute)}")
+        assert names is not None
+        self._set(absolute, names, row_groups_kept, ends, tuple(groups), tuple(stamps))
+
+    def _set(
+        self,
+        paths: tuple[str, ...],
+        columns: tuple[str, ...],
+        row_groups_kept: int,
+        ends: tuple[int, ...],
+        groups: tuple[tuple[int, int], ...],
+        stamps: tuple[Stamp, ...],
+    ) -> None:
+        self._paths, self._columns, self._row_groups_kept = paths, columns, row_groups_kept
+        self._ends, self._groups, self._stamps = ends, groups, stamps
+        self._kept: KeptOpen[_RowGroup] = KeptOpen(row_groups_kept)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        position = position_of(index, len(self))
+        number = bisect.bisect_right(self._ends, position)
+        row = position - (self._ends[number - 1] if number else 0)
+        group = self._kept.get(0, number, self._unpacked)
+        path, stamp = group.file
+        try:
+            check_stamp(path, stamp, path)
+        except OSError as error:
+            raise SourceError(missing(path, error)) from error
+        if group.damage:
+            raise SourceError(f"row {row} of {group.damage}")
+        return {name: get(row) for name, get in group.columns}
+
+    def _unpacked(self, number: int) -> _RowGroup:
+        file, group = self._groups[number]
+        return _RowGroup(self._paths[file], self._stamps[file], group, self._columns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = self._paths, self._columns, self._row_groups_kept, self._ends, self._groups, self._stamps
+        return _restored, state
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rows of {described_paths(self._paths)} in {len(self._groups)} row groups>"
+
+    @property
+    def _loaderpool_fingerprint(self) -> str:
+        return fingerprint_of(self._columns, self._ends, [stamp.size for stamp in self._stamps])
+
+
+def _restored(*state: Any) -> ParquetRows:
+    _import_parquet()  # once in the supervisor, so that workers inherit it
+    rows = ParquetRows.__new__(ParquetRows)
+    rows._set(*state)
+    return rows
+
+
+def _import_parquet() -> Any:
+    return import_extra("pyarrow.parquet", what="ParquetRows", extra="parquet")
+
+
+class _RowGroup:
+    """A row group, unpacked.
+
+    Attributes:
+        file: path and stamp of its file.
+        columns: names, and what gives the value in a row.
+        damage: why there are none, "" where all is well. Kept too, else it would be unpacked again for each row.
+    """
+
+    def __init__(self, path: str, stamp: Stamp, group: int, columns: tuple[str, ...]) -> None:
+        self.file = path, stamp
+        self.columns: list[tuple[str, Callable[[int], Any]]] = []
+        self.damage = ""
+        try:
+            check_stamp(path, stamp, path)
+            with _import_parquet().ParquetFile(path, page_checksum_verification=True) as file:
+                # The pool's processes are as many as there are CPUs, so each has one thread.
+                table = file.read_row_group(group, columns=list(columns), use_threads=False)
+        except SourceError:
+            raise
+        except FileNotFoundError as error:
+            raise SourceError(missing(path, error)) from error
+        except Exception as error:
+            self.damage = f"row group {group} of {path} cannot be read: {type(error).__name__}: {error}"
+            return
+        self.columns = [(name, _getter(table.column(name))) for name in columns]
+
+
+def _getter(column: Any) -> Callable[[int], Any]:
+    """What gives a column's value in a row."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # what is left chunked is too large for one array
+        return lambda row: array[row].as_py()
+    kind = array.type
+    if types.is_integer(kind) or types.is_boolean(kind):
+        missing_at = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+        filled = array.fill_null(False if types.is_boolean(kind) else 0) if array.null_count else array
+        return _of_array(filled.to_numpy(zero_copy_only=False), missing_at)
+    if types.is_floating(kind) or types.is_timestamp(kind) or types.is_duration(kind):
+        missing_at = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+        return _of_array(array.to_numpy(zero_copy_only=False), missing_at)
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if is_list and types.is_primitive(kind.value_type) and not array.flatten().null_count:
+        # A copy, so that an item neither keeps the row group in memory nor is read-only.
+        return lambda row: None if (values := array[row].values) is None else np.array(values)
+    return lambda row: array[row].as_py()
+
+
+def _of_array(values: Any, missing_at: Any) -> Callable[[int], Any]:
+    if missing_at is None:
+        get: Callable[[int], Any] = values.__getitem__
+        return get
+    return lambda row: None if missing_at[row] else values[row]
+
+
+def _look_into(path: str) -> tuple[tuple[str, ...], list[int]]:
+    """Names of a file's columns, and how many rows each row group has."""
+    import pyarrow as pa
+
+    try:
+        with _import_parquet().ParquetFile(path) as file:
+            facts = file.metadata
+            return tuple(file.schema_arrow.names), [facts.row_group(at).num_rows for at in range(facts.num_row_groups)]
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"{path} cannot be opened as Parquet ({error}): it is cut, damaged, or no Parquet file. Nothing of a file "
+            "that was cut can be read, for its directory is at its end"
+        ) from error
+
+
+def _checked_columns(columns: Any) -> tuple[str, ...]:
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not all(isinstance(n, str) for n in columns):
+        raise ArgumentTypeError(f"columns must be a list of names, got {columns!r}")
+    if not columns:
+        raise ArgumentError("columns is empty: give at least one name, or None for all")
+    twice = sorted({repr(name) for name in columns if list(columns).count(name) > 1})
+    if twice:
+        raise ArgumentError(f"columns has {', '.join(twice)} twice")
+    return tuple(columns)

@@ -1,0 +1,306 @@
+"""The lengths by which batches are made: given, or found by a function; and what is wrong with either fails by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.replay import Replay
+from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.child import run_child
+from tests.support.sounds import frames_of, load_sound, write_sounds
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+FILES = 150
+HOW: dict[str, Any] = {
+    "bucket_by": frames_of, "boundaries": [200, 400, 700], "batch_sizes": [8, 4, 3, 2],
+    "pad": True, "shuffle": True, "seed": 5,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_sounds(tmp_path_factory.mktemp("sounds"), FILES, 50, 1000)
+
+
+@pytest.fixture(scope="module")
+def two_epochs(paths: list[str]) -> list[Any]:
+    with lp.Loader(paths, load_sound, workers=0, **HOW) as loader:
+        return read(loader, passes=2)
+
+
+# ---- lengths ----
+
+
+def test_lengths_may_be_given_as_they_are(paths: list[str], two_epochs: list[Any], on: Place) -> None:
+    lengths = [frames_of(path) for path in paths]
+
+    class Series:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.array(lengths, np.uint16)
+
+    for given in (lengths, tuple(lengths), np.array(lengths, np.int32), Series()):
+        with lp.Loader(paths, load_sound, **on(2), **{**HOW, "bucket_by": given}) as loader:
+            assert_same(read(loader), two_epochs[: len(two_epochs) // 2])
+
+
+def test_the_function_is_called_once_for_each_item_while_the_loader_is_made(paths: list[str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def noted(path: str) -> int:
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()} {path}\n")
+        return frames_of(path)
+
+    with lp.Loader(paths, load_sound, workers=2, **{**HOW, "bucket_by": noted}) as loader:
+        lines = [line.split() for line in log.read_text().splitlines()]
+        assert sorted(path for _, path in lines) == sorted(paths)
+        assert str(os.getpid()) not in {pid for pid, _ in lines}, "by workers"
+        assert len(loader) == len(read(loader))
+        with loader.replace(workers=0, boundaries=[500], batch_sizes=[4, 2]) as other:
+            assert len(other) == len(read(other))
+        Replay(loader, 3).run()
+        assert len(log.read_text().splitlines()) == len(paths), "and never again"
+        with loader.replace(source=paths[:9]) as shorter:
+            assert sum(len(batch["frames"]) for batch in shorter) == 9
+
+
+def test_lengths_are_found_with_the_setup_and_on_the_pool_that_is_there(paths: list[str]) -> None:
+    opened: dict[str, int] = {}
+
+    def setup() -> None:
+        opened.update((path, frames_of(path)) for path in paths)
+
+    with lp.Pool(2) as pool:
+        how = {**HOW, "bucket_by": lambda path: opened[path]}
+        with lp.Loader(paths, load_sound, setup=setup, pool=pool, **how) as loader:
+            assert len(loader) == len(read(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_function_raises_names_the_item(workers: int, on: Place) -> None:
+    def refuses(item: int) -> int:
+        if item == 7:
+            raise LookupError("no such sound")
+        return item
+
+    for place in (on(workers), {"workers": workers}):
+        with pytest.raises(LookupError, match=r"(?s)bucket_by: LookupError: no such sound.*source index 7") as caught:
+            lp.Loader(range(20), None, bucket_by=refuses, boundaries=[5], **place)
+        assert isinstance(caught.value, lp.SampleError) and caught.value.index == 7
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        (-1, lp.ArgumentError, "at least 0, got -1"),
+        (2**63, lp.ArgumentError, "at most 9223372036854775807"),
+        (1.5, lp.ArgumentTypeError, "whole number, got 1.5"),
+        (None, lp.ArgumentTypeError, "whole number, got None"),
+        (True, lp.ArgumentTypeError, "whole number, got True"),
+        ("3", lp.ArgumentTypeError, "whole number, got '3'"),
+    ],
+)
+def test_what_is_no_length_is_refused_by_name(wrong: Any, error: Any, says: str, workers: int, on: Place) -> None:
+    with pytest.raises(error, match=f"(?s)bucket_by: .*{says}.*source index 4"):
+        lp.Loader(range(9), None, bucket_by=lambda i: wrong if i == 4 else i, boundaries=[5], **on(workers))
+
+
+def test_numpy_numbers_are_lengths(on: Place) -> None:
+    with lp.Loader(range(9), None, bucket_by=lambda i: np.uint8(i), boundaries=[5], batch_size=4, **on(1)) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [5, 6, 7, 8], [4]]
+
+
+def test_a_worker_that_dies_over_a_length_is_replaced(paths: list[str], tmp_path: Path, two_epochs: list[Any]) -> None:
+    once = tmp_path / "once"
+
+    def dies(path: str) -> int:
+        if path == paths[40]:
+            try:
+                os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        return frames_of(path)
+
+    with lp.Loader(paths, load_sound, workers=2, **{**HOW, "bucket_by": dies}) as loader:
+        assert_same(read(loader), two_epochs[: len(two_epochs) // 2])
+        assert loader.statistics().restarts == 1
+
+
+def test_a_pool_that_was_started_for_lengths_ends_with_what_failed() -> None:
+    """A child whose loaders fail has no process left when it has ended."""
+    result = run_child(
+        """
+        import loaderpool as lp, os
+        for how in ({"boundaries": [5], "drop_remainder": True}, {"boundaries": [5], "batch_sizes": [1, 1]}):
+            try:
+                lp.Loader(range(9), None, bucket_by=lambda i: 1 // abs(i - 3), workers=2, **how)
+            except ZeroDivisionError as error:
+                print("told", error.index)
+        try:
+            how = {"boundaries": [5], "batch_size": 8, "drop_remainder": True}
+            lp.Loader(range(9), None, bucket_by=lambda i: i, workers=2, **how)
+        except lp.ArgumentError as error:
+            print(error)
+        print(open(f"/proc/self/task/{os.getpid()}/children").read())
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[:2] == ["told 3", "told 3"]
+    assert "drop_remainder=True leaves no batch at all" in result.stdout
+    assert result.stdout.split("\n")[3:] == ["", ""]
+
+
+MODULE = """
+import os
+import numpy as np
+import loaderpool as lp
+
+
+def length(item):
+    with open("calls", "a") as log:
+        log.write(f"{os.getpid()} {item}\\n")
+    return item % 7
+
+
+def fn(item, rng):
+    try:
+        told = len(loader)
+    except lp.ForeignProcessError:
+        told = -1
+    return np.full(item % 7, item), told, rng.random()
+
+
+loader = lp.Loader(range(30), fn, bucket_by=length, boundaries=[3, 5], batch_size=4, pad=True, shuffle=True, workers=2)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "jobs.py").write_text(MODULE)
+    return tmp_path
+
+
+def test_a_loader_of_the_function_s_module_asks_for_lengths_in_the_trainer_only(folder: Path) -> None:
+    """The supervisor imports the module, and with it makes a loader that starts nothing and knows no length."""
+    result = run_child(
+        """
+        import os, sys
+        sys.path.insert(0, os.getcwd())
+        import jobs
+        batches = list(jobs.loader)
+        calls = [line.split() for line in open("calls")]
+        print(len(batches) == len(jobs.loader), {int(told) for _, some, _ in batches for told in some})
+        print(sorted(int(item) for _, item in calls) == list(range(30)), str(os.getpid()) in {pid for pid, _ in calls})
+        """,
+        cwd=folder,
+    )
+    assert result.check().stdout.splitlines() == ["True {-1}", "True False"]
+
+
+def test_the_command_line_replays_and_tunes_it(folder: Path) -> None:
+    """A replay starts no process, not for lengths either; `tune` asks for each length once."""
+
+    def run(*arguments: str) -> str:
+        code = f"import sys\nfrom loaderpool.cli import main\nsys.exit(main({list(arguments)!r}))\n"
+        return run_child(code, cwd=folder).check().stdout
+
+    text = run("replay", "jobs:loader", "--index", "13", "--epoch", "1")
+    assert "source index 13" in text and "int64[6]" in text
+    assert len({line.split()[0] for line in (folder / "calls").read_text().splitlines()}) == 1
+    (folder / "calls").unlink()
+    assert "worker" in run("tune", "jobs:loader", "--seconds", "0.2", "--workers", "0,1")
+    assert len((folder / "calls").read_text().splitlines()) == 30
+
+
+# ---- wrong arguments ----
+
+LENGTHS = [1] * 9
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "says"),
+    [
+        ({"boundaries": [3]}, lp.ArgumentError, "^boundaries needs bucket_by"),
+        ({"batch_sizes": [3]}, lp.ArgumentError, "^batch_sizes needs bucket_by"),
+        ({"bucket_by": LENGTHS}, lp.ArgumentError, "^bucket_by needs boundaries"),
+        ({"bucket_by": LENGTHS, "boundaries": []}, lp.ArgumentError, "^boundaries must be 1 to 65535 numbers, got 0"),
+        ({"bucket_by": LENGTHS, "boundaries": [3, 3]}, lp.ArgumentError, r"^boundaries must rise.*boundaries\[1\]=3"),
+        ({"bucket_by": LENGTHS, "boundaries": [5, 3]}, lp.ArgumentError, r"boundaries\[1\]=3 is not above"),
+        ({"bucket_by": LENGTHS, "boundaries": [0]}, lp.ArgumentError, r"^boundaries\[0\] must be at least 1, got 0"),
+        ({"bucket_by": LENGTHS, "boundaries": [2.5]}, lp.ArgumentTypeError, r"^boundaries\[0\] must be a whole number"),
+        ({"bucket_by": LENGTHS, "boundaries": 3}, lp.ArgumentTypeError, "^boundaries must be a list"),
+        ({"bucket_by": LENGTHS, "boundaries": "35"}, lp.ArgumentTypeError, "^boundaries must be a list"),
+        ({"bucket_by": LENGTHS, "boundaries": {3, 5}}, lp.ArgumentTypeError, "^boundaries must be a list"),
+        ({"bucket_by": LENGTHS, "boundaries": [3], "batch_sizes": [2]}, lp.ArgumentError, "^batch_sizes must have one"),
+        ({"bucket_by": LENGTHS, "boundaries": [3], "batch_sizes": [2, 0]}, lp.ArgumentError, r"^batch_sizes\[1\] must"),
+        ({"bucket_by": LENGTHS, "boundaries": [3], "batch_sizes": 4}, lp.ArgumentTypeError, "^batch_sizes must be a"),
+        ({"bucket_by": LENGTHS, "boundaries": [3], "batch_size": None}, lp.ArgumentError, "bucket_by needs a batch"),
+        ({"bucket_by": LENGTHS[1:], "boundaries": [3]}, lp.ArgumentError, "^bucket_by must have a length.* got 8$"),
+        ({"bucket_by": [*LENGTHS[1:], -2], "boundaries": [3]}, lp.ArgumentError, r"^bucket_by\[8\] is -2"),
+        ({"bucket_by": [1.0] * 9, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*float64"),
+        ({"bucket_by": [True] * 9, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*bool"),
+        ({"bucket_by": [[1]] * 9, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*2-d"),
+        ({"bucket_by": [[1], []], "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function"),
+        ({"bucket_by": "length", "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*'length'"),
+        ({"bucket_by": 3, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*int"),
+        ({"bucket_by": np.array([2**63] * 9, np.uint64), "boundaries": [3]}, lp.ArgumentError, r"^bucket_by\[0\] is"),
+        ({"bucket_by": lambda: 3, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be callable"),
+        ({"bucket_by": lambda i, rng: 3, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be callable"),
+        (
+            {"bucket_by": LENGTHS, "boundaries": [3], "batch_size": 16, "drop_remainder": True},
+            lp.ArgumentError,
+            "^drop_remainder=True leaves no batch at all",
+        ),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_wrong_argument_fails_by_name(how: dict[str, Any], error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        lp.Loader(range(9), None, workers=0, **how)
+
+
+def test_other_errors_come_before_the_pass_over_the_source() -> None:
+    def never(item: int) -> int:
+        raise AssertionError("called")
+
+    with pytest.raises(lp.ArgumentError, match=r"^seed"):
+        lp.Loader(range(9), None, workers=0, bucket_by=never, boundaries=[3], seed=-1)
+
+
+def test_batch_sizes_stand_for_batch_size(on: Place) -> None:
+    with lp.Loader(
+        range(9), None, batch_size=None, bucket_by=range(9), boundaries=[5], batch_sizes=[2, 3], **on(1)
+    ) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [5, 6, 7], [4], [8]]
+
+
+def test_a_sequence_of_batches_has_no_buckets() -> None:
+    how: dict[str, Any]
+    for how in ({"bucket_by": [1, 2]}, {"boundaries": [3]}, {"batch_sizes": [3, 4]}):
+        with pytest.raises(lp.ArgumentError, match=f"from_sequence takes no {next(iter(how))}"):
+            lp.Loader.from_sequence([np.zeros(3), np.ones(3)], **how)
+
+
+def test_a_source_without_an_index_has_no_buckets() -> None:
+    how: dict[str, Any] = {"bucket_by": len, "boundaries": [3], "workers": 0}
+    with pytest.raises(lp.ArgumentError, match="bucket_by needs a source with __len__ and __getitem__"):
+        lp.Loader(iter(["a", "bb"]), None, **how)
+    with pytest.raises(lp.ArgumentError, match="bucket_by needs a source with __len__ and __getitem__"):
+        lp.Loader.from_generator(lambda: iter(["a", "bb"]), **how)

@@ -1,0 +1,403 @@
+"""Batches by length, of real sound files: the same bits whoever makes them, whoever dies, and wherever they go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.replay import Replay
+from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.processes import parents
+from tests.support.sounds import frames_of, load_sound, write_sounds
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+FILES = 150
+HOW: dict[str, Any] = {
+    "bucket_by": frames_of, "boundaries": [200, 400, 700], "batch_sizes": [8, 4, 3, 2],
+    "pad": True, "shuffle": True, "seed": 5,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_sounds(tmp_path_factory.mktemp("sounds"), FILES, 50, 1000)
+
+
+@pytest.fixture(scope="module")
+def two_epochs(paths: list[str]) -> list[Any]:
+    with lp.Loader(paths, load_sound, workers=0, **HOW) as loader:
+        return read(loader, passes=2)
+
+
+def bucket_of(length: int) -> int:
+    return sum(length >= boundary for boundary in HOW["boundaries"])
+
+
+def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(paths: list[str], two_epochs: list[Any]) -> None:
+    sizes = HOW["batch_sizes"]
+    per_epoch = len(two_epochs) // 2
+    for epoch in (two_epochs[:per_epoch], two_epochs[per_epoch:]):
+        assert sorted(n for batch in epoch for n in batch["frames"].tolist()) == sorted(map(frames_of, paths))
+        rests = []
+        for batch in epoch:
+            (bucket,) = {bucket_of(length) for length in batch["frames"].tolist()}
+            assert batch["sound"].shape == (len(batch["frames"]), batch["frames"].max())
+            if len(batch["frames"]) < sizes[bucket]:
+                rests.append(bucket)
+            else:
+                assert len(batch["frames"]) == sizes[bucket] and not rests, "rests come last"
+        assert rests == sorted(set(rests)), "in the order of the buckets"
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_make_the_same_bits(workers: int, paths: list[str], two_epochs: list[Any], on: Place) -> None:
+    with lp.Loader(paths, load_sound, **on(workers), **HOW) as loader:
+        assert 2 * len(loader) == len(two_epochs)
+        assert_same(read(loader, passes=2), two_epochs)
+        assert loader.element_spec["sound"].shape == (None, None)
+
+
+def test_a_chunk_of_tiny_batches_is_the_same_batches(on: Place) -> None:
+    """Batches of one ticket have other rows each."""
+    lengths = np.random.default_rng(1).integers(0, 9, 4000)
+
+    def make(**how: Any) -> lp.Loader:
+        return lp.Loader(
+            range(len(lengths)), lambda i: np.full(int(lengths[i]), i), bucket_by=lengths, boundaries=[3, 6],
+            batch_sizes=[3, 2, 1], pad=-1, shuffle=True, **how,
+        )  # fmt: skip
+
+    with make(workers=0) as loader:
+        expected = read(loader)
+    for workers in (1, 3):
+        with make(**on(workers)) as loader:
+            assert_same(read(loader), expected)
+            assert loader.form.max_chunk > 1
+
+
+def test_a_worker_that_is_killed_and_a_resize_change_nothing(paths: list[str], two_epochs: list[Any]) -> None:
+    def slow(path: str, rng: np.random.Generator) -> Any:
+        time.sleep(0.002)
+        return load_sound(path, rng)
+
+    with lp.Loader(paths, slow, workers=2, **HOW) as loader:
+        got, batches = [], iter(loader)
+        for number, batch in enumerate(batches):
+            got.append({name: part.copy() for name, part in batch.items()})
+            if number == 3:
+                os.kill(loader.statistics().workers[0].pid, signal.SIGKILL)
+            if number == 10:
+                loader.resize(3)
+            if number == 20:
+                os.kill(parents()[loader.statistics().workers[0].pid], signal.SIGKILL)
+            if number == 25:
+                loader.resize(1)
+        assert_same(got, two_epochs[: len(two_epochs) // 2])
+        found = loader.statistics()
+        assert found.restarts and found.supervisor_restarts == 1
+        assert found.padding_share == padding_share(got)
+
+
+# ---- going on ----
+
+
+def over_json(state: dict[str, Any]) -> Any:
+    text = json.dumps(state)
+    assert len(text) < 1000
+    return json.loads(text)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (3, 1), (2, 0)])
+def test_the_rest_is_the_same_to_the_bit(
+    before: int, after: int, paths: list[str], two_epochs: list[Any], on: Place
+) -> None:
+    length = len(two_epochs) // 2
+    for taken in (0, 1, length // 2, length - 2, length - 1, length, length + 5):
+        with lp.Loader(paths, load_sound, **on(before), **HOW) as stopped:
+            batches = iter(stopped)
+            for number in range(taken):
+                if number == length:
+                    batches = iter(stopped)
+                next(batches)
+            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+            del batches
+        with lp.Loader(paths, load_sound, **on(after), memory_limit="8MiB", **HOW) as again:
+            again.load_state_dict(state)
+            assert_same(read(again), two_epochs[taken : length if taken < length else 2 * length])
+            if taken < length:
+                assert_same(read(again), two_epochs[length:])
+
+
+def test_a_supervisor_that_dies_in_the_rest_changes_no_bit(paths: list[str], two_epochs: list[Any]) -> None:
+    def slow(path: str, rng: np.random.Generator) -> Any:
+        time.sleep(0.004)
+        return load_sound(path, rng)
+
+    length = len(two_epochs) // 2
+    with lp.Loader(paths, slow, workers=2, **HOW) as loader:
+        batches = iter(loader)
+        for _ in range(7):
+            next(batches)
+        state = batches.state_dict()  # type: ignore[attr-defined]
+        del batches
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        got = [{name: part.copy() for name, part in next(batches).items()} for _ in range(2)]
+        os.kill(parents()[loader.statistics().workers[0].pid], signal.SIGKILL)
+        got += read(batches)
+        assert loader.statistics().supervisor_restarts == 1
+        assert_same(got, two_epochs[7:length])
+
+
+def test_going_on_again_and_again_takes_no_memory(on: Place) -> None:
+    """Workers read where an epoch begins in the arena; that room comes back."""
+    with lp.Loader(range(40), None, bucket_by=range(40), boundaries=[9, 30], batch_size=4, **on(1)) as loader:
+        batches = iter(loader)
+        for _ in range(8):
+            next(batches)
+        state = batches.state_dict()  # type: ignore[attr-defined]
+        del batches
+        taken = []
+        for _ in range(12):
+            loader.load_state_dict(state)
+            assert len(list(loader)) == len(loader) - 8
+            taken.append(loader._engine.session.arena.extents.taken_bytes)  # type: ignore[union-attr]
+        assert taken[-1] == taken[5] > 0
+
+
+def test_without_an_order_nothing_is_repeated_or_dropped(paths: list[str], two_epochs: list[Any], on: Place) -> None:
+    def plain(batch: Any) -> tuple[bytes, bytes]:
+        return batch["frames"].tobytes(), batch["sound"].tobytes()
+
+    expected = sorted(map(plain, two_epochs[: len(two_epochs) // 2]))
+    for taken in (1, len(expected) // 2, len(expected) - 1):
+        with lp.Loader(paths, load_sound, deterministic=False, **on(3), **HOW) as stopped:
+            batches = iter(stopped)
+            got = [plain(next(batches)) for _ in range(taken)]
+            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+            del batches
+        for after in (2, 0):
+            with lp.Loader(paths, load_sound, deterministic=False, **on(after), **HOW) as again:
+                again.load_state_dict(state)
+                assert sorted(got + [plain(batch) for batch in again]) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 3), (2, 5)])
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool, paths: list[str], on: Place) -> None:
+    """All shards have the same bucket at each step, also after their number has changed in mid-epoch."""
+    how = {**HOW, "bucket_by": [frames_of(path) for path in paths], "drop_remainder": drop_remainder}
+
+    def shard(index: int, shards: int) -> lp.Loader:
+        where = on(index % 3)
+        return lp.Loader(range(FILES), lambda i: i, num_shards=shards, shard_index=index, **where, **how)
+
+    seen: list[int] = []
+    states, steps = [], []
+    for index in range(before):
+        with shard(index, before) as loader:
+            batches = iter(loader)
+            mine = [next(batches).tolist() for _ in range(3)]
+            states.append(over_json(batches.state_dict()))  # type: ignore[attr-defined]
+            del batches
+        seen += chain.from_iterable(mine)
+        steps.append([bucket_of(how["bucket_by"][batch[0]]) for batch in mine])
+    assert len({json.dumps(state) for state in states}) == 1, "each shard can go on from any shard's state"
+    rests, repeated, left_out = [], 0, 0
+    for index in range(after):
+        with shard(index, after) as loader:
+            loader.load_state_dict(states[0])
+            plan = loader._book.next_log().plan
+            repeated, left_out = plan.repeated_rows, plan.rows_left_out
+            rest = [batch.tolist() for batch in loader]
+            assert len(read(loader)) == len(loader)
+        seen += chain.from_iterable(rest)
+        rests.append([bucket_of(how["bucket_by"][batch[0]]) for batch in rest])
+    assert len({tuple(step) for step in steps}) == len({tuple(rest) for rest in rests}) == 1
+    assert len(set(seen)) == FILES - left_out and len(seen) - len(set(seen)) == repeated
+    assert bool(left_out) <= drop_remainder
+
+
+def test_a_state_of_other_buckets_is_refused_with_what_differs(paths: list[str], on: Place) -> None:
+    how = {**HOW, "bucket_by": [frames_of(path) for path in paths]}
+    with lp.Loader(paths, load_sound, **on(1), **how) as loader:
+        state = over_json(loader.state_dict())
+        other_lengths = [*how["bucket_by"][:-1], 10**6]
+        changes: list[dict[str, Any]] = [
+            {"boundaries": [200, 400, 701]},
+            {"batch_sizes": [8, 4, 2, 2]},
+            {"bucket_by": other_lengths},
+            {"bucket_by": None, "boundaries": None, "batch_sizes": None, "batch_size": 8},
+        ]
+        for change in changes:
+            with loader.replace(**change) as other:
+                with pytest.raises(lp.StateError, match="buckets"):
+                    other.load_state_dict(state)
+                with pytest.raises(lp.StateError, match="buckets"):
+                    loader.load_state_dict(other.state_dict())
+        for damaged in (5, [1], [-1, 0, 0, 0], [10**6, 0, 0, 0], "x", [0.5, 0, 0, 0], [True, 0, 0, 0]):
+            with pytest.raises(lp.StateError, match="damaged"):
+                loader.load_state_dict({**state, "position": damaged})
+
+
+# ---- padding ----
+
+
+def padding_share(batches: list[Any]) -> float:
+    padded = sum(batch["sound"].size for batch in batches)
+    return float((padded - sum(batch["frames"].sum() for batch in batches)) / padded)
+
+
+def test_the_share_of_padding_is_told(paths: list[str], two_epochs: list[Any], on: Place) -> None:
+    for workers in (0, 2):
+        with lp.Loader(paths, load_sound, **on(workers), **HOW) as loader:
+            assert loader.statistics().padding_share == 0.0
+            for _ in loader:
+                pass
+            by_length = loader.statistics().padding_share
+            assert by_length == padding_share(two_epochs[: len(two_epochs) // 2])
+        with lp.Loader(paths, load_sound, batch_size=4, pad=True, shuffle=True, **on(workers)) as loader:
+            batches = read(loader)
+            assert loader.statistics().padding_share == padding_share(batches) > by_length > 0
+
+
+def test_what_is_not_padded_counts_for_nothing(paths: list[str], on: Place) -> None:
+    how: dict[str, Any]
+    for how in ({"ragged": True}, {"ragged": True, **{k: HOW[k] for k in ("bucket_by", "boundaries", "batch_sizes")}}):
+        with lp.Loader(paths, load_sound, batch_size=4, **how, **on(2)) as loader:
+            rows = [row for batch in loader for row in map(len, batch["sound"])]
+            assert sorted(rows) == sorted(map(frames_of, paths))
+            assert loader.statistics().padding_share == 0.0
+    with lp.Loader(range(20), lambda i: (np.zeros(i % 3), "text" * i, i), batch_size=4, pad=True, **on(1)) as loader:
+        shapes = [batch[0].shape for batch in loader]
+        expected = 1 - sum(i % 3 for i in range(20)) / sum(rows * columns for rows, columns in shapes)
+        assert loader.statistics().padding_share == pytest.approx(expected)
+
+
+# ---- with other settings ----
+
+
+def test_a_batch_is_what_batch_fn_makes_of_a_bucket(paths: list[str], on: Place) -> None:
+    def together(some: list[str], rng: np.random.Generator) -> Any:
+        longest = max(map(frames_of, some))
+        return np.array([longest] * len(some)), rng.random(len(some))
+
+    how = {**HOW, "pad": False}
+    with lp.Loader(paths, batch_fn=together, workers=0, **how) as loader:
+        expected = read(loader)
+        replay = Replay(loader, 17)
+        assert_same(replay.run(), expected[replay.call.batch])
+    with lp.Loader(paths, batch_fn=together, **on(2), **how) as loader:
+        assert_same(read(loader), expected)
+    assert sum(len(lengths) for lengths, _ in expected) == FILES
+
+
+def test_a_sample_is_replayed(paths: list[str], two_epochs: list[Any], on: Place) -> None:
+    with lp.Loader(paths, load_sound, **on(2), **HOW) as loader:
+        for index, epoch in ((0, 0), (75, 1), (149, 1)):
+            replay = Replay(loader, index, epoch)
+            sample = replay.run()
+            batch = two_epochs[epoch * len(loader) + replay.call.batch]
+            assert batch["frames"][replay.call.row] == sample["frames"]
+            padded = batch["sound"][replay.call.row]
+            assert (
+                padded[: sample["frames"]].tobytes() == sample["sound"].tobytes()
+                and not padded[sample["frames"] :].any()
+            )
+
+
+def test_what_another_shard_has_is_said(paths: list[str], on: Place) -> None:
+    how = {**HOW, "bucket_by": [frames_of(path) for path in paths], "drop_remainder": True, "num_shards": 2}
+    with lp.Loader(paths, load_sound, **on(1), **how) as loader:
+        mine = set(chain.from_iterable(batch["frames"].tolist() for batch in loader))
+        told = []
+        for index in range(FILES):
+            try:
+                Replay(loader, index)
+            except lp.ArgumentError as error:
+                told.append(str(error))
+            else:
+                assert how["bucket_by"][index] in mine
+        others = [text for text in told if "shard_index=1, and this loader's is shard_index=0" in text]
+        tail = f"in the tail of {loader._plan.rows_left_out} rows"
+        assert len(others) == loader._plan.rows_per_epoch == FILES - len(told)
+        assert sum(tail in text for text in told) == loader._plan.rows_left_out == len(told) - len(others)
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_what_fails_is_left_out_or_replaced(action: str, on: Place) -> None:
+    def fn(item: int) -> Any:
+        if item % 5 == 0:
+            raise ValueError(item)
+        return np.full(item % 7, item)
+
+    def make(**how: Any) -> lp.Loader:
+        return lp.Loader(
+            range(60), fn, bucket_by=lambda i: i % 7, boundaries=[2, 5], batch_sizes=[6, 4, 3], pad=True,
+            on_error=action, shuffle=True, **how,
+        )  # fmt: skip
+
+    with make(workers=0) as loader:
+        expected = read(loader)
+        assert len(loader.statistics().skipped_indices + loader.statistics().replaced_indices) == 12
+    with make(**on(2)) as loader:
+        assert_same(read(loader), expected)
+
+
+def test_a_batch_larger_than_its_slot_arrives_whole(on: Place) -> None:
+    """The first sample seen is tiny, and later buckets have large ones in as many rows."""
+
+    def fn(item: int) -> Any:
+        return np.full(10 if item < 20 else 50_000 + item, item, np.float32)
+
+    with lp.Loader(
+        range(60), fn, bucket_by=lambda i: 10 if i < 20 else 50_000 + i, boundaries=[100], batch_size=10, pad=True,
+        **on(2),
+    ) as loader:  # fmt: skip
+        rows = [row for batch in loader for row in batch]
+        assert sorted(int(row[0]) for row in rows) == list(range(60))
+        assert all(np.count_nonzero(row == row[0]) == len(fn(int(row[0]))) for row in rows if row[0])
+        assert loader.statistics().batches_oversize > 0
+
+
+def test_samples_of_one_shape_need_no_padding(on: Place) -> None:
+    """Every length has a bucket of its own."""
+    spec = lp.ArraySpec((None, None), np.int64)
+    lengths = [2 + i % 3 for i in range(30)]
+    with lp.Loader(
+        range(30), lambda i: np.full(2 + i % 3, i), bucket_by=lengths, boundaries=[3, 4], batch_sizes=[5, 5, 5],
+        element_spec=spec, drop_remainder=True, **on(2),
+    ) as loader:  # fmt: skip
+        assert loader.element_spec.shape == (5, None)
+        assert [batch.shape for batch in loader] == [(5, 2), (5, 3), (5, 4)] * 2
+
+
+def test_statistics_begin_with_no_rate(paths: list[str], on: Place) -> None:
+    """A first batch counts with the rows that it has, not with the most that any has."""
+    lengths = [300] * 3 + [10] * 64
+    with lp.Loader(
+        range(67), lambda i: np.zeros(lengths[i]), bucket_by=lengths, boundaries=[100], batch_sizes=[64, 3], pad=True,
+        **on(1),
+    ) as loader:  # fmt: skip
+        batches = iter(loader)
+        next(batches)
+        assert loader.statistics().samples_per_s == 0.0
+        next(batches)
+        assert loader.statistics().samples_per_s > 0
+        del batches

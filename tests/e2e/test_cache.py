@@ -1,0 +1,533 @@
+"""`cache=` and `augment=`: fn is called once for each item, augment in every epoch, and the bits stay the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.cache.disk_store import FILE_NAME
+from tests.support.batches import Place, assert_same, copied, read, shared_pools
+
+ITEMS = 50
+PLACES = (0, 2, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def place() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+pytestmark = pytest.mark.may_leak("pools are shared; the module is watched as a whole")
+
+
+class Log:
+    """Counts calls over all processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def note(self, item: int) -> None:
+        with open(self.path, "ab", 0) as file:
+            file.write(b"%d\n" % item)  # one write to a file opened for appending: whole, whoever else writes
+
+    def take(self) -> list[int]:
+        found = [int(line) for line in self.path.read_text().split()]
+        self.path.write_text("")
+        return found
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path / "log")
+
+
+@pytest.fixture(params=["memory", "disk"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return "memory" if request.param == "memory" else tmp_path / "cache"
+
+
+def decoder(log: Log) -> Callable[[int], dict[str, Any]]:
+    def decode(item: int) -> dict[str, Any]:
+        log.note(item)
+        return {"image": np.full((item % 4 + 1, 6), item, np.float32), "label": item, "name": f"n{item}"}
+
+    return decode
+
+
+def augment(sample: dict[str, Any], rng: np.random.Generator) -> tuple[Any, Any, Any]:
+    sample["image"] *= 2  # in place: what is kept must not change
+    sample["image"] += rng.normal(size=6).astype(np.float32)
+    return sample["image"].sum(0), sample["label"], sample["name"]
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {"batch_size": 8, "shuffle": True, "seed": 3, "augment": augment, **more}
+
+
+def reference(log: Log, passes: int = 3) -> list[Any]:
+    """What comes without a cache."""
+    with lp.Loader(range(ITEMS), decoder(log), **settings(workers=0)) as loader:
+        batches = read(loader, passes)
+    assert sorted(log.take()) == sorted([*range(ITEMS)] * passes)
+    return batches
+
+
+@pytest.mark.parametrize("workers", PLACES)
+def test_fn_is_called_once_for_each_item_and_the_bits_are_those_without_a_cache(
+    place: Place, where: Any, log: Log, workers: int
+) -> None:
+    expected = reference(log)
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **place(workers))) as loader:
+        assert_same(read(loader, 3), expected)
+        statistics = loader.statistics()
+    # Two workers may meet an item at the same moment where one epoch reads ahead into the next.
+    calls = log.take()
+    assert set(calls) == set(range(ITEMS)) and len(calls) <= ITEMS + 3 * max(0, workers - 1)
+    assert len(calls) == statistics.cache_misses
+    assert statistics.cache_hits >= 3 * ITEMS - len(calls)
+    assert statistics.cache_bytes > ITEMS * 100
+    assert not statistics.cache_is_full and not statistics.cache_damaged
+
+
+def test_augmentation_is_another_one_in_each_epoch(place: Place, where: Any, log: Log) -> None:
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, shuffle=False, **place(2))) as loader:
+        first, second = read(loader), read(loader)
+    assert all(not np.array_equal(one[0], other[0]) for one, other in zip(first, second, strict=True))
+    assert all(np.array_equal(one[1], other[1]) for one, other in zip(first, second, strict=True))
+
+
+def test_a_later_run_calls_fn_for_nothing(place: Place, log: Log, tmp_path: Path) -> None:
+    expected = reference(log)
+    for workers in PLACES:
+        with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **place(workers))) as loader:
+            assert_same(read(loader, 3), expected)
+            assert loader.statistics().cache_misses == (ITEMS if workers == 0 else 0)
+    assert len(log.take()) == ITEMS
+
+
+def test_a_run_that_stopped_half_way_leaves_its_half(place: Place, log: Log, tmp_path: Path) -> None:
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", workers=0)) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+    half = log.take()
+    assert len(half) == 16
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **place(2))) as loader:
+        read(loader)
+    rest = log.take()
+    assert not set(half) & set(rest) and {*half, *rest} == set(range(ITEMS))
+    assert len(rest) <= ITEMS - 16 + 3
+
+
+def test_resumed_in_mid_epoch_with_a_cache(place: Place, where: Any, log: Log) -> None:
+    expected = reference(log, 1)
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **place(2))) as loader:
+        batches = iter(loader)
+        begun = read([next(batches) for _ in range(3)])
+        state = batches.state_dict()
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **place(3))) as loader:
+        loader.load_state_dict(state)
+        assert_same(begun + read(loader), expected)
+
+
+def test_a_state_is_not_anothers_augmentations(log: Log) -> None:
+    with lp.Loader(range(ITEMS), decoder(log), **settings(workers=0)) as loader:
+        state = loader.state_dict()
+        for other in (None, lambda sample: augment(sample, np.random.default_rng(0))):
+            with (
+                loader.replace(augment=other, batch_size=8) as another,
+                pytest.raises(lp.StateError, match="differ in function"),
+            ):
+                another.load_state_dict(state)
+
+
+def test_a_full_cache_goes_on_and_says_so(place: Place, log: Log, tmp_path: Path) -> None:
+    def decode(item: int) -> Any:
+        log.note(item)
+        return np.full(25_000, item, np.float64)  # 200 kB
+
+    for cache in (lp.Cache("memory", "4MB"), lp.Cache(tmp_path / "c", "6MiB")):
+        chosen = {"batch_size": 5, "cache": cache, "augment": np.sum, **place(2)}
+        with lp.Loader(range(ITEMS), decode, **chosen) as loader:
+            for _ in range(3):
+                assert [int(total) for batch in loader for total in batch] == [25_000 * n for n in range(ITEMS)]
+            statistics = loader.statistics()
+            assert statistics.cache_is_full and statistics.cache_bytes <= (cache.max_bytes or 0)
+        calls = log.take()
+        kept = [item for item in range(ITEMS) if calls.count(item) == 1]
+        assert 10 <= len(kept) <= 30
+        assert ITEMS < statistics.cache_misses <= len(calls)  # some of the next epoch were made since
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_fails_is_not_kept(place: Place, where: Any, tmp_path: Path, workers: int) -> None:
+    mended = tmp_path / "mended"
+
+    def decode(item: int) -> int:
+        if item == 7 and not mended.exists():
+            raise KeyError("seven")
+        return item
+
+    with lp.Loader(range(20), decode, batch_size=5, cache=where, on_error="skip", **place(workers)) as loader:
+        assert [int(item) for batch in loader for item in batch] == [n for n in range(20) if n != 7]
+        mended.touch()
+        batches = read(loader, 2)[-4:]  # some of the next epoch may have been made before
+        assert [int(item) for batch in batches for item in batch] == list(range(20))
+
+
+def test_an_augment_that_fails_has_fn_kept(place: Place, where: Any, log: Log) -> None:
+    def fails(sample: dict[str, Any]) -> Any:
+        raise ZeroDivisionError(f"at {sample['label']}")
+
+    with lp.Loader(range(20), decoder(log), batch_size=4, augment=fails, cache=where, **place(2)) as loader:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError, match="at 0") as error:
+                next(iter(loader))
+            assert isinstance(error.value, lp.SampleError) and error.value.index == 0
+    assert log.take() == [0]
+
+
+class TestRandomFunctions:
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("draw", [lambda: random.random(), lambda: np.random.rand()], ids=["random", "numpy"])
+    @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+    @pytest.mark.parametrize("seed_globals", ["auto", True, False])
+    def test_a_draw_from_the_globals_is_an_error_that_nothing_skips(
+        self, place: Place, where: Any, workers: int, draw: Any, on_error: str, seed_globals: Any
+    ) -> None:
+        chosen = {"batch_size": 4, "on_error": on_error, "seed_globals": seed_globals, "cache": where}
+        with (
+            lp.Loader(range(20), lambda item: item + draw(), **chosen, **place(workers)) as loader,
+            pytest.raises(lp.CacheError, match="augment="),
+        ):
+            read(loader)
+
+    def test_one_late_draw_is_found_too(self, place: Place, where: Any) -> None:
+        chosen = {"batch_size": 4, "on_error": "skip", "cache": where}
+        with (
+            lp.Loader(
+                range(20), lambda item: item + (random.random() if item == 13 else 0), **chosen, **place(2)
+            ) as late,
+            pytest.raises(lp.CacheError, match="source index 13"),
+        ):
+            read(late)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_library_that_draws_when_it_is_imported_is_no_random_function(
+        self, place: Place, where: Any, tmp_path: Path, workers: int
+    ) -> None:
+        module = tmp_path / "draws_on_import.py"
+        module.write_text("import random; random.seed(); random.random()")
+        directory = str(tmp_path)
+
+        def decode(item: int) -> int:
+            import sys
+
+            if "draws_on_import" not in sys.modules:
+                sys.path.insert(0, directory)
+                try:
+                    import draws_on_import  # noqa: F401
+                finally:
+                    sys.path.remove(directory)
+            return item
+
+        chosen = {"batch_size": 5, "augment": lambda item: item + random.random()}
+        with (
+            lp.Loader(range(20), decode, cache=where, **chosen, **place(workers)) as loader,
+            lp.Loader(range(20), workers=0, **chosen) as expected,
+        ):
+            assert_same(read(loader, 2), read(expected, 2))
+
+    @pytest.mark.parametrize("workers", PLACES)
+    def test_augment_may_draw_from_the_globals(self, place: Place, where: Any, log: Log, workers: int) -> None:
+        def noisy(sample: dict[str, Any]) -> float:
+            return float(sample["label"]) + random.random() + np.random.rand()
+
+        chosen = {"batch_size": 8, "shuffle": True, "augment": noisy}
+        with lp.Loader(range(ITEMS), decoder(log), workers=0, seed_globals=True, **chosen) as plain:
+            expected = read(plain, 2)
+        log.take()
+        with lp.Loader(range(ITEMS), decoder(log), cache=where, **chosen, **place(workers)) as loader:
+            assert_same(read(loader, 2), expected)
+        assert set(log.take()) == set(range(ITEMS))
+
+    def test_rng_in_fn_is_refused_in_the_callers_line(self) -> None:
+        with pytest.raises(lp.ArgumentError, match=r"fn names rng.*augment="):
+            lp.Loader(range(3), lambda item, rng: item, cache="memory")
+
+
+class TestAugmentAlone:
+    @pytest.mark.parametrize("workers", PLACES)
+    def test_both_functions_share_the_samples_stream(self, place: Place, workers: int) -> None:
+        def fn(item: int, rng: np.random.Generator) -> float:
+            return rng.random()
+
+        def then(drawn: float, rng: np.random.Generator) -> tuple[float, float]:
+            return drawn, rng.random()
+
+        def both(item: int, rng: np.random.Generator) -> tuple[float, float]:
+            return rng.random(), rng.random()
+
+        with (
+            lp.Loader(range(20), fn, batch_size=4, augment=then, **place(workers)) as two,
+            lp.Loader(range(20), both, batch_size=4, workers=0) as one,
+        ):
+            assert_same(read(two, 2), read(one, 2))
+
+    @pytest.mark.parametrize("workers", PLACES)
+    def test_plain_functions_and_no_fn(self, place: Place, workers: int) -> None:
+        items = np.arange(1000, dtype=np.int64)
+        with (
+            lp.Loader(items, np.negative, batch_size=10, augment=np.abs, **place(workers)) as both,
+            lp.Loader(items, batch_size=10, augment=np.negative, **place(workers)) as alone,
+            # That these could write into an `out` is no reason to refuse them.
+            lp.Loader(items, np.negative, batch_size=10, cache="memory", **place(workers)) as cached,
+        ):
+            assert np.array_equal(np.concatenate(read(both)), items)
+            for _ in range(2):
+                assert np.array_equal(np.concatenate(read(cached)), -items)
+            assert np.array_equal(np.concatenate(read(alone)), -items)
+
+    @pytest.mark.parametrize("workers", PLACES)
+    @pytest.mark.parametrize("cache", [None, "memory"])
+    def test_augment_may_write_into_the_batch(self, place: Place, workers: int, cache: Any) -> None:
+        def fn(item: int) -> Any:
+            return np.full((4, 5), item, np.float32)
+
+        def double(sample: Any, out: Any = None, *, rng: Any) -> Any:
+            made = sample * 2 + rng.integers(3)
+            if out is None:
+                return made
+            out[...] = made
+            return None
+
+        def doubled(item: int, rng: Any) -> Any:
+            return fn(item) * 2 + rng.integers(3)
+
+        with (
+            lp.Loader(range(40), fn, batch_size=8, augment=double, cache=cache, **place(workers)) as loader,
+            lp.Loader(range(40), doubled, batch_size=8, workers=0) as expected,
+        ):
+            assert_same(read(loader, 2), read(expected, 2))
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_whole_elements(self, place: Place, where: Any, log: Log, workers: int) -> None:
+        chosen = {"batch_size": None, "augment": lambda sample: sample["image"] + 1, "cache": where}
+        with lp.Loader(range(12), decoder(log), **chosen, **place(workers)) as loader:
+            for _ in range(2):
+                assert [part.shape for part in loader] == [(item % 4 + 1, 6) for item in range(12)]
+        assert sorted(set(log.take())) == list(range(12))
+
+    def test_an_error_is_that_samples_own(self, place: Place) -> None:
+        def fails(item: int) -> int:
+            if item == 13:
+                raise StopIteration
+            return item
+
+        for functions in ({"fn": fails}, {"fn": int, "augment": fails}, {"augment": fails}):
+            with (
+                lp.Loader(range(20), **functions, batch_size=5, **place(2)) as loader,
+                pytest.raises(lp.SampleError) as error,
+            ):
+                read(loader)
+            assert error.value.index == 13
+
+    def test_replay_runs_both(self, log: Log) -> None:
+        from loaderpool.replay import Replay
+
+        with lp.Loader(range(ITEMS), decoder(log), **settings(cache="memory", workers=0)) as loader:
+            batch = read(loader)[2]
+            log.take()
+            made = Replay(loader, int(batch[1][3])).run()
+        assert np.array_equal(made[0], batch[0][3]) and made[2] == batch[2][3]
+        assert log.take() == [int(batch[1][3])]  # by its function, not from the cache
+
+
+class TestStreams:
+    """What has no index has no cache; augment is called all the same."""
+
+    MAKERS: dict[str, Callable[..., lp.Loader]] = {
+        "stream": lambda **chosen: lp.Loader(iter(range(40)), **chosen),
+        "interleaved": lambda **chosen: lp.Loader(
+            lp.interleave([range(20), range(20, 40)], lambda part: iter(part), cycle_length=2), **chosen
+        ),
+        "generator": lambda **chosen: lp.Loader.from_generator(
+            lambda shard: iter(range(shard, shard + 10)), shards=[0, 10, 20, 30], **chosen
+        ),
+    }
+
+    @pytest.mark.parametrize("maker", MAKERS)
+    def test_augment(self, maker: str) -> None:
+        def then(item: int, rng: np.random.Generator) -> tuple[int, float]:
+            return item, rng.random()
+
+        found = []
+        for workers in (0, 2):
+            chosen = {"fn": np.negative, "augment": then, "batch_size": 5, "workers": workers}
+            with self.MAKERS[maker](**chosen) as loader:
+                found.append(read(loader))
+        assert_same(*found)
+        assert sorted(np.concatenate([items for items, _ in found[0]]).tolist()) == list(range(-39, 1))
+        assert len(set(np.concatenate([drawn for _, drawn in found[0]]).tolist())) == 40
+
+    @pytest.mark.parametrize("maker", MAKERS)
+    def test_cache(self, maker: str) -> None:
+        with pytest.raises(lp.ArgumentError, match="a stream or generator has none"):
+            self.MAKERS[maker](fn=np.negative, cache="memory", workers=0)
+
+
+class TestRefused:
+    CASES = {
+        "batch_fn and augment": ({"fn": None, "batch_fn": np.stack, "augment": np.abs}, "batch_fn makes whole batches"),
+        "batch_fn and cache": ({"fn": None, "batch_fn": np.stack, "cache": "memory"}, "cache keeps what fn gives"),
+        "no fn": ({"fn": None, "cache": "memory"}, "there is no fn"),
+        "fn needs out": ({"fn": lambda item, out: item, "cache": "memory"}, "fn needs out"),
+        "fn needs out, then augment": ({"fn": lambda item, out: item, "augment": np.abs}, "have augment name it"),
+        "cache is a class": ({"cache": lp.Cache}, "cache must be"),
+        "augment is no function": ({"augment": 3}, "augment must be callable"),
+        "augment takes nothing": ({"augment": lambda: 3}, r"augment must be callable as augment\(sample\)"),
+        "cache is a number": ({"cache": 3}, "cache must be"),
+        "cache is empty": ({"cache": ""}, "cache must be"),
+    }
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_in_the_callers_line(self, case: str) -> None:
+        arguments, message = self.CASES[case]
+        with pytest.raises((lp.ArgumentError, lp.ArgumentTypeError), match=message):
+            lp.Loader(range(3), **{"fn": int, **arguments})
+
+    @pytest.mark.parametrize("bound", [0, -1, "much", 1.5, True])
+    def test_bounds(self, bound: Any) -> None:
+        with pytest.raises((lp.ArgumentError, lp.ArgumentTypeError), match="max_bytes"):
+            lp.Cache("memory", bound)
+        with pytest.raises(lp.ArgumentError, match=r"at least 4,194,304"):
+            lp.Cache("somewhere", "1MiB")
+
+    def test_from_sequence(self) -> None:
+        for name, value in (("cache", "memory"), ("augment", np.abs)):
+            with pytest.raises(lp.ArgumentError, match=f"from_sequence takes no {name}"):
+                lp.Loader.from_sequence([np.zeros(3)], **{name: value})
+
+    def test_what_is_no_pickle(self, place: Place, where: Any) -> None:
+        chosen = {"batch_size": 4, "augment": lambda made: made(), "cache": where, "on_error": "skip"}
+        for workers in (0, 2):
+            with (
+                lp.Loader(range(8), lambda item: lambda: item, **chosen, **place(workers)) as loader,
+                pytest.raises(lp.CacheError, match=r"source index 0, a function, cannot be kept"),
+            ):
+                read(loader)
+
+
+class TestOnDisk:
+    def test_another_function_closure_or_source_is_refused(self, log: Log, tmp_path: Path) -> None:
+        def make(factor: int) -> Callable[[int], int]:
+            return lambda item: item * factor
+
+        cache = tmp_path / "c"
+        with lp.Loader(range(10), make(2), workers=0, cache=cache) as loader:
+            read(loader)
+            with pytest.raises(lp.CacheError, match=r"factor of function.*delete the directory"):
+                lp.Loader(range(10), make(3), workers=0, cache=cache)
+            with pytest.raises(lp.CacheError, match="code of function"):
+                loader.replace(fn=lambda item: item - 2)
+            with pytest.raises(lp.CacheError, match="source"):
+                loader.replace(source=range(11))
+            # What is not kept may differ.
+            with loader.replace(augment=np.negative, batch_size=3, shuffle=True, seed=9, num_shards=2) as other:
+                assert set(np.concatenate(read(other)).tolist()) < {-2 * item for item in range(10)}
+                assert other.statistics().cache_misses == 0
+
+    def test_two_loaders_at_once_fill_one_store(self, place: Place, log: Log, tmp_path: Path) -> None:
+        expected = reference(log, 2)
+        chosen = settings(cache=tmp_path / "c")
+        with (
+            lp.Loader(range(ITEMS), decoder(log), **chosen, **place(2)) as one,
+            lp.Loader(range(ITEMS), decoder(log), **chosen, **place(3)) as two,
+        ):
+            batches = [(one_batch, two_batch) for _ in range(2) for one_batch, two_batch in zip(one, two, strict=True)]
+            assert_same(read(batch for batch, _ in batches), expected)
+            assert_same(read(batch for _, batch in batches), expected)
+        assert len(log.take()) <= 2 * ITEMS
+
+    def test_damage_is_made_anew_and_told_once(self, place: Place, log: Log, tmp_path: Path) -> None:
+        expected = reference(log)
+        chosen = settings(cache=tmp_path / "c")
+        with lp.Loader(range(ITEMS), decoder(log), **chosen, workers=0) as loader:
+            read(loader)
+        log.take()
+        with sqlite3.connect(tmp_path / "c" / FILE_NAME) as connection:
+            for item in (3, 30):
+                (value,) = connection.execute("SELECT value FROM entries WHERE item = ?", (item,)).fetchone()
+                bent = value[:-20] + bytes([value[-20] ^ 1]) + value[-19:]
+                connection.execute("UPDATE entries SET value = ? WHERE item = ?", (bent, item))
+        connection.close()
+        with lp.Loader(range(ITEMS), decoder(log), **chosen, **place(2)) as loader:
+            with pytest.warns(lp.CacheWarning, match="[2-4] entries did not have what was written") as warned:
+                first = [copied(batch) for batch in loader]
+            assert [each.filename for each in warned] == [__file__]
+            assert_same(first + read(loader, 2), expected)
+            assert 2 <= loader.statistics().cache_damaged <= 4  # two workers may meet an item at the same moment
+        assert set(log.take()) == {3, 30}
+
+    def test_a_store_deleted_under_a_run_costs_no_more_than_itself(
+        self, place: Place, log: Log, tmp_path: Path
+    ) -> None:
+        expected = reference(log)
+        with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **place(2))) as loader:
+            first = read(loader)
+            for file in (tmp_path / "c").iterdir():
+                file.unlink()
+            assert_same(first + read(loader, 2), expected)
+
+    def test_replace_with_and_without(self, log: Log, tmp_path: Path) -> None:
+        with lp.Loader(range(ITEMS), decoder(log), **settings(workers=0)) as plain:
+            expected = read(plain)
+            with plain.replace(cache=tmp_path / "c") as cached:
+                assert_same(read(cached), expected)
+                assert cached.statistics().cache_misses == ITEMS
+            with plain.replace(cache=lp.Cache("memory", "64MiB")) as cached:
+                assert_same(read(cached), expected)
+            assert plain.statistics().cache_misses == plain.statistics().cache_bytes == 0
+            assert not plain.statistics().cache_is_full
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_statistics_outlive_the_loader(place: Place, where: Any, log: Log, workers: int) -> None:
+    loader = lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **place(workers)))
+    read(loader)
+    loader.close()
+    assert loader.statistics().cache_misses >= ITEMS
+    loader.close()
+
+
+def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(place: Place) -> None:
+    chosen = {"batch_size": 5, "augment": np.sum, "cache": "memory", **place(2)}
+    with lp.Loader(range(20), lambda item: np.full(100_000, item, np.float64), **chosen) as loader:
+        read(loader, 2)
+        kept = os.dup(loader._engine.cache.descriptor)  # type: ignore[union-attr]
+        assert os.fstat(kept).st_blocks * 512 > 15_000_000
+    deadline_s = time.monotonic() + 5.0
+    while os.fstat(kept).st_blocks * 512 > 500_000 and time.monotonic() < deadline_s:
+        with lp.Loader(range(4), batch_size=2, **place(2)) as other:  # takes in that the loader was unloaded
+            read(other)
+    assert os.fstat(kept).st_blocks * 512 <= 500_000
+    os.close(kept)
+
+
+def test_the_settings_of_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert lp.Cache("memory").in_memory and not lp.Cache("./memory").in_memory
+    assert not lp.Cache(Path("memory")).in_memory
+    assert lp.Cache("here").where == str(tmp_path / "here")
+    assert lp.Cache("here", "1GiB").max_bytes == 1 << 30
+    assert lp.Cache("here") == lp.Cache(tmp_path / "here")

@@ -1,0 +1,243 @@
+"""Files of every format in a Loader: the same bits for any number of workers, also when resumed; damage is skipped."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import loaderpool as lp
+from tests.e2e.test_resume import over_json, plain, take
+from tests.support.batches import Place, assert_same, read, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+FILES, ROWS = 3, 40
+TOTAL = FILES * ROWS
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The numbers 0 to TOTAL - 1, in three files of each format."""
+    folder = tmp_path_factory.mktemp("files")
+    for file in range(FILES):
+        numbers = np.arange(file * ROWS, (file + 1) * ROWS)
+        with tf.io.TFRecordWriter(str(folder / f"{file}.tfrecord")) as writer:
+            for number in numbers:
+                writer.write(number.tobytes() * (1 + number % 3))
+        with h5py.File(folder / f"{file}.h5", "w") as store:
+            store.create_dataset("x", data=numbers, chunks=(7,), compression="gzip", fletcher32=True)
+            store.create_dataset("deep/y", data=numbers[:, None] * [1.0, 2.0])
+        table = pa.table({"x": numbers, "text": [str(number) for number in numbers]})
+        pq.write_table(table, folder / f"{file}.parquet", row_group_size=9, write_page_checksum=True)
+        with tarfile.open(folder / f"{file}.tar", "w") as tar:
+            for number in numbers:
+                for name, data in (("npy", number.tobytes()), ("txt", str(number).encode() * 50)):
+                    info = tarfile.TarInfo(f"some/{number}.{name}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+        with open(folder / f"{file}.jsonl", "w") as lines:
+            lines.writelines(json.dumps({"x": int(number), "text": "ä" * (number % 5)}) + "\n" for number in numbers)
+        with open(folder / f"{file}.csv", "w", newline="") as rows:
+            csv.writer(rows).writerows([("x", "text"), *((number, "a\nb," * (number % 4)) for number in numbers)])
+    return folder
+
+
+def paths(folder: Path, ending: str) -> list[Path]:
+    return [folder / f"{file}.{ending}" for file in range(FILES)]
+
+
+SOURCES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tfrecord": (lp.TFRecords, lambda item: np.frombuffer(item[:8], np.int64)[0]),
+    "h5": (lambda paths: lp.HDF5(paths, {"a": "x", "b": ("x", "deep/y")}), lambda item: item["b"][0]),
+    "parquet": (lp.ParquetRows, lambda item: item["x"]),
+    "tar": (lp.TarSamples, lambda item: np.frombuffer(item["npy"], np.int64)[0]),
+    "jsonl": (lp.JsonLines, lambda item: item["x"]),
+    "csv": (lp.Csv, lambda item: int(item["x"])),
+}
+
+
+@pytest.mark.parametrize("ending", SOURCES)
+def test_all_workers_give_the_bits_that_this_process_gives(on: Place, folder: Path, ending: str) -> None:
+    make, number_of = SOURCES[ending]
+
+    def sample(item: Any, rng: np.random.Generator) -> Any:
+        return number_of(item), rng.random()
+
+    def made(workers: int) -> list[Any]:
+        source = make(paths(folder, ending))
+        assert len(source) == TOTAL
+        return read(lp.Loader(source, sample, batch_size=7, shuffle=True, seed=1, **on(workers)), passes=2)
+
+    expected = made(0)
+    numbers = [batch[0] for batch in expected]
+    for epoch in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
+        assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(TOTAL))
+        assert not np.array_equal(np.concatenate(epoch), np.arange(TOTAL))
+    assert_same(made(2), expected)
+    assert_same(made(3), expected)
+
+
+@pytest.mark.parametrize("ending", SOURCES)
+def test_a_pass_that_is_stopped_goes_on_elsewhere(on: Place, folder: Path, ending: str, tmp_path: Path) -> None:
+    make, number_of = SOURCES[ending]
+
+    def loader(place: Path, workers: int) -> lp.Loader:
+        return lp.Loader(make(paths(place, ending)), number_of, batch_size=8, shuffle=True, seed=2, **on(workers))
+
+    with loader(folder, 0) as reference:
+        expected = [plain(batch) for batch in reference]
+    for path in paths(folder, ending):  # a copy elsewhere is the same source
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for taken in (1, 9, len(expected) - 1):
+        with loader(folder, 3) as stopped:
+            batches: Any = iter(stopped)
+            assert take(batches, taken) == expected[:taken]
+            state = over_json(batches.state_dict())
+            del batches
+        with loader(tmp_path, 2) as again:
+            again.load_state_dict(state)
+            assert [plain(batch) for batch in again] == expected[taken:]
+    (tmp_path / f"0.{ending}").write_bytes((folder / f"1.{ending}").read_bytes())
+    (tmp_path / f"1.{ending}").write_bytes((folder / f"0.{ending}").read_bytes())
+    if os.stat(folder / f"0.{ending}").st_size != os.stat(folder / f"1.{ending}").st_size:
+        with loader(tmp_path, 0) as other, pytest.raises(lp.StateError, match="they differ in source"):
+            other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_records_are_tensorflows_own_one_by_one(on: Place, folder: Path, tf: Any, check: bool) -> None:
+    names = [str(path) for path in paths(folder, "tfrecord")]
+    expected = list(tf.data.TFRecordDataset(names).as_numpy_iterator())
+    loader = lp.Loader(lp.TFRecords(names, check_crc=check), batch_size=None, **on(2))
+    assert [bytes(record.item()) for record in loader] == expected
+
+
+def damage(path: Path, ending: str) -> set[int]:
+    """Damage one place of a file; returns which of its numbers are lost."""
+    data = bytearray(path.read_bytes())
+    stamp = path.stat().st_mtime_ns
+    if ending == "tfrecord":
+        data[12 + 3] ^= 1
+        lost = {0}
+    elif ending == "h5":
+        with h5py.File(path) as store:
+            place = store["x"].id.get_chunk_info(2).byte_offset
+        data[place + 2] ^= 1
+        lost = set(range(14, 21))
+    elif ending == "parquet":
+        facts = pq.ParquetFile(path).metadata.row_group(1).column(0)
+        data[facts.data_page_offset + facts.total_compressed_size // 2] ^= 1
+        lost = set(range(9, 18))
+    elif ending == "tar":
+        data[0] ^= 1
+        lost = {0}
+    else:
+        place = data.index(b"7", 20)
+        data[place] = 0xFF
+        lost = {7}
+    path.write_bytes(data)
+    os.utime(path, ns=(stamp, stamp))
+    return lost
+
+
+@pytest.mark.parametrize("ending", SOURCES)
+def test_damage_is_named_and_can_be_skipped(on: Place, folder: Path, ending: str, tmp_path: Path) -> None:
+    make, number_of = SOURCES[ending]
+    path = tmp_path / f"0.{ending}"
+    path.write_bytes((folder / path.name).read_bytes())
+    source = make(path)  # before the damage, for a tar file's header is looked at when it is indexed, too
+    lost = damage(path, ending)
+    expected = [number for number in range(ROWS) if number not in lost]
+    for workers in (0, 2):
+        with lp.Loader(source, number_of, batch_size=5, on_error="skip", **on(workers)) as loader:
+            assert [int(number) for batch in loader for number in batch] == expected
+            assert set(loader.statistics().skipped_indices) == lost
+        with lp.Loader(source, number_of, batch_size=20, on_error="replace", **on(workers)) as loader:
+            numbers = [int(number) for batch in loader for number in batch]
+            assert len(numbers) == ROWS and lost.isdisjoint(numbers)
+        with lp.Loader(source, number_of, batch_size=5, **on(workers)) as loader:
+            with pytest.raises(lp.SampleError) as caught:
+                list(loader)
+            assert isinstance(caught.value, lp.SourceError) and str(path) in str(caught.value)
+            assert caught.value.index == min(lost)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_workers_are_forked_and_the_trainer_has_no_file_open(on: Place, folder: Path) -> None:
+    for ending, (make, number_of) in SOURCES.items():
+        with lp.Loader(make(paths(folder, ending)), number_of, batch_size=10, workers=2) as loader:
+            assert len(list(loader)) == TOTAL // 10
+            assert loader.statistics().workers_start == "fork", ending
+        targets = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
+        assert not [target for target in targets if target.startswith(str(folder.resolve())) and ending in target]
+
+
+def test_a_worker_that_dies_is_replaced_and_the_next_one_opens_files_anew(on: Place, folder: Path) -> None:
+    import signal
+
+    for ending, (make, number_of) in SOURCES.items():
+        source = make(paths(folder, ending))
+
+        def dying(item: Any, ending: str = ending, number_of: Any = number_of) -> Any:
+            number = number_of(item)
+            mark = folder / f"{ending}.{number}.died"
+            if number % 50 == 30 and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return number
+
+        with lp.Loader(source, dying, batch_size=6, **on(2)) as loader:
+            assert [int(number) for batch in loader for number in batch] == list(range(TOTAL))
+            assert loader.statistics().restarts >= 1
+
+
+def test_thousands_of_files(on: Place, tmp_path: Path) -> None:
+    files = []
+    for number in range(1500):
+        files.append(tmp_path / f"{number}.jsonl")
+        files[-1].write_text(f"{number}\n")
+    one = lp.JsonLines(files)
+    many = lp.mix([lp.JsonLines(file) for file in files[:1200]])
+    for source in (one, many):
+        for workers in (0, 2):
+            with lp.Loader(source, batch_size=100, shuffle=True, **on(workers)) as loader:
+                numbers = np.concatenate([batch.copy() for batch in loader])
+                assert np.array_equal(np.sort(numbers), np.arange(len(source)))
+
+
+def test_a_state_goes_on_with_what_was_read_past_damage(tf: Any, tmp_path: Path) -> None:
+    """Neither where the files lie nor whether they are checked makes another source."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        with tf.io.TFRecordWriter(str(tmp_path / name / "x")) as writer:
+            for number in range(20):
+                writer.write(bytes([number]))
+        os.truncate(tmp_path / name / "x", 19 * 17 + 3)
+    how: dict[str, Any] = {"damaged_tail": "skip"}
+    with lp.Loader(lp.TFRecords(tmp_path / "here" / "x", **how), batch_size=4, workers=0) as loader:
+        batches: Any = iter(loader)
+        next(batches)
+        state = batches.state_dict()
+    source = lp.TFRecords(tmp_path / "there" / "x", check_crc=False, **how)
+    with lp.Loader(source, batch_size=4, workers=0) as again:
+        again.load_state_dict(state)
+        assert [record for batch in again for record in batch] == [bytes([number]) for number in range(4, 19)]

@@ -1,0 +1,403 @@
+"""Caches under deaths and shortage: no entry is ever half there, nothing is lost but work, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.cache.disk_store import FILE_NAME
+from tests.support.batches import assert_same, read
+from tests.support.child import run_child
+from tests.support.processes import is_alive, wait_gone
+
+ITEMS = 60
+
+# ---- the stores alone: a child writes and is killed, over and over
+
+STORES = """
+import os, random, signal, sys, time
+from loaderpool.cache.disk_store import prepare
+from loaderpool.cache.setting import Cache
+from loaderpool.cache.shared import CachePlan, SharedCache, plan_in_memory
+from loaderpool.cache.words import Trouble
+
+ITEMS = 200
+def value(item):
+    return random.Random(item).randbytes(item * 1009 % 200_000)
+
+def make():
+    if WHERE == "memory":
+        return SharedCache.create(plan_in_memory(Cache("memory", "64MiB"), ITEMS))
+    prepare("cache", {})
+    return SharedCache.create(CachePlan(os.path.abspath("cache"), None, ITEMS, b"12345678"))
+
+def write_for_ever(shared, seed):
+    store, draws = shared.store(), random.Random(seed)
+    while True:
+        item = draws.randrange(ITEMS)
+        assert store.put(item, value(item)) in (Trouble.NONE, Trouble.BUSY, Trouble.BOUND)
+
+def check(shared):
+    store = shared.store()
+    found = 0
+    for item in range(ITEMS):
+        entry = store.get(item)
+        assert entry is None or bytes(entry) == value(item), item
+        found += entry is not None
+    return found
+
+shared = make()
+"""
+
+STORM = """
+draws = random.Random(5)
+for turn in range(40):
+    pids = []
+    for writer in range(2):
+        pid = os.fork()
+        if not pid:
+            write_for_ever(shared, 2 * turn + writer)
+        pids.append(pid)
+    time.sleep(draws.random() * 0.03)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    found = check(shared)
+assert found > 5, found
+store = shared.store()
+kept = [store.put(item, value(item)) for item in range(ITEMS)]
+if WHERE == "disk":
+    assert set(kept) == {Trouble.NONE} and check(shared) == ITEMS  # and no lock is left behind
+shared.close()
+"""
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_whenever_a_writer_is_killed_each_entry_is_whole_or_not_there(where: str) -> None:
+    run_child(f"WHERE = {where!r}\n{STORES}{STORM}", timeout_s=100).check()
+
+
+BETWEEN = """
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+before = os.fstat(shared.descriptor).st_size
+pid = os.fork()
+if not pid:
+    store = shared.store()
+    store.put(1, value(1))
+    os.lseek = die  # what comes between the write and the word that says where
+    store.put(2, value(2))
+assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+written = os.fstat(shared.descriptor).st_size - before
+assert written > len(value(1)) + len(value(2))
+assert shared.store().get(2) is None and bytes(shared.store().get(1)) == value(1)
+assert shared.store().put(2, value(2)) == Trouble.NONE
+assert check(shared) == 2
+shared.close()
+"""
+
+
+def test_an_entry_that_was_written_and_not_published_is_not_there() -> None:
+    run_child(f"WHERE = 'memory'\n{STORES}{BETWEEN}").check()
+
+
+# ---- loaders
+
+
+def noted(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def decoder(path: Path, deadly: Callable[[int], bool] = lambda item: False) -> Callable[[int], Any]:
+    def decode(item: int) -> Any:
+        with open(path, "ab", 0) as file:
+            file.write(b"%d\n" % item)
+        if deadly(item):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.001)
+        return {"x": np.full((item % 7 + 1, 50), item, np.float32)}
+
+    return decode
+
+
+def augment(sample: Any, rng: np.random.Generator) -> Any:
+    sample["x"] += rng.random()
+    return sample["x"].sum(0)
+
+
+SETTINGS: dict[str, Any] = {"batch_size": 5, "shuffle": True, "augment": augment}
+
+
+def reference(passes: int = 3) -> list[Any]:
+    with lp.Loader(range(ITEMS), decoder(Path(os.devnull)), workers=0, **SETTINGS) as loader:
+        return read(loader, passes)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return "memory" if request.param == "memory" else tmp_path / "cache"
+
+
+def test_workers_that_die_in_fn_lose_no_more_than_that_call(where: Any, tmp_path: Path) -> None:
+    log, once = tmp_path / "log", tmp_path / "once"
+
+    def deadly(item: int) -> bool:
+        marker = Path(f"{once}{item}")
+        if item % 9 or marker.exists():
+            return False
+        marker.touch()
+        return True
+
+    with lp.Loader(range(ITEMS), decoder(log, deadly), workers=2, cache=where, **SETTINGS) as loader:
+        assert_same(read(loader, 3), reference())
+        statistics = loader.statistics()
+    deaths = statistics.restarts
+    assert deaths >= 1
+    # Calls that ended their worker; what it had made of a ticket was kept before.
+    assert ITEMS <= len(noted(log)) <= ITEMS + 2 * deaths + 2
+    assert ITEMS - 2 * deaths <= statistics.cache_misses <= len(noted(log))
+
+
+def test_random_kills_change_no_bit(where: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    draws = random.Random(2)
+    with lp.Loader(
+        range(ITEMS), decoder(log), workers=2, cache=where, max_restarts=None, max_restarts_per_item=50, **SETTINGS
+    ) as loader:
+        batches = []
+        for _ in range(3):
+            for batch in loader:
+                batches.append(batch.copy())
+                if draws.random() < 0.3:
+                    with contextlib.suppress(ProcessLookupError):  # the latest one's death is not known yet
+                        os.kill(draws.choice(loader.statistics().workers).pid, signal.SIGKILL)
+        assert_same(batches, reference())
+        statistics = loader.statistics()
+        assert statistics.restarts > 3
+        assert statistics.cache_damaged == 0
+    assert len(noted(log)) <= ITEMS + 3 * statistics.restarts + 3
+
+
+def test_a_new_supervisor_goes_on_with_what_is_kept(where: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with lp.Loader(range(ITEMS), decoder(log), workers=2, cache=where, **SETTINGS) as loader:
+        batches = read(loader)
+        calls = len(noted(log))
+        os.kill(loader._engine.session._link.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        batches += read(loader, 2)
+        assert loader.statistics().supervisor_restarts == 1
+        assert_same(batches, reference())
+    assert len(noted(log)) == calls
+
+
+def test_resized_in_mid_epoch(where: Any, tmp_path: Path) -> None:
+    with lp.Loader(range(ITEMS), decoder(tmp_path / "log"), workers=1, cache=where, **SETTINGS) as loader:
+        batches = []
+        for _ in range(3):
+            for number, batch in enumerate(loader):
+                batches.append(batch.copy())
+                if number == 4:
+                    loader.resize(3 if loader.workers == 1 else 1)
+        assert_same(batches, reference())
+    assert len(noted(tmp_path / "log")) <= ITEMS + 6
+
+
+EXEC = """
+import sys
+sys.path.insert(0, ".")
+import warnings
+import numpy as np
+import loaderpool as lp
+import mine
+warnings.simplefilter("ignore", lp.WorkersNotForkedWarning)
+with lp.Loader(range(40), mine.decode, batch_size=4, workers=2, cache=CACHE, augment=np.negative) as loader:
+    for epoch in range(3):
+        assert [int(x) for batch in loader for x in batch] == [-item for item in range(40)]
+    statistics = loader.statistics()
+    assert statistics.workers_start == "exec"
+    assert statistics.cache_hits >= 80, statistics
+print(len(open("log").readlines()))
+"""
+MINE = """
+import os, threading, time
+if "LOADERPOOL_ROLE" in os.environ:
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+def decode(item):
+    with open("log", "a") as file:
+        file.write("x\\n")
+    return item
+"""
+
+
+@pytest.mark.parametrize("cache", ["memory", "cache"])
+def test_workers_that_are_no_forks_share_it_too(tmp_path: Path, cache: str) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    result = run_child(f"CACHE = {cache!r}\n{EXEC}", cwd=tmp_path, timeout_s=60).check()
+    assert 40 <= int(result.stdout) <= 44
+
+
+TRAINER = """
+import os, sys, time
+import numpy as np
+import loaderpool as lp
+
+def decode(item):
+    time.sleep(0.002)
+    return np.full(100_000, item, np.float64)
+
+loader = lp.Loader(range(200), decode, batch_size=5, workers=2, cache=sys.argv[1], augment=np.sum)
+batches = iter(loader)
+for _ in range(8):
+    next(batches)
+pids = [worker.pid for worker in loader.statistics().workers]
+print(loader._engine.cache.descriptor, os.fstat(loader._engine.cache.descriptor).st_ino, *pids, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.may_leak("processes of a trainer that was killed are looked for here")
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_a_killed_trainer_leaves_no_memory_and_what_was_stored(tmp_path: Path, cache: str) -> None:
+    given = "memory" if cache == "memory" else str(tmp_path / "cache")
+    named = set(os.listdir("/dev/shm"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, given], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert trainer.stdout is not None
+    _, inode, *pids = map(int, trainer.stdout.readline().split())
+    assert _holders(inode)
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    assert wait_gone(pids, 5.0) == []
+    deadline_s = time.monotonic() + 5.0
+    while _holders(inode) and time.monotonic() < deadline_s:  # the supervisor
+        time.sleep(0.02)
+    assert _holders(inode) == []
+    assert set(os.listdir("/dev/shm")) <= named
+    if cache == "disk":
+        # A worker that was ended while it wrote has left no lock, and no half of an entry.
+        with sqlite3.connect(tmp_path / "cache" / FILE_NAME) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        connection.close()
+        assert count >= 40
+
+
+def _holders(inode: int) -> list[int]:
+    """Processes that map the memory file, or have a descriptor of it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or not is_alive(int(entry.name)):
+            continue
+        try:
+            maps = (entry / "maps").read_text()
+        except OSError:
+            continue
+        if any("memfd:loaderpool-cache" in line and line.split()[4] == str(inode) for line in maps.splitlines()):
+            found.append(int(entry.name))
+    return found
+
+
+TWO = """
+import sys, time
+import numpy as np
+import loaderpool as lp
+
+def decode(item):
+    with open("log", "ab", 0) as file:
+        file.write(b"x\\n")
+    time.sleep(0.003)
+    return np.full(20_000, item, np.float64)
+
+loader = lp.Loader(range(150), decode, batch_size=5, workers=2, cache="cache", augment=np.mean)
+for epoch in range(2):
+    for number, batch in enumerate(loader):
+        assert batch.tolist() == [float(n) for n in range(5 * number, 5 * number + 5)]
+        print("batch", flush=True)
+loader.close()
+print("calls", loader.statistics().cache_misses, loader.statistics().cache_damaged)
+"""
+
+
+@pytest.mark.may_leak("processes of a trainer that was killed are looked for here")
+def test_two_trainings_on_one_store_and_one_of_them_killed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TWO)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    start = [sys.executable, str(script)]
+    killed = subprocess.Popen(start, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
+    assert killed.stdout is not None
+    other = subprocess.Popen(start, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
+    for _ in range(8):
+        killed.stdout.readline()
+    killed.kill()
+    killed.wait()
+    killed.stdout.close()
+    output, _ = other.communicate(timeout=60)
+    assert other.returncode == 0 and output.splitlines()[-1].split()[2] == "0"
+    again = run_child(TWO, cwd=tmp_path).check().stdout.splitlines()[-1]
+    assert again == "calls 0 0"
+
+
+DISK_FULL = """
+import ctypes, os, warnings
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x00020000):  # CLONE_NEWNS
+    print("skip"); raise SystemExit
+libc.mount(b"none", b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+os.mkdir("disk")
+if libc.mount(b"tmpfs", b"disk", b"tmpfs", 0, b"size=8m"):
+    print("skip"); raise SystemExit
+import numpy as np
+import loaderpool as lp
+
+def decode(item):
+    return np.full(30_000, item, np.float64)
+
+for workers in (0, 2):
+    directory = f"disk/cache{workers}"
+    cache = lp.Cache(directory, MAX_BYTES)
+    with lp.Loader(range(60), decode, batch_size=5, workers=workers, cache=cache, augment=np.mean) as loader:
+        for epoch in range(3):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert [float(x) for batch in loader for x in batch] == [float(item) for item in range(60)]
+            texts = [str(each.message) for each in caught if each.category is lp.CacheWarning]
+            assert len(texts) == (epoch == 0), texts
+            assert epoch or "the disk is full" in texts[0], texts
+        statistics = loader.statistics()
+        assert statistics.cache_is_full and statistics.cache_hits > 20 and statistics.cache_misses > 60
+        if MAX_BYTES is None:
+            assert os.statvfs("disk").f_bavail * os.statvfs("disk").f_frsize > 200_000
+    with loader.replace(workers=0) as loader:  # what was stored is whole
+        assert [float(x) for batch in loader for x in batch] == [float(item) for item in range(60)]
+        assert loader.statistics().cache_damaged == 0 and loader.statistics().cache_hits > 5
+    for name in os.listdir(directory):
+        os.unlink(f"{directory}/{name}")
+print("done")
+"""
+
+
+@pytest.mark.parametrize("max_bytes", [None, 1 << 30])
+def test_a_full_disk_is_told_once_and_the_training_goes_on(max_bytes: int | None) -> None:
+    """Without a bound a part of the disk is left free; with one that the disk does not have, it runs full."""
+    result = run_child(f"MAX_BYTES = {max_bytes}\n{DISK_FULL}", timeout_s=60).check()
+    if result.stdout == "skip\n":
+        pytest.skip("no mount namespace can be made here")
+    assert result.stdout == "done\n"

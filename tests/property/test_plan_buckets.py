@@ -1,0 +1,178 @@
+"""For any buckets: shards agree on the bucket at each step, nothing is lost, and the rest of an epoch is its rest."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderpool.plan.base import BasePlan, bounds_of
+from loaderpool.plan.bucket_order import Buckets
+from loaderpool.plan.buckets import BucketPlan
+
+
+@st.composite
+def all_fields(draw: st.DrawFn) -> dict[str, Any]:
+    boundaries = sorted(draw(st.sets(st.integers(1, 12), min_size=1, max_size=5)))
+    lengths = draw(st.lists(st.integers(0, 14), max_size=120))
+    sizes = draw(st.lists(st.integers(1, 6), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1))
+    return {
+        "size": len(lengths),
+        "batch_size": max(sizes),
+        "shuffle": draw(st.booleans()),
+        "seed": draw(st.integers(0, 2**64)),
+        "drop_remainder": draw(st.booleans()),
+        "num_shards": draw(st.integers(1, 5)),
+        "buckets": Buckets.of(np.array(lengths, np.int64), tuple(boundaries)),
+        "batch_sizes": tuple(sizes),
+    }
+
+
+def shards_of(fields: dict[str, Any], num_shards: int | None = None) -> list[BucketPlan]:
+    count = num_shards or fields["num_shards"]
+    return [BucketPlan(**{**fields, "num_shards": count, "shard_index": shard}) for shard in range(count)]
+
+
+def batches_of(plan: BasePlan, epoch: int) -> list[list[int]]:
+    return [plan.positions(epoch, batch).tolist() for batch in range(plan.batches_per_epoch)]
+
+
+def bucket_of(plan: BucketPlan, epoch: int, positions: list[int]) -> int:
+    found = {int(plan.buckets.numbers[index]) for index in plan.indices(epoch, np.array(positions))}
+    assert len(found) == 1, "a batch of one bucket"
+    return found.pop()
+
+
+def walked(plan: BucketPlan, epoch: int) -> list[list[int]]:
+    """The definition, item by item: the global batches of an epoch."""
+    filling: list[list[int]] = [[] for _ in plan.batch_sizes]
+    batches = []
+    for position, index in enumerate(plan.indices(epoch, np.arange(plan.size))):
+        bucket = int(plan.buckets.numbers[index])
+        filling[bucket].append(position)
+        if len(filling[bucket]) == plan.batch_sizes[bucket] * plan.num_shards:
+            batches.append(filling[bucket])
+            filling[bucket] = []
+    return batches + ([] if plan.drop_remainder else [rest for rest in filling if rest])
+
+
+@given(all_fields(), st.integers(0, 2))
+@settings(max_examples=150, deadline=None)
+def test_each_global_batch_is_a_full_bucket_in_the_order_in_which_they_get_full(
+    fields: dict[str, Any], epoch: int
+) -> None:
+    shards = shards_of(fields)
+    expected = walked(shards[0], epoch)
+    assert {plan.batches_per_epoch for plan in shards} == {len(expected)}
+    steps = zip(*(batches_of(plan, epoch) for plan in shards), strict=True)
+    repeated = 0
+    for step, whole in zip(steps, expected, strict=True):
+        assert len({bucket_of(shards[0], epoch, rows) for rows in step}) == 1
+        dealt = list(chain.from_iterable(step))
+        assert dealt[: len(whole)] == whole, "in their order, one shard after the other"
+        assert set(dealt) == set(whole)
+        assert max(map(len, step)) - min(map(len, step)) <= 1
+        repeated += len(dealt) - len(whole)
+    assert {plan.repeated_rows for plan in shards} == {repeated}
+
+
+@given(all_fields(), st.integers(0, 2))
+@settings(max_examples=150, deadline=None)
+def test_an_epoch_has_each_item_once_and_says_how_many(fields: dict[str, Any], epoch: int) -> None:
+    shards = shards_of(fields)
+    seen = Counter(chain.from_iterable(chain.from_iterable(batches_of(plan, epoch) for plan in shards)))
+    assert len(seen) == fields["size"] - shards[0].rows_left_out
+    assert shards[0].rows_left_out == 0 or fields["drop_remainder"]
+    assert sum(seen.values()) == len(seen) + shards[0].repeated_rows
+    assert sum(seen.values()) == sum(plan.rows_per_epoch for plan in shards)
+    indices = shards[0].indices(epoch, np.array(sorted(seen), np.int64))
+    assert len(set(indices)) == len(indices)
+
+
+@given(all_fields(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_chunk_is_its_batches_and_a_place_is_where_a_position_is(fields: dict[str, Any], data: st.DataObject) -> None:
+    shards, epoch = shards_of(fields), data.draw(st.integers(0, 2))
+    plan = data.draw(st.sampled_from(shards))
+    batches = batches_of(plan, epoch)
+    rows = [plan.rows(epoch, batch) for batch in range(len(batches))]
+    assert rows == list(map(len, batches))
+    assert max(rows, default=plan.most_rows) == plan.most_rows
+    first = data.draw(st.integers(0, len(batches)))
+    count = data.draw(st.integers(0, len(batches) - first))
+    chunk = plan.positions_of(epoch, first, count)
+    assert chunk.dtype == np.int64
+    parts = [chunk[start:stop].tolist() for start, stop in bounds_of(rows[first : first + count])]
+    assert parts == batches[first : first + count]
+    made = {(position, shard): (batch, row)
+            for shard, each in enumerate(shards)
+            for batch, positions in enumerate(batches_of(each, epoch))
+            for row, position in enumerate(positions)}  # fmt: skip
+    for position in range(fields["size"]):
+        for shard, each in enumerate(shards):
+            assert each.place(epoch, position) == made.get((position, shard))
+
+
+@given(all_fields(), st.data())
+@settings(max_examples=200, deadline=None)
+def test_to_go_on_is_as_if_it_had_never_stopped(fields: dict[str, Any], data: st.DataObject) -> None:
+    """Any number of stops, each state through JSON, and every shard can go on from any shard's."""
+    shards, epoch = shards_of(fields), data.draw(st.integers(0, 2))
+    whole = [batches_of(plan, epoch) for plan in shards]
+    count = shards[0].batches_per_epoch
+    stops = sorted(data.draw(st.lists(st.integers(0, count), max_size=4)))
+    got: list[list[list[int]]] = [[] for _ in shards]
+    plans: list[BasePlan] = list(shards)
+    for before, stop in pairwise([0, *stops, count]):
+        for shard, plan in enumerate(plans):
+            assert plan.batches_per_epoch == count - before or stop == count
+            got[shard] += batches_of(plan, epoch)[: stop - before]
+        starts = {plan.start_after(epoch, stop - before) for plan in plans}
+        assert len(starts) == 1
+        start = shards[0].read_start(json.loads(json.dumps(starts.pop())))
+        plans = [plan.after(start) for plan in shards]
+    assert got == whole
+    if not fields["drop_remainder"]:
+        assert {plan.batches_per_epoch for plan in plans} == {0}
+
+
+@given(all_fields(), st.data())
+@settings(max_examples=200, deadline=None)
+def test_shares_follow_the_cluster(fields: dict[str, Any], data: st.DataObject) -> None:
+    """The number of shards changes at some places of an epoch, and together they have each item once."""
+    epoch = data.draw(st.integers(0, 2))
+    start: Any = ()
+    seen: Counter[int] = Counter()
+    repeated = 0
+    for is_last in [*data.draw(st.lists(st.just(False), max_size=3)), True]:
+        shards = [plan.after(start) for plan in shards_of(fields, data.draw(st.integers(1, 5)))]
+        count = shards[0].batches_per_epoch
+        stop = count if is_last else data.draw(st.integers(0, count))
+        for plan in shards:
+            seen.update(chain.from_iterable(batches_of(plan, epoch)[:stop]))
+        repeated += shards[0].repeated_rows
+        left_out = shards[0].rows_left_out
+        if stop == count:
+            break
+        start = shards[0].start_after(epoch, stop)
+        repeated -= shards[0].after(start).repeated_rows
+    assert len(seen) == fields["size"] - left_out
+    assert sum(seen.values()) - len(seen) == repeated
+    assert left_out == 0 or fields["drop_remainder"]
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=50), st.sets(st.integers(1, 2**40), min_size=1, max_size=300))
+@settings(max_examples=100, deadline=None)
+def test_buckets_are_those_of_tf_data(lengths: list[int], edges: set[int]) -> None:
+    boundaries = sorted(edges)
+    buckets = Buckets.of(np.array(lengths, np.int64), tuple(boundaries))
+    for length, bucket in zip(lengths, buckets.numbers.tolist(), strict=True):
+        assert bucket == 0 or boundaries[bucket - 1] <= length
+        assert bucket == len(boundaries) or length < boundaries[bucket]
+    assert buckets.firsts == tuple(accumulate((0, *buckets.counts[:-1])))
+    assert buckets.numbers.dtype == (np.uint8 if len(boundaries) < 256 else np.uint16)

@@ -1,0 +1,39 @@
+"""WAV files of varied length, written on the spot, and the functions that read them."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["frames_of", "load_sound", "write_sounds"]
+
+
+def write_sounds(folder: Path, count: int, least: int, most: int, seed: int = 0) -> list[str]:
+    """Write `count` mono files of `least` to `most` frames of noise; returns their paths."""
+    rng = np.random.default_rng(seed)
+    paths = []
+    for number, frames in enumerate(rng.integers(least, most + 1, count).tolist()):
+        path = folder / f"{number:04d}.wav"
+        with wave.open(str(path), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(rng.integers(1, 3000, frames, np.int16).tobytes())
+        paths.append(str(path))
+    return paths
+
+
+def frames_of(path: str) -> int:
+    """The length of a file, from its header alone."""
+    with wave.open(path) as file:
+        return file.getnframes()
+
+
+def load_sound(path: str, rng: np.random.Generator) -> dict[str, Any]:
+    """The file's frames, louder or softer by chance, and how many they are."""
+    with wave.open(path) as file:
+        frames = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+    return {"sound": frames * np.float32(rng.uniform(0.5, 2.0)), "frames": len(frames)}

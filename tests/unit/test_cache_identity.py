@@ -1,0 +1,209 @@
+"""What a store on disk is of: the same in another process, and another one where anything that counts differs."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderpool.cache.identity import describe, mark_of
+from tests.support.child import run_child
+
+PROGRAM = """
+import enum, functools, json, pathlib, re
+import numpy as np
+from loaderpool.cache.identity import describe
+
+SIZE = 3
+LABELS = {"cat", "dog", "bird"}
+
+class Kind(enum.Enum):
+    A = 1
+
+class Scaler:
+    factor = 2
+    def __init__(self, base):
+        self.base = base
+    def __call__(self, item):
+        return self.scale(item) + SIZE
+    def scale(self, item):
+        return item * self.base
+
+def helper(item):
+    return item + 1
+
+def make(offset):
+    def fn(item, scale=2, *, kind=Kind.A):
+        if item in {"x", "y", "zz"}:
+            return None
+        return helper(item) * scale + offset + len(LABELS)
+    return fn
+
+def again(item):
+    return again(item - 1) if item else 0
+
+class Rows:
+    def __init__(self, path):
+        self.path = path
+    def __len__(self):
+        return 3
+    def __getitem__(self, index):
+        return helper(index)
+
+FUNCTIONS = {
+    "closure": make(5),
+    "partial": functools.partial(make(5), scale=3),
+    "object": Scaler(4),
+    "method": Scaler(4).scale,
+    "recursive": again,
+    "lambda": lambda item: np.sqrt(item) + len(LABELS),
+    "builtin": len,
+    "class": np.float32,
+    "cached": functools.lru_cache(helper),
+    "table": {"a": 1, "b": 2}.get,
+}
+SOURCES = {
+    "range": range(10),
+    "paths": [pathlib.Path(f"a/{n}.jpg") for n in range(10_000)],
+    "texts": [f"{n}" for n in range(10_000)],
+    "dicts": [{"n": n, "tags": {"a", "b", str(n)}} for n in range(5000)],
+    "array": np.arange(20.0).reshape(4, 5),
+    "strided": np.arange(20.0)[::2],
+    "zipped": (np.arange(3), np.array(["a", "b", "c"], object)),
+    "own": Rows("x"),
+    "pattern": [re.compile("a"), Kind.A, frozenset("abcdef")],
+}
+"""
+SHOW = """
+shown = {name: describe(fn, None, range(3)) for name, fn in FUNCTIONS.items()}
+shown |= {name: describe(len, None, source) for name, source in SOURCES.items()}
+print(json.dumps(shown))
+"""
+
+
+def run(program: str, env: dict[str, str | None] | None = None) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(run_child(program + SHOW, env=env).check().stdout)
+    return found
+
+
+def test_two_processes_come_to_the_same() -> None:
+    first, second = (run(PROGRAM, {"PYTHONHASHSEED": seed}) for seed in ("1", "2"))
+    assert first == second
+    marks = [mark_of(fields) for fields in first.values()]
+    assert len(set(marks)) == len(marks)
+
+
+CHANGES = {
+    "an operator": ("helper(item) * scale", "helper(item) - scale", {"closure", "partial"}),
+    "a called function": ("return item + 1", "return item + 2", {"closure", "partial", "cached", "own"}),
+    "a captured variable": ("make(5)", "make(6)", {"closure", "partial"}),
+    "a default": ("scale=2, *", "scale=4, *", {"closure", "partial"}),
+    "a keyword default": ("kind=Kind.A):", "kind=None):", {"closure", "partial"}),
+    "a constant in a set": ('"zz"}', '"zzz"}', {"closure", "partial"}),
+    "a global": ("SIZE = 3", "SIZE = 4", {"object", "method"}),
+    "a set of texts": ('"bird"}', '"bee"}', {"closure", "partial", "lambda"}),
+    "an argument of partial": ("scale=3)", "scale=5)", {"partial"}),
+    "an object's attribute": ("Scaler(4),", "Scaler(5),", {"object"}),
+    "a class attribute": ("factor = 2", "factor = 3", {"object", "method"}),
+    "another method of the object's class": ("item * self.base", "item + self.base", {"object", "method"}),
+    "a table whose method it is": ('"b": 2', '"b": 3', {"table"}),
+    "a recursive function": ("else 0", "else 1", {"recursive"}),
+    "a library's function": ("np.sqrt", "np.cbrt", {"lambda"}),
+    "an item of many": ('f"a/{n}.jpg"', 'f"a/{n if n != 5000 else 0}.jpg"', {"paths"}),
+    "a text of many": ('f"{n}" for', 'f"{n if n != 5000 else 0}" for', {"texts"}),
+    "a set in an item of many": ("str(n)}", "str(n // 4999)}", {"dicts"}),
+    "an array's element": ("np.arange(20.0).reshape", "(np.arange(20.0) + 1e-9).reshape", {"array"}),
+    "a source's attribute": ('Rows("x")', 'Rows("y")', {"own"}),
+    "a source's method": ("return helper(index)", "return helper(index) * 1", {"own"}),
+    "a pattern": ('re.compile("a")', 're.compile("b")', {"pattern"}),
+    "nothing but a comment and its place": ("def helper", "# moved\n\n\ndef helper", set()),
+}
+
+
+@pytest.fixture(scope="module")
+def before() -> dict[str, dict[str, str]]:
+    return run(PROGRAM)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_counts_differs_and_nothing_else(before: dict[str, dict[str, str]], change: str) -> None:
+    old, new, expected = CHANGES[change]
+    assert old in PROGRAM
+    after = run(PROGRAM.replace(old, new))
+    assert {name for name in before if before[name] != after[name]} == expected
+
+
+def test_a_function_of_an_imported_module_of_ones_own(tmp_path: Path) -> None:
+    program = """
+        import json, sys
+        sys.path.insert(0, ".")
+        import mine
+        from loaderpool.cache.identity import describe
+        print(json.dumps([describe(mine.fn, None, range(3)), describe(lambda item: mine.helper(item), None, range(3))]))
+    """
+    found = []
+    for constant in (1, 1, 2):
+        module = f"""
+            LIMIT = {constant}
+            def helper(item):
+                return item + LIMIT
+            def fn(item):
+                return helper(item)
+        """
+        (tmp_path / "mine.py").write_text(textwrap.dedent(module))
+        found.append(json.loads(run_child(program, cwd=tmp_path, env={"PYTHONDONTWRITEBYTECODE": "1"}).check().stdout))
+    assert found[0] == found[1]
+    for same, other in zip(found[0], found[2], strict=True):
+        assert same != other
+        assert [name for name in same if same[name] != other[name]] == ["LIMIT of function"]
+
+
+def test_the_setup_hook_counts() -> None:
+    value = 1
+    assert describe(len, lambda: value, []) != describe(len, lambda: 2, []) != describe(len, None, [])
+
+
+def test_a_large_array_is_read_in_pieces() -> None:
+    array = np.zeros(30_000_000, np.float32)  # 120 MB
+    first = describe(len, None, array)
+    array[-1] = 1
+    last = describe(len, None, array)
+    assert first != last
+    assert describe(len, None, np.asfortranarray(array.reshape(3000, -1))) != last
+
+
+def test_what_cannot_be_looked_into_counts_by_its_type(tmp_path: Path) -> None:
+    with open(tmp_path / "a", "w") as file:
+        fields = describe(lambda item: (item, file), None, (item for item in ()))
+    assert fields["source"].startswith("generator")
+    nested: Any = []
+    for _ in range(100_000):
+        nested = [nested]
+    itself: list[Any] = []
+    itself.append(itself)
+    for odd in (nested, itself, os, collections.defaultdict(list), object()):
+        assert describe(len, None, [odd])["source"].startswith("list 1 items")
+
+
+def test_a_memmap_counts_by_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "array"
+    np.arange(10).tofile(path)
+    mapped = np.memmap(path, np.int64, "r")
+    first = describe(len, None, mapped)
+    assert describe(len, None, np.memmap(path, np.int64, "r")) == first
+    os.utime(path, (1, 1))
+    assert describe(len, None, np.memmap(path, np.int64, "r")) != first
+
+
+def test_a_data_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    frames = [pandas.DataFrame({"a": [1, 2, last], "b": ["x", "y", "z"]}) for last in (3, 3, 4)]
+    frames[0].describe()  # fills what it keeps for itself
+    first, second, other = (describe(len, None, frame) for frame in frames)
+    assert first == second != other

@@ -1,0 +1,268 @@
+"""HDF5 by row: what h5py gives, files opened by each process for itself, and damage that is named."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from loaderpool.sources import hdf5
+from tests.support.batches import assert_same
+from tests.support.child import run_child
+
+
+def write(path: Path, rows: int, seed: int = 0, **how: Any) -> Path:
+    rng = np.random.default_rng(seed)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=rng.integers(0, 255, (rows, 4, 3), np.uint8), **how)
+        file.create_dataset("train/labels", data=rng.integers(0, 9, rows, np.int16))
+        file.create_dataset("names", data=[f"näme {n}" for n in range(rows)], dtype=h5py.string_dtype())
+        file["one"] = 3.5
+    return path
+
+
+def open_paths() -> list[str]:
+    return [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
+
+
+# ---- rows ----
+
+
+def test_rows_are_those_of_h5py(tmp_path: Path) -> None:
+    sizes = [5, 1, 30]
+    paths = [write(tmp_path / f"{n}.h5", rows, n, chunks=(1, 4, 3)) for n, rows in enumerate(sizes)]
+    keys = {"image": "images", "rest": ("train/labels", "names")}
+    source = lp.HDF5([str(paths[0]), *paths[1:]], keys)
+    assert len(source) == 36
+    expected = []
+    for path in paths:
+        with h5py.File(path) as file:
+            for row in range(len(file["images"])):
+                rest = file["train/labels"][row], file["names"][row]
+                expected.append({"image": file["images"][row], "rest": rest})
+    for at in (*range(36), *range(-36, 0)):
+        item = source[at]
+        assert list(item) == ["image", "rest"] and isinstance(item["rest"][1], bytes)
+        assert_same(item["image"], expected[at]["image"])
+        assert item["rest"] == expected[at]["rest"] and item["rest"][0].dtype == np.int16
+    with pytest.raises(IndexError):
+        source[36]
+    assert repr(source) == f"<36 rows of 'images', 'train/labels', 'names' in 3 files from {paths[0]} on>"
+    single = lp.HDF5(paths[2], "images")
+    assert repr(single) == f"<30 rows of 'images' in {paths[2]}>"
+    assert_same(np.array(single), np.array([item["image"] for item in expected[6:]]))
+
+
+def test_a_file_without_rows_among_others(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / "none", 0),
+        write(tmp_path / "a", 2),
+        write(tmp_path / "none2", 0),
+        write(tmp_path / "b", 1),
+    ]
+    assert len(list(lp.HDF5(paths, "images"))) == 3
+    with pytest.raises(lp.ArgumentError, match=r"'images' in .*none have no rows"):
+        lp.HDF5(paths[0], "images")
+
+
+def test_a_pickle_opens_files_of_its_own(tmp_path: Path) -> None:
+    source = lp.HDF5(write(tmp_path / "x.h5", 6), ("images", "train/labels"))
+    copy = pickle.loads(pickle.dumps(source))
+    assert_same(copy[5], source[5])
+    assert source._owner != copy._owner
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_files_are_opened_when_first_read_and_closed_with_the_source(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.h5", 3)
+    source = lp.HDF5(path, "images")
+    assert str(path) not in open_paths()
+    source[0]
+    assert open_paths().count(str(path)) == 1
+    del source
+    gc.collect()
+    assert str(path) not in open_paths()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_few_of_many_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdf5._open, "_most", 4)
+    paths = [write(tmp_path / f"{n}.h5", 2, n) for n in range(20)]
+    source, other = lp.HDF5(paths, "images"), lp.HDF5(paths[:7], "train/labels")
+    assert len(list(source)) == 40 and len(list(other)) == 14
+    assert sum(path.startswith(str(tmp_path)) for path in open_paths()) == 4
+
+
+def test_rows_of_a_chunk_larger_than_the_usual_cache_are_not_unpacked_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.zeros((64, 1 << 16), np.uint8), chunks=(64, 1 << 16), compression="gzip")
+    source = lp.HDF5(path, "x")
+    assert source._cache_bytes == 2 * 64 * (1 << 16)
+    assert list(pickle.loads(pickle.dumps(source))[3]) == [0] * (1 << 16)
+
+
+FORKED = """
+import gc, os, sys
+import h5py, numpy as np, pytest
+import loaderpool as lp
+from loaderpool.sources import hdf5
+
+def descriptor():
+    (file,) = hdf5._open._kept.things.values()
+    assert file._owner == os.getpid()
+    return file._descriptor
+
+with h5py.File("x.h5", "w") as file:
+    file["x"] = np.arange(10)
+source = lp.HDF5("x.h5", "x")
+assert source[3] == 3
+number = descriptor()
+place = os.lseek(number, 0, os.SEEK_CUR)
+child = os.fork()
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.lseek(number, 0, os.SEEK_CUR) == place
+    assert source[9] == 9
+    sys.exit()
+"""
+
+
+def test_a_fork_opens_files_of_its_own() -> None:
+    """HDF5 gives whoever opens a file what is open already, the inherited one too, whose place both would move."""
+    run_child(
+        FORKED
+        + """
+assert source[4] == 4
+os.lseek(descriptor(), place + 7, os.SEEK_SET)
+"""
+    ).check()
+
+
+def test_a_fork_that_lost_the_descriptor_gets_an_error_and_closes_nothing_of_its_own() -> None:
+    run_child(
+        FORKED
+        + """
+os.close(number)
+assert os.open("other", os.O_RDWR | os.O_CREAT) == number
+with pytest.raises(lp.SourceError, match="x.h5 became shorter"):  # HDF5 still has the number
+    source[4]
+del source
+gc.collect()
+os.fstat(number)
+"""
+    ).check()
+
+
+# ---- damage ----
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten chunks of one row each, with a checksum on each."""
+    path = tmp_path_factory.mktemp("packed") / "packed.h5"
+    with h5py.File(path, "w") as file:
+        data = np.arange(10_000).reshape(10, 1000)
+        file.create_dataset("x", data=data, chunks=(1, 1000), fletcher32=True)
+    return path
+
+
+def test_a_damaged_chunk_is_an_error_of_its_rows_alone(packed: Path) -> None:
+    with h5py.File(packed) as file:
+        place = file["x"].id.get_chunk_info(4).byte_offset
+    path = packed.with_name("flipped.h5")
+    data = bytearray(packed.read_bytes())
+    data[place + 17] ^= 1
+    path.write_bytes(data)
+    source = lp.HDF5(path, {"a": "x"})
+    for row in (0, 3, 5, 9):
+        assert source[row]["a"].tolist() == list(range(1000 * row, 1000 * row + 1000))
+    for _ in range(2):
+        with pytest.raises(lp.SourceError, match=r"row 4 of 'x' in .*flipped\.h5 cannot be read: OSError"):
+            source[4]
+
+
+@hypothesis.given(cut=st.floats(0, 0.999))
+@hypothesis.settings(max_examples=30)
+def test_a_file_that_is_cut_is_refused(packed: Path, cut: float) -> None:
+    path = packed.with_name("cut.h5")
+    data = packed.read_bytes()
+    path.write_bytes(data[: int(len(data) * cut)])
+    with pytest.raises(lp.SourceError, match=r"cut\.h5 cannot be opened as HDF5"):
+        lp.HDF5(path, "x")
+
+
+@pytest.mark.parametrize("was_read", [False, True], ids=["not yet open", "open"])
+def test_a_file_that_changed_is_refused(packed: Path, was_read: bool) -> None:
+    path = packed.with_name("changed.h5")
+    path.write_bytes(packed.read_bytes())
+    source = lp.HDF5(path, "x")
+    if was_read:
+        source[0]
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(lp.SourceError, match=r"changed\.h5 was written to since it was indexed"):
+        source[0]
+
+
+def test_a_file_that_is_gone_is_named(packed: Path) -> None:
+    path = packed.with_name("gone.h5")
+    path.write_bytes(packed.read_bytes())
+    source = lp.HDF5(path, "x")
+    path.unlink()
+    with pytest.raises(lp.SourceError, match=r"gone\.h5 was there when it was indexed, and now: .*No such file"):
+        source[0]
+
+
+# ---- refused ----
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ("image", lp.ArgumentError, r"there is no 'image' in .*x\.h5; it has 'images', 'names', 'one', 'train/labels'"),
+        ("train", lp.ArgumentError, r"'train' in .*x\.h5 is a group; its datasets are 'train/labels'"),
+        ("one", lp.ArgumentError, "'one' in .* is a single value and has no rows"),
+        (["images"], lp.ArgumentTypeError, "keys is a list: give a tuple"),
+        (3, lp.ArgumentTypeError, "keys must be the name of a dataset, got 3"),
+        ({"a": ("images", 3)}, lp.ArgumentTypeError, r"keys\['a'\]\[1\] must be the name of a dataset, got 3"),
+        ((), lp.ArgumentError, "keys has an empty tuple"),
+        (None, lp.ArgumentError, "keys has None"),
+    ],
+)
+def test_wrong_keys_are_named(tmp_path: Path, keys: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lp.HDF5(write(tmp_path / "x.h5", 3), keys)
+
+
+def test_datasets_of_different_lengths_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.h5", 3)
+    with h5py.File(path, "a") as file:
+        file["more"] = np.zeros(4)
+    with pytest.raises(lp.ArgumentError, match=r"x\.h5 .* numbers of rows differ: 'images' has 3, 'more' has 4"):
+        lp.HDF5(path, ("images", "more"))
+
+
+def test_other_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    path.write_text("no HDF5 at all")
+    with pytest.raises(lp.SourceError, match=r"x\.h5 cannot be opened as HDF5 .*file signature not found"):
+        lp.HDF5(path, "x")
+    with pytest.raises(FileNotFoundError, match=r"none\.h5"):
+        lp.HDF5(tmp_path / "none.h5", "x")
+
+
+def test_without_h5py_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x.h5", 3)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"HDF5 needs h5py, which is not installed: pip install 'loaderpool\[hdf5\]'"):
+        lp.HDF5(path, "images")

@@ -1,0 +1,88 @@
+"""JSON lines by index: every value, whatever blank lines are between, and damage named by file and byte."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from loaderpool.sources import line_index
+
+VALUES: list[Any] = [{"a": 1, "text": "ä\n\u2028日"}, [1, 2], "x", None, 3.5, {}, {"deep": {"er": [{}]}}]
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_values_are_those_that_were_dumped(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{n}.jsonl", "\n".join(map(json.dumps, VALUES)) + "\n" * n) for n in range(3)]
+    source = lp.JsonLines(paths)
+    assert list(source) == VALUES * 3 and len(source) == 21
+    assert list(pickle.loads(pickle.dumps(source))) == VALUES * 3
+    assert repr(source) == f"<21 JSON lines of 3 files from {paths[0]} on>"
+    assert source[-1] == VALUES[-1]
+
+
+@hypothesis.given(
+    lines=st.lists(st.sampled_from(["", "1", '"a"', "[]", '{"b": [2]}']), max_size=12),
+    ends=st.lists(st.sampled_from(["\n", "\r\n"]), min_size=12, max_size=12),
+    has_last_end=st.booleans(),
+    chunk_bytes=st.integers(1, 9),
+)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_blank_lines_are_no_items_wherever_they_are(
+    tmp_path: Path, lines: list[str], ends: list[str], has_last_end: bool, chunk_bytes: int
+) -> None:
+    text = "".join(line + end for line, end in zip(lines, ends, strict=False))
+    if not has_last_end:
+        text = text.removesuffix("\n").removesuffix("\r")
+    path = write(tmp_path / "x.jsonl", text)
+    expected = [json.loads(line) for line in lines if line]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_index, "_CHUNK_BYTES", chunk_bytes)
+        if expected:
+            assert list(lp.JsonLines(path)) == expected
+        else:
+            with pytest.raises(lp.ArgumentError, match=r"there is no line in .*, or only empty ones"):
+                lp.JsonLines(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_value(tmp_path: Path) -> None:
+    assert list(lp.JsonLines(write(tmp_path / "x", '{"a": 1}\n2'.encode("utf-8-sig")))) == [{"a": 1}, 2]
+
+
+def test_a_damaged_line_is_an_error_of_that_item_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", b'{"a": 1}\n\n{"a": \n"\xff"\n[1, 2')
+    source = lp.JsonLines(path)
+    assert len(source) == 4 and source[0] == {"a": 1}
+    for index, message in (
+        (1, r"record 2 of .*x\.jsonl \(at byte 10\) is no JSON: JSONDecodeError: Expecting value"),
+        (2, r"record 3 of .*x\.jsonl \(at byte 17\) is no JSON: UnicodeDecodeError"),
+        (3, r"record 4 of .*x\.jsonl \(at byte 21\) is no JSON: JSONDecodeError"),
+    ):
+        with pytest.raises(lp.SourceError, match=message):
+            source[index]
+
+
+def test_depth_is_an_error_of_the_item(tmp_path: Path) -> None:
+    source = lp.JsonLines(write(tmp_path / "x.jsonl", "[" * 200_000))
+    with pytest.raises(lp.SourceError, match="is no JSON"):
+        source[0]
+
+
+def test_compressed_and_empty_files(tmp_path: Path) -> None:
+    with pytest.raises(lp.ArgumentError, match=r"x\.jsonl\.gz is compressed"):
+        lp.JsonLines(write(tmp_path / "x.jsonl.gz", gzip.compress(b"{}\n")))
+    paths = [write(tmp_path / "none", ""), write(tmp_path / "one", "1\n")]
+    assert list(lp.JsonLines(paths)) == [1]
+    with pytest.raises(lp.ArgumentTypeError, match="paths must be a path"):
+        lp.JsonLines(None)  # type: ignore[arg-type]
