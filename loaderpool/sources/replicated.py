@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.item_names import MOST_GENERATORS
 
 __all__ = ["ReplicatedSource"]
 
@@ -39,6 +40,11 @@ class ReplicatedSource:
             raise ArgumentTypeError(f"shards must be a sequence of files, ranges or the like, got {shards!r}")
         if shards is not None and not len(shards):
             raise ArgumentError("shards is empty: nothing would ever be generated")
+        if shards is not None and len(shards) > MOST_GENERATORS:
+            raise ArgumentError(
+                f"shards has {len(shards):,} elements, more than the {MOST_GENERATORS:,} that can be told apart: let "
+                "each be several files, or give the list as the source of a Loader"
+            )
         if cycle_length is not None and shards is None:
             raise ArgumentError("cycle_length is how many shards are open at once: give shards, too")
         self.make_generator = make_generator
