@@ -15,6 +15,7 @@ from loaderpool.errors import (
     SpecMismatchError,
     WorkerLostError,
 )
+from loaderpool.item_names import generated_item, item_name
 from loaderpool.worker.failures import (
     LOST_PIPES_STATUS,
     Failure,
@@ -49,7 +50,7 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
         return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
     message = preface + _message(failure)
     told = {
-        "index": failure.index,
+        "index": _index_told(failure.index),
         "epoch": failure.epoch,
         "worker": failure.worker,
         "remote_traceback": failure.traceback_text,
@@ -123,7 +124,7 @@ def lost_error(report: LostReport) -> WorkerLostError:
         text = f"{worker} in the setup hook; {report.deaths} in a row died before their first sample. "
     elif report.verdict is Verdict.ALONE and report.index is not None:
         text = (
-            f"{worker} at source index {report.index}, epoch {report.epoch}; {report.deaths} in a row died "
+            f"{worker} at {item_name(report.index)}, epoch {report.epoch}; {report.deaths} in a row died "
             "over this work, at last while this sample ran alone. "
         )
     elif report.verdict is Verdict.ALONE:
@@ -148,7 +149,7 @@ def lost_error(report: LostReport) -> WorkerLostError:
     if report.stacks.strip():
         text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
     error = WorkerLostError(text)
-    error.index, error.epoch, error.signal_name = report.index, report.epoch, name
+    error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
     return error
 
 
@@ -200,7 +201,9 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
 
 def _message(failure: Failure) -> str:
     if failure.index is not None:
-        where = f"source index {failure.index}"
+        where = item_name(failure.index)
+    elif failure.indices and (generated := generated_item(failure.indices[0])) is not None:
+        where = f"a batch of generator {generated[0]}, from its item {generated[1]} on"
     elif failure.indices:
         shown = ", ".join(map(str, failure.indices[:8])) + (", ..." if len(failure.indices) > 8 else "")
         where = f"the batch of source indices [{shown}]"
@@ -215,8 +218,16 @@ def _message(failure: Failure) -> str:
 
 
 def _how_to_replay(index: int, epoch: int) -> str:
+    if generated_item(index) is not None:
+        return "To run it in this process, for a debugger: workers=0."
     command = f"loaderpool replay TARGET --index {index} --epoch {epoch}"
     return f"To run it in this process, for a debugger: `{command}`, or workers=0."
+
+
+def _index_told(index: int | None) -> int | None:
+    """The attribute of an error: of what a generator yields its number there."""
+    generated = None if index is None else generated_item(index)
+    return index if generated is None else generated[1]
 
 
 def _place(failure: Failure) -> str:

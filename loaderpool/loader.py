@@ -361,8 +361,6 @@ class Loader:
         return write_state(position, self._fingerprint, self._plan)
 
     def _refuse_what_cannot_go_on(self) -> None:
-        if self._plan.lanes:
-            raise StateError("where generators stand cannot be saved: they are the user's own code")
         if self._stream is not None and self._stream.is_one_shot:
             raise StateError(
                 f"source is a {self._stream.kind}, which can be read only once: what it gave is gone in another "

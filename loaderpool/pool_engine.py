@@ -26,6 +26,7 @@ from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
 from loaderpool.plan.base import BasePlan
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring, with_chunk
 from loaderpool.session import Session
@@ -170,7 +171,9 @@ class PoolEngine:
         assert self._form is not None
         return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
-    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> PoolRun:
+    def begin(
+        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+    ) -> PoolRun:
         """See `delivery.Engine`.
 
         Raises:
@@ -185,7 +188,7 @@ class PoolEngine:
             self.check_open()
             quota = self.sharing.make_way()
             feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
-            run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed)
+            run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed, lanes)
             self.sharing.add(run)
             if feed is not None and not feed.is_started:
                 feed.start()
@@ -254,7 +257,9 @@ class PoolEngine:
         form = choose_form(self._probe, self._given_spec, config, plan, self.unit)
         if plan.lanes:
             form = with_chunk(form, 1)
-        makers = max(session.workers_wanted, plan.lanes)  # each of which should have slots of its own
+        # Generators that stand beside one another need a batch each to be ready in turn; but many large ones would take
+        # all the memory, and no more are made at once than there are workers.
+        makers = max(session.workers_wanted, min(plan.lanes, 2 * session.workers_wanted))
         ring_plan = plan_ring(form, workers=makers, memory_limit=config.memory_limit)
         form = ring_plan.form
         extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
@@ -263,7 +268,7 @@ class PoolEngine:
         except BaseException:
             session.arena.give_back(extent)
             raise
-        self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring)
+        self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring, plan.lanes > 0)
         self._layout_bytes, self._form = nbytes, form
         self._order_layout()
 
@@ -302,11 +307,15 @@ class PoolEngine:
             self._make_error = functools.partial(MemoryLimitError, str(error))
             self.session.wake()
 
-    def reserve(self) -> int:
-        """Slots of a run that are never lent, so that workers always have somewhere to write."""
+    def reserve(self, quota: int) -> int:
+        """Slots that a run with this quota never lends, so that workers always have somewhere to write.
+
+        Of generators that many batches may be made ahead, so they hang on nothing but the quota, and grow no faster
+        than it does (RING-4).
+        """
         assert self.ring is not None
         if self.plan.lanes:
-            return max(1, min(max(self.plan.lanes + 1, self.ring.count // 2), self.ring.count - 1))
+            return max(1, quota // 2)
         return max(1, min(self.session.workers_wanted + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----
