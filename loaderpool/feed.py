@@ -8,11 +8,11 @@ A batch may be made once its bundle lies in the arena, and the bundle stays unti
 whatever dies in between, the items are still there, though the stream gave them only once. How far the stream is read
 ahead is bounded, in batches and bytes: that is the back-pressure to the reader.
 
-Without an order a ticket may cover batches that were taken, beside others that were not: those of an earlier stretch, or
-of an earlier process. So a bundle stays until all tickets were answered that could ask for it.
+Without an order a ticket may cover batches that were taken, in an earlier stretch or by an earlier process, beside
+others that were not. So a bundle stays until all tickets were answered that could ask for it.
 
-FEED-2: every bundle that is entered has a number below `made`, and every one below that which a ticket may still ask for
-is entered.
+FEED-2: every bundle that is entered has a number below `made`, and every one below that which a ticket may still ask
+for is entered.
 """
 
 from __future__ import annotations
