@@ -84,11 +84,11 @@ class PassBook:
 
     def resume_at(self, position: Position) -> None:
         """The next pass begins there; where nothing of that epoch is left, with the next one."""
-        if (position.start or position.taken) and not self.log_at(position).batches:
+        if position.is_rest and not self.log_at(position).batches:
             position = Position(position.epoch + 1)
         with self._lock:
             self.epoch = position.epoch
-            self._resume = position if position.start or position.taken else None
+            self._resume = position if position.is_rest else None
             self.was_placed = True
 
     def next_log(self) -> PassLog:
@@ -102,7 +102,7 @@ class PassBook:
     def log_at(self, place: Position) -> PassLog:
         """What a pass that begins there will be, nothing delivered yet."""
         plan = self.plan.after(place.start)
-        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic)
+        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic, lanes=place.lanes)
 
     @property
     def last_error(self) -> BaseException | None:
@@ -144,7 +144,7 @@ class PassBook:
                 epoch, place = wanted.epoch, wanted
             self.epoch = max(self.epoch, epoch + 1)
             parked, self._parked = self._parked, None
-        is_rest = place is not None and bool(place.start or place.taken)
+        is_rest = place is not None and place.is_rest
         try:
             per_epoch = self.plan.batches_per_epoch
             if place is None:
@@ -161,7 +161,9 @@ class PassBook:
             limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
             if log.plan.is_open:
                 limit = 0  # it grows as the stream is read
-            return engine.begin(epoch, limit, log.plan, {} if place is None else place.taken), log
+            if place is None:
+                return engine.begin(epoch, limit, log.plan, {}), log
+            return engine.begin(epoch, limit, log.plan, place.taken, place.lanes), log
         except BaseException:
             self.give_up_epoch(epoch)
             if parked is not None:
@@ -287,7 +289,7 @@ class Pass:
         if not log.delivered:
             book.tally.passes += 1
             book.note_begun(log.epoch)
-        log.note(delivery, self._run.first_epoch if self._run is not None else log.epoch)
+        log.note(delivery, self._run)
         return delivery
 
     def _admit(self, delivery: Delivery) -> Delivery:
@@ -323,7 +325,7 @@ class Pass:
         self._is_over = True
         log.close()
         if not log.delivered:
-            if log.plan.begins_at or log.taken_before:  # the rest of an epoch, of which nothing was left
+            if log.is_rest:  # of an epoch, of which nothing was left
                 self._book.note_begun(log.epoch)
                 self._goes_on = self._place is None
             else:

@@ -53,8 +53,6 @@ class Stretch:
         self.lent: dict[int, None] = {}  # slots that the consumer looks at; changed by finalizers, on any thread
         self._parts: dict[int, Arrival] = {}  # batches of which some rows are there
         self._seen: dict[tuple[int, int], None] = {}
-        self._answered_until = shelf.begin_at
-        self._answered: dict[int, int] = {}  # of a stream, behind that: first batches of tickets and how many each has
         self._start: Extent | None = None  # where workers read the beginning of its epoch
 
     def place_start(self, start: Start) -> tuple[int, int]:
@@ -108,13 +106,6 @@ class Stretch:
         if ring is not None and arrival.slot is not None:
             ring.lender.give_back(arrival.slot, arrival.ticket)
 
-    @property
-    def settled(self) -> int:
-        """All of a stream's batches before this one were taken, and no ticket that covers one is still at a worker."""
-        while count := self._answered.pop(self._answered_until, 0):
-            self._answered_until += count
-        return min(self.shelf.begin_at, self._answered_until)
-
     # ---- arriving ----
 
     def on_completion(self, words: Words, attachment: Attachment) -> None:
@@ -146,9 +137,9 @@ class Stretch:
                 arrival.make_error, arrival.error_row = functools.partial(make, report), row_start
             if self._redo_batches_before(arrival, words[1], report):
                 return
-        elif status == Status.ABANDONED and not self.is_over:  # else what lies in the slot would pass for the batch
-            defect = f"batch {first} was given up, though it is wanted: a defect of loaderpool, please report it"
-            arrival.make_error = functools.partial(LoaderpoolError, defect)
+        elif status == Status.ABANDONED and not self.is_over:  # never the slot's bytes, whoever has erred
+            text = f"batch {first} was given up, though it is wanted: a defect of loaderpool, please report it"
+            arrival.make_error = functools.partial(LoaderpoolError, text)
         elif status == Status.OVERSIZE and isinstance(attachment, tuple):
             mapped, nbytes, whole = attachment
             arrival.oversize = (mapped, nbytes)
@@ -159,15 +150,12 @@ class Stretch:
         arrival.rows_done += row_stop - row_start
         if arrival.rows_done < rows:
             self._parts[first] = arrival
-            return
-        if self.feed is not None:
-            self._answered[first] = arrival.count
-        if self.is_over:
+        elif self.is_over:
             self.give_back(arrival)
         elif not self.shelf.put(arrival):
             self.give_back(arrival)
             if self.feed is not None:
-                self.feed.take(range(0), self.settled)
+                self.feed.take(range(first, first + arrival.count), self.shelf.done_before)
 
     def on_unsure(self, words: Words) -> None:
         """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.

@@ -34,6 +34,7 @@ from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.errors import ClosedError, StateError
 from loaderpool.memory.form import BatchForm
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.reading import Position, Reading
 from loaderpool.saved_state import read_state, write_state
 
@@ -48,6 +49,7 @@ _MOST_BYTES = 256 << 10  # of these together. Smaller: more calls. Larger: they 
 _LONG_NS = 20_000_000  # for which the first of them may wait for the last
 _UNSTARTED = -1
 _POSITION = 4  # where in a place it is
+_LANES = -2  # in the place of its start's length: it is of generators
 _PROCESS = int.from_bytes(os.urandom(7), "little")  # whose an iterator is that has given nothing yet
 _END, _BATCH, _NOTHING = (np.array(kind, np.int64) for kind in range(3))
 
@@ -123,8 +125,9 @@ class Fetch:
 
     A place is `[calls, batches, epochs, at_once, epoch, length, start..., first, count, ...]`: how often this was
     called for the iterator, how many batches and whole epochs it is past, how many batches come with the next call, and
-    the `Position`; its start has that length, or is one number (-1). That of an iterator that has given nothing is
-    `[-1, the process]`.
+    the `Position`; its start has that length, or is one number (-1). Of generators (-2) what follows is how many
+    batches of each lane are taken; negative, and one less, where the lane is over. That of an iterator that has given
+    nothing is `[-1, the process]`.
 
     Args:
         loader: whose batches.
@@ -195,7 +198,7 @@ class Fetch:
             try:
                 return self._batch(cursor, calls, past, epochs, at_once)
             except EpochIsOver:
-                if self._epochs is None and not cursor.has_given and not (position and position.start):
+                if self._epochs is None and not cursor.has_given and not (position and position.is_rest):
                     break  # the stream is empty, and would be for ever
                 epochs, position = epochs + 1, cursor.place
             except BaseException:
@@ -284,13 +287,18 @@ def _empty(spec: Any) -> npt.NDArray[Any]:
 
 
 def _numbers(position: Position) -> list[int]:
-    start = position.start
+    start, lanes = position.start, position.lanes
+    if lanes is not None:
+        return [position.epoch, _LANES, *(-1 - n if lane in lanes.over else n for lane, n in enumerate(lanes.taken))]
     length, numbers = (-1, (start,)) if isinstance(start, int) else (len(start), start)
     return [position.epoch, length, *numbers, *itertools.chain(*position.taken.items())]
 
 
 def _position(place: list[int]) -> Position:
     epoch, length, *numbers = place[_POSITION:]
+    if length == _LANES:
+        over = frozenset(lane for lane, number in enumerate(numbers) if number < 0)
+        return Position(epoch, lanes=LanePlaces(tuple(-1 - n if n < 0 else n for n in numbers), over))
     start = numbers[0] if length < 0 else tuple(numbers[:length])
     taken = numbers[abs(length) :]
     return Position(epoch, start, dict(zip(taken[::2], taken[1::2], strict=True)))

@@ -40,6 +40,7 @@ from loaderpool.supervisor.outlet import Outlet, SocketOutlet
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.worker import loop
+from loaderpool.worker.items import PlannedItems
 from loaderpool.worker.jobs import Abandoned, Filled, Job
 from loaderpool.worker.sending import send_descriptor
 from tests.support.child import run_child
@@ -162,7 +163,7 @@ def test_rule_02_rows_then_the_note_then_the_completion_then_the_report(monkeypa
         seen.append("completion" if descriptor == completion_end else "report")
 
     monkeypatch.setattr(loop, "write_message", write)
-    work = SimpleNamespace(ensure_setup=lambda: None, fill=fill, plan=Plan(100 * ROWS, ROWS))
+    work = SimpleNamespace(ensure_setup=lambda: None, fill=fill, items=PlannedItems(Plan(100 * ROWS, ROWS)))
     channels = loop.WorkerChannels(tickets, report_end, completion_end, ours)
     worker: Any = loop.WorkerLoop(0, 0, arena, channels, {})
     worker._works[1] = work
