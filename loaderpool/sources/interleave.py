@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from loaderpool.config import whole_number
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.signatures import check_signature
 
 __all__ = ["Interleave", "interleave"]
 
@@ -47,7 +48,8 @@ def interleave(
     if not len(files):
         raise ArgumentError("files is empty: nothing would ever be read")
     if not callable(open_fn):
-        raise ArgumentTypeError(f"open_fn must be callable as open_fn(file), got a {type(open_fn).__name__}")
+        raise ArgumentTypeError(f"open_fn must be callable as open_fn(file), got {open_fn!r}")
+    check_signature("open_fn", open_fn, "file", may_take=())
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error must be "raise" or "skip" (the rest of that file), got {on_error!r}')
     return Interleave(

@@ -128,6 +128,7 @@ def test_mistakes_are_named() -> None:
         ([1], {"block_length": 0}, lp.ArgumentError, "block_length must be at least 1"),
         ([1], {"prefetch": -1}, lp.ArgumentError, "prefetch must be at least 0"),
         ([1], {"open_fn": 3}, lp.ArgumentTypeError, "open_fn must be callable"),
+        ([1], {"open_fn": lambda: []}, lp.ArgumentTypeError, r"open_fn must be callable as open_fn\(file\), but .* is"),
         ([1], {"on_error": "replace"}, lp.ArgumentError, "on_error must be"),
     ]:
         with pytest.raises(error, match=match):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gc
 import gzip
 import lzma
@@ -300,8 +301,30 @@ def test_compressed_files_are_refused_with_what_to_do(tmp_path: Path, pack: Any,
         (("x", "utf-8", "yes"), lp.ArgumentTypeError, "strip must be True or False, got 'yes'"),
         (("x", "utf-8", True, "wrong"), lp.ArgumentError, "errors: unknown error handler name 'wrong'"),
         (("no/such/file.txt",), FileNotFoundError, "no/such/file.txt"),
+        (("a\0b",), lp.ArgumentError, r"paths: 'a\\x00b' has a NUL character, which no file name has"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         lp.TextLines(*arguments)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lp.TextLines,
+        lp.JsonLines,
+        lp.Csv,
+        lp.TarSamples,
+        lp.TFRecords,
+        lp.ParquetRows,
+        functools.partial(lp.HDF5, keys="x"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
+    """A pipe nobody writes to would be waited for without end, and a device may have no end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name, kind in (("pipe", "a pipe"), ("link", "a device")):
+        with pytest.raises(lp.ArgumentError, match=rf"paths: .*/{name} is {kind}, and no plain file .* write"):
+            read(tmp_path / name)
