@@ -173,6 +173,29 @@ def test_few_of_many_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.
     assert sum(map(descriptors_of, paths)) == 3
 
 
+def test_few_are_open_where_a_process_may_have_few(tmp_path: Path) -> None:
+    """All descriptors in use would fail whatever else needs one, an import even."""
+    for number in range(100):
+        write(tmp_path / f"{number:02}", f"{number}\n")
+
+    def read() -> None:
+        import pathlib
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        import loaderpool as lp
+
+        paths = sorted(pathlib.Path().iterdir())
+        source = lp.TextLines(paths)
+        assert len(list(source)) == 100
+        import wave  # noqa: F401
+
+        with lp.Loader(source, len, batch_size=50, workers=0) as loader:
+            assert [batch.shape for batch in loader] == [(50,), (50,)]
+
+    run_child(read, cwd=tmp_path).check()
+
+
 def test_a_fork_opens_files_of_its_own_and_leaves_the_others_alone() -> None:
     def fork() -> None:
         import gc
