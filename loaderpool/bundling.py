@@ -1,34 +1,60 @@
 """Pickles the items of a stream, batch by batch, for the workers that will make the batches.
 
 Runs in: wherever a stream is read: a thread of the trainer, or a process of its own.
+
+    bundle   [sizes of the parts, 8 bytes each, if there are large arrays] pickle | array | array ...
+
+A large array goes from its own memory into the bundle, and from there into memory of the worker's: two copies in all.
 """
 
 from __future__ import annotations
 
+import array
+import dataclasses
 import io
 import pickle
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from loaderpool.errors import UnpicklableError
+from loaderpool.errors import LoaderpoolError, MemoryLimitError, SourceError, UnpicklableError
 from loaderpool.memory.feed_table import Pickling
+from loaderpool.worker.failures import Failure, describe_failure
 
-__all__ = ["Frame", "frames"]
+__all__ = ["OURS", "Frame", "OwnError", "frames", "what_ended"]
+
+# What we raise ourselves while a stream is read. Other errors of ours come from a loader that the stream itself reads.
+OURS: tuple[type[LoaderpoolError], ...] = (MemoryLimitError, SourceError, UnpicklableError)
 
 _NOT_PLAIN = (type, types.FunctionType, types.ModuleType)
+# Arrays of fewer bytes go into the pickle, and are copied once more there and once more out of it. Smaller: the calls
+# for each of them cost more than these copies. Larger: copies that cost more.
+_LARGE_BYTES = 1 << 15
 
 
 class Frame(NamedTuple):
-    """The items of one batch, pickled."""
+    """The items of one batch, pickled; of arrays only views, so to be written before the next one is read."""
 
     first: int  # position of the first one
     rows: int
     pickling: int
-    pickled: bytes
+    buffers: int
+    parts: Sequence[bytes | memoryview]  # what a bundle is made of, one behind the other
+
+    @property
+    def nbytes(self) -> int:
+        """Of all parts."""
+        return sum(map(len, self.parts))
+
+    def write_into(self, view: memoryview, offset: int = 0) -> None:
+        """Fill `uint8[nbytes]`, wherever it lies."""
+        at = 0
+        for part in self.parts:
+            view[at : at + len(part)] = part
+            at += len(part)
 
 
-def frames(batches: Iterator[tuple[int, list[Any]]]) -> Iterator[Frame]:
+def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, None]:
     """A frame for each batch of `sources.stream.read_batches`.
 
     Raises:
@@ -36,26 +62,69 @@ def frames(batches: Iterator[tuple[int, list[Any]]]) -> Iterator[Frame]:
         Exception: whatever reading the stream raises.
     """
     for first, items in batches:
-        yield Frame(first, len(items), *_pickled(items, first))
+        pickling, pickled, buffers = _pickled(items, first)
+        parts: list[bytes | memoryview] = [pickled]
+        if buffers:
+            parts = [array.array("Q", map(len, [pickled, *buffers])).tobytes(), pickled, *buffers]
+        yield Frame(first, len(items), pickling, len(buffers), parts)
+        del items, parts, pickled, buffers  # or two batches would be held while the next one is read
 
 
-def _pickled(items: list[Any], first: int) -> tuple[Pickling, bytes]:
+@dataclasses.dataclass(frozen=True)
+class OwnError:
+    """One of `OURS`, as it travels."""
+
+    kind: int  # which of them
+    text: str
+
+
+def what_ended(error: BaseException, epoch: int) -> Failure | OwnError:
+    """What is told of an error that ended a stream; without the error, which holds every frame that it passed."""
+    if type(error) in OURS:
+        return OwnError(OURS.index(type(error)), str(error))
+    return describe_failure(error, epoch=epoch, worker=None)
+
+
+def _pickled(items: list[Any], first: int) -> tuple[Pickling, bytes, list[memoryview]]:
     try:
-        with io.BytesIO() as file:
-            _PlainPickler(file, protocol=5).dump(items)
-            return Pickling.PLAIN, file.getvalue()
+        return (Pickling.PLAIN, *_dumped(items, _plain))
     except Exception:  # of a class that this process alone has, say; or it cannot be pickled at all
         pass
     from loaderpool.sending import send
 
     try:
-        return Pickling.OURS, send(items)
+        return (Pickling.OURS, *_dumped(items, send))
     except Exception as error:
         raise _unpicklable(items, first) or error from error
 
 
+_Callback = Callable[[pickle.PickleBuffer], bool]
+
+
+def _dumped(items: list[Any], dump: Callable[[Any, _Callback], bytes]) -> tuple[bytes, list[memoryview]]:
+    buffers: list[memoryview] = []
+
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            flat = buffer.raw()
+        except BufferError:  # not contiguous: pickle refuses it, with a message of its own
+            return True
+        if flat.nbytes < _LARGE_BYTES:
+            return True
+        buffers.append(flat)
+        return False
+
+    return dump(items, is_in_band), buffers
+
+
 class _NotPlainError(Exception):
     """Something that only means the same in this process."""
+
+
+def _plain(items: list[Any], buffer_callback: _Callback) -> bytes:
+    with io.BytesIO() as file:
+        _PlainPickler(file, protocol=5, buffer_callback=buffer_callback).dump(items)
+        return file.getvalue()
 
 
 class _PlainPickler(pickle.Pickler):
@@ -65,8 +134,8 @@ class _PlainPickler(pickle.Pickler):
         _NotPlainError: there is more.
     """
 
-    def __init__(self, file: io.BytesIO, protocol: int) -> None:
-        super().__init__(file, protocol)
+    def __init__(self, file: io.BytesIO, protocol: int, buffer_callback: _Callback) -> None:
+        super().__init__(file, protocol, buffer_callback=buffer_callback)
         self._usual: set[type] = set()
 
     def reducer_override(self, obj: Any) -> Any:

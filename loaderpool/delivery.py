@@ -13,6 +13,7 @@ from loaderpool.cache.shared import SharedCache
 from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES, PackedCounts, packed_counts
 from loaderpool.plan.base import BasePlan
+from loaderpool.plan.lane_places import LanePlaces
 
 if TYPE_CHECKING:
     from loaderpool.worker.failures import Failure, RowFailure
@@ -135,6 +136,10 @@ class EngineRun(Protocol):
     def is_at_end(self) -> bool:
         """Whether it is of a stream, all of which was taken."""
 
+    @property
+    def ended_lanes(self) -> Mapping[int, int]:
+        """Generators that are through: how many batches each lane had that has ended."""
+
     def take(self) -> Delivery:
         """The next batches. Blocks until they are there. Raises what the user's function raised, and StopIteration."""
 
@@ -158,7 +163,9 @@ class Engine(Protocol):
     def read_ahead(self) -> int:
         """How many batches of the next epoch it may well make before anybody asks for it. There is a form."""
 
-    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> EngineRun:
+    def begin(
+        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+    ) -> EngineRun:
         """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
 
         Args:
@@ -166,6 +173,7 @@ class Engine(Protocol):
             limit: batches before this one are wanted, or may be made ahead.
             plan: of the batches.
             taken: stretches of them that are not wanted: first ones and lengths; only where there is no order.
+            lanes: of generators: what is not wanted of each.
         """
 
     def update(self, changes: dict[str, Any]) -> None:

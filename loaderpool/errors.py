@@ -19,6 +19,7 @@ __all__ = [
     "SampleTimeoutError",
     "SetupError",
     "SourceError",
+    "SourceLostError",
     "SourceReadError",
     "SpecMismatchError",
     "SupervisorLostError",
@@ -139,6 +140,22 @@ class WorkerLostError(PoolBrokenError):
 
 class SupervisorLostError(PoolBrokenError):
     """The supervisor process died."""
+
+
+class SourceLostError(PoolBrokenError):
+    """The process that reads the source's stream died.
+
+    The batches before it were delivered; items that did not fill a batch are lost. The next pass has another process.
+
+    Attributes:
+        position: of the first item in the stream that no batch has.
+        epoch: in which pass it was read.
+        signal_name: for example "SIGKILL"; empty where the process exited by itself.
+    """
+
+    position: int | None = None
+    epoch: int | None = None
+    signal_name: str = ""
 
 
 class WorkersNotForkedWarning(RuntimeWarning):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from loaderpool.bundling import OURS, OwnError
 from loaderpool.errors import (
     LoaderpoolError,
     SampleError,
     SampleTimeoutError,
     SetupError,
+    SourceLostError,
     SourceReadError,
     SpecMismatchError,
     WorkerLostError,
 )
+from loaderpool.item_names import generated_item, item_name
 from loaderpool.worker.failures import (
     LOST_PIPES_STATUS,
     Failure,
@@ -24,7 +27,7 @@ from loaderpool.worker.failures import (
     unpickled,
 )
 
-__all__ = ["lost_error", "sample_error", "setup_error", "source_error"]
+__all__ = ["lost_error", "reader_lost_error", "reading_error", "sample_error", "setup_error", "source_error"]
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
@@ -47,7 +50,7 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
         return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
     message = preface + _message(failure)
     told = {
-        "index": failure.index,
+        "index": _index_told(failure.index),
         "epoch": failure.epoch,
         "worker": failure.worker,
         "remote_traceback": failure.traceback_text,
@@ -58,6 +61,16 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
         error = SampleTimeoutError(message) if failure.is_timeout else SampleError(message)
         vars(error).update(told)
     return _with_context(error, failure, cause)
+
+
+def reading_error(ended: Failure | OwnError, position: int) -> LoaderpoolError:
+    """The exception for what ended a stream.
+
+    Args:
+        ended: as `bundling.what_ended` told it.
+        position: of the first item that no batch has.
+    """
+    return OURS[ended.kind](ended.text) if isinstance(ended, OwnError) else source_error(ended, position)
 
 
 def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceReadError:
@@ -111,7 +124,7 @@ def lost_error(report: LostReport) -> WorkerLostError:
         text = f"{worker} in the setup hook; {report.deaths} in a row died before their first sample. "
     elif report.verdict is Verdict.ALONE and report.index is not None:
         text = (
-            f"{worker} at source index {report.index}, epoch {report.epoch}; {report.deaths} in a row died "
+            f"{worker} at {item_name(report.index)}, epoch {report.epoch}; {report.deaths} in a row died "
             "over this work, at last while this sample ran alone. "
         )
     elif report.verdict is Verdict.ALONE:
@@ -136,7 +149,27 @@ def lost_error(report: LostReport) -> WorkerLostError:
     if report.stacks.strip():
         text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
     error = WorkerLostError(text)
-    error.index, error.epoch, error.signal_name = report.index, report.epoch, name
+    error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
+    return error
+
+
+def reader_lost_error(report: LostReport, position: int) -> SourceLostError:
+    """The exception for the death of the process that reads a stream.
+
+    Args:
+        report: how it died, and in which epoch.
+        position: of the first item that no batch has.
+    """
+    ended = how_it_ended(report.exit_code or 0)
+    name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
+    text = (
+        f"the process that reads the source's stream (pid {report.pid}) {'was ' if name else ''}{ended}, while the "
+        f"batch from position {position} on was read in epoch {report.epoch}; all batches before it were delivered. "
+        f"{_likely_cause(report, name, 'source')} The next pass reads the stream from its beginning, in a new process. "
+        "To have it read in this process instead, once, pass iter(source)."
+    )
+    error = SourceLostError(text)
+    error.position, error.epoch, error.signal_name = position, report.epoch, name
     return error
 
 
@@ -168,7 +201,9 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
 
 def _message(failure: Failure) -> str:
     if failure.index is not None:
-        where = f"source index {failure.index}"
+        where = item_name(failure.index)
+    elif failure.indices and (generated := generated_item(failure.indices[0])) is not None:
+        where = f"a batch of generator {generated[0]}, from its item {generated[1]} on"
     elif failure.indices:
         shown = ", ".join(map(str, failure.indices[:8])) + (", ..." if len(failure.indices) > 8 else "")
         where = f"the batch of source indices [{shown}]"
@@ -183,8 +218,16 @@ def _message(failure: Failure) -> str:
 
 
 def _how_to_replay(index: int, epoch: int) -> str:
+    if generated_item(index) is not None:
+        return "To run it in this process, for a debugger: workers=0."
     command = f"loaderpool replay TARGET --index {index} --epoch {epoch}"
     return f"To run it in this process, for a debugger: `{command}`, or workers=0."
+
+
+def _index_told(index: int | None) -> int | None:
+    """The attribute of an error: of what a generator yields its number there."""
+    generated = None if index is None else generated_item(index)
+    return index if generated is None else generated[1]
 
 
 def _place(failure: Failure) -> str:

@@ -1,14 +1,16 @@
 """A feed: the items of one pass over a stream, on their way from where they are read to the workers.
 
-    stream ──frame──▶ [thread of the feed] ──bundle──▶ arena ──▶ workers
-                            ▲ room                        │ taken by the consumer
-                            └─────────────────────────────┘
+    stream ─▶ [reader] ──frame──▶ [thread of the feed] ──bundle──▶ arena ──▶ workers
+                                        ▲ room                        │ taken by the consumer
+                                        └─────────────────────────────┘
+
+The reader is this thread itself, where the stream lives in this process, or a process (`reader/`).
 
 A batch may be made once its bundle lies in the arena, and the bundle stays until the consumer has taken the batch: so
 whatever dies in between, the items are still there, though the stream gave them only once. How far the stream is read
 ahead is bounded, in batches and bytes: that is the back-pressure to the reader.
 
-FEED-2: every bundle that is entered has a number below `made`, and every one below that which was not taken is entered.
+FEED-2: every batch from the first that may have to be made (again) on, and below `made`, is entered.
 """
 
 from __future__ import annotations
@@ -16,21 +18,34 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
-from loaderpool.bundling import Frame
+from loaderpool import fault_points
+from loaderpool.bundling import what_ended
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.failures import source_error
+from loaderpool.failures import reading_error
+from loaderpool.frame_source import FrameSource, NextFrame, StreamFailed
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
+from loaderpool.memory.rooms import Rooms, room_bytes
+from loaderpool.plan.order import Plan
 from loaderpool.session import Session
-from loaderpool.worker.failures import describe_failure
 
-__all__ = ["Feed"]
+__all__ = ["Ahead", "Feed"]
 
-# Extents grow by powers of two from here, so that those of earlier bundles fit later ones.
-_LEAST_EXTENT_BYTES = 4096
+# More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
+# memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
+_CHEAP_BYTES = 16 << 20
+_EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
+
+
+class Ahead(NamedTuple):
+    """How far a stream may be read ahead."""
+
+    least: int  # batches without which workers would idle
+    most: int  # batches
+    most_bytes: int  # of them
 
 
 class Feed:
@@ -47,8 +62,9 @@ class Feed:
         session: whose arena.
         frames: what is read; closed at the end.
         epoch: that it is read for.
-        batch_rows: rows of a full batch.
-        ahead: how many batches, and bytes of them, may wait; asked again and again.
+        plan: of its batches.
+        ahead: how much may wait; asked again and again.
+        rooms: whence the room for it comes, of this and other feeds of the loader.
         on_news: called, with the session's lock held, when there is another batch or the end.
 
     Raises:
@@ -58,14 +74,16 @@ class Feed:
     def __init__(
         self,
         session: Session,
-        frames: Iterator[Frame],
+        frames: FrameSource,
         epoch: int,
-        batch_rows: int,
-        ahead: Callable[[], tuple[int, int]],
+        plan: Plan,
+        ahead: Callable[[], Ahead],
+        rooms: Rooms,
         on_news: Callable[[Feed], None],
     ) -> None:
-        self._session, self._frames, self.epoch = session, frames, epoch
-        self._batch_rows, self._ahead, self._on_news = batch_rows, ahead, on_news
+        self._session, self._frames, self.epoch, self.plan = session, frames, epoch, plan
+        self._batch_rows, self._ahead, self._on_news = plan.most_rows, ahead, on_news
+        self._rooms = rooms
         self.made = 0
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None
@@ -73,12 +91,14 @@ class Feed:
         self.is_over = self.is_started = False
         self._is_freed = False
         with session.lock:
-            self._extent = session.arena.take(FEED_TABLE_BYTES, "the table of a stream's batches")
+            self._extent = rooms.take(FEED_TABLE_BYTES)
         self.offset = self._extent.offset
+        session.arena.map[self.offset : self.offset + FEED_TABLE_BYTES] = _EMPTY_TABLE
         self._table = FeedTable(session.arena.map, self.offset)
-        self._held: dict[int, Extent] = {}  # by batch
+        self._held: dict[int, Extent] = {}  # by batch: all from the first one held on
+        self._first_held = 0
+        self._taken: set[int] = set()  # of those that are held, or will be
         self._held_bytes = 0
-        self._spare: dict[int, list[Extent]] = {}  # by size
         # Of its kind only this queue may be put to in a finalizer, which may run in the middle of anything.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -92,17 +112,27 @@ class Feed:
         return self._batch_rows if self.tail is None or batch < self.tail[0] else self.tail[1]
 
     def take(self, batches: range, before: int) -> None:
-        """The consumer has these batches, and all before that one. The session's lock is held."""
-        for batch in batches:
-            self._drop(batch)
-        for batch in [batch for batch in self._held if batch < before]:
-            self._drop(batch)
-        self._room.put(None)
+        """The consumer has these batches, and all before that one, of which none is ever made again; others may be.
+
+        The session's lock is held.
+        """
+        self._taken.update(batches)
+        while self._first_held < min(before, self.made):
+            self._drop(self._first_held)
+            self._first_held += 1
+        self._tell_of_room()
 
     def stop(self) -> None:
         """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
+        if self._session.is_foreign:  # the reader is our parent's
+            return
         self.is_over = True
-        self._room.put(None)
+        self._tell_of_room()
+        self._frames.cancel()
+
+    def _tell_of_room(self) -> None:
+        if self._room.empty():  # else the thread will look again anyhow, after what has been changed by now
+            self._room.put(None)
 
     def free(self) -> None:
         """Give all memory back: no worker looks at it any more. The session's lock is held."""
@@ -110,62 +140,71 @@ class Feed:
         if self._is_freed:
             return
         self._is_freed = True
-        arena = self._session.arena
         self._table.release()
-        for extent in [self._extent, *self._held.values(), *(one for many in self._spare.values() for one in many)]:
-            arena.give_back(extent)
+        for extent in [self._extent, *self._held.values()]:
+            self._rooms.give(extent)
         self._held.clear()
-        self._spare.clear()
 
     def _drop(self, batch: int) -> None:
+        self._taken.discard(batch)
         extent = self._held.pop(batch, None)
-        if extent is not None:
-            self._held_bytes -= extent.nbytes
-            if not self._is_freed:
-                self._table.clear(batch)
-            self._spare.setdefault(extent.nbytes, []).append(extent)
+        if extent is None:  # it was all given back
+            return
+        self._held_bytes -= extent.nbytes
+        self._table.clear(batch)
+        self._rooms.give(extent)
 
     # ---- reading. Runs in: the feed's thread ----
 
     def _run(self) -> None:
+        make_error: Callable[[], LoaderpoolError] | None = None
         try:
-            for frame in self._frames:
-                if not self._put(frame):
-                    return
-        except BaseException as error:
-            if isinstance(error, LoaderpoolError):  # ours: it says what it has to
-                make_error: Any = functools.partial(type(error), *error.args)
-            else:
-                failure = describe_failure(error, epoch=self.epoch, worker=None)
-                make_error = functools.partial(source_error, failure, self.made * self._batch_rows)
+            while not self.is_over:
+                frame = self._frames.next(self.made)
+                if frame is None or not self._put(frame):
+                    break
+                del frame  # its items need not be held while the next ones are read
+            fault_points.reach("feed.at_end")
+        except StreamFailed as error:
+            make_error = error.make_error
+        except BaseException as error:  # no memory, say: whatever it is, somebody waits to be told
+            make_error = functools.partial(
+                reading_error, what_ended(error, self.epoch), self.plan.start_after(self.epoch, self.made)
+            )
+        try:
             self._finish(make_error)
-        else:
-            self._finish(None)
         finally:
-            close = getattr(self._frames, "close", None)
-            if close is not None:
-                close()
-            del self._frames
+            self._frames.close()
 
-    def _put(self, frame: Frame) -> bool:
+    def _put(self, frame: NextFrame) -> bool:
         """Bring a frame into the arena as soon as there is room; False: nobody wants it."""
         session = self._session
-        extent = self._take_extent(len(frame.pickled))
+        nbytes = frame.nbytes
+        extent = self._take_extent(nbytes)
         if extent is None:
             return False
-        session.arena.map[extent.offset : extent.offset + len(frame.pickled)] = frame.pickled
+        try:
+            with memoryview(session.arena.map) as whole, whole[extent.offset : extent.offset + nbytes] as room:
+                frame.write_into(room, extent.offset)
+            fault_points.reach("feed.before_entry")
+        except BaseException:
+            with session.lock:
+                self._rooms.give(extent)
+            raise
         with session.lock:
             if self.is_over or self._is_freed:
-                self._keep_or_give_back(extent)
+                self._rooms.give(extent)
                 return False
             batch = self.made
-            bundle = Bundle(extent.offset, len(frame.pickled), frame.pickling, frame.first, frame.rows)
             self._held[batch] = extent
             self._held_bytes += extent.nbytes
-            self._table.write(batch, bundle)
+            self._table.write(
+                batch, Bundle(extent.offset, nbytes, frame.pickling, frame.buffers, frame.first, frame.rows)
+            )
             if frame.rows != self._batch_rows:
                 self.tail = batch, frame.rows
             self.made = batch + 1
+            fault_points.reach("feed.entered")
             self._on_news(self)
         return True
 
@@ -175,39 +214,29 @@ class Feed:
         Raises:
             MemoryLimitError: nothing waits, and still there is none.
         """
-        size = max(_LEAST_EXTENT_BYTES, 1 << (nbytes - 1).bit_length())
+        size = room_bytes(nbytes)
         session = self._session
         while True:
             with session.lock:
                 if self.is_over or self._is_freed or session.is_closed:
                     return None
-                most, most_bytes = self._ahead()
-                held = len(self._held)
-                # Two at least: one that the workers make, and one that waits.
-                if held < min(most, ENTRIES) and (held < 2 or self._held_bytes + size <= most_bytes):
-                    spare = self._spare.get(size)
-                    if spare:
-                        return spare.pop()
-                    self._give_back_spare()
+                if self._has_room(size):
                     try:
-                        return session.arena.take(size, "the items of a batch")
+                        return self._rooms.take(nbytes)
                     except MemoryLimitError:
-                        if not held:
+                        if not self._held:
                             raise
             self._room.get()
 
-    def _give_back_spare(self) -> None:
-        """Extents of another size than what comes now are of no use."""
-        for extents in self._spare.values():
-            for extent in extents:
-                self._session.arena.give_back(extent)
-        self._spare.clear()
-
-    def _keep_or_give_back(self, extent: Extent) -> None:
-        if self._is_freed:
-            self._session.arena.give_back(extent)
-        else:
-            self._spare.setdefault(extent.nbytes, []).append(extent)
+    def _has_room(self, size: int) -> bool:
+        ahead, held = self._ahead(), len(self._held)
+        waiting = held - len(self._taken)
+        if held >= ENTRIES or waiting >= ahead.most:  # all that are held follow one another, and so have entries
+            return False
+        nbytes = self._held_bytes + size
+        if waiting >= ahead.least:
+            return nbytes <= min(_CHEAP_BYTES, ahead.most_bytes)
+        return held < 2 or nbytes <= ahead.most_bytes  # one that the workers make, and one that waits
 
     def _finish(self, make_error: Callable[[], LoaderpoolError] | None) -> None:
         with self._session.lock:

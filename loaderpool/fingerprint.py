@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import pickle
 import types
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 
 from loaderpool.config import LoaderConfig
 from loaderpool.plan.base import BasePlan
+from loaderpool.sources.interleave import Interleave
+from loaderpool.sources.replicated import ReplicatedSource
 
 __all__ = ["Fingerprint"]
 
@@ -40,7 +43,7 @@ class Fingerprint:
         plan = self._plan
         function, augment = self._functions
         then = f" then {_describe_function(augment)}" if augment is not None else ""
-        return {
+        fields = {
             "size": plan.size,
             "batch_size": plan.batch_size,
             "shuffle": self._config.shuffle_window or plan.shuffle,
@@ -51,6 +54,16 @@ class Fingerprint:
             "source": _describe_source(self._source),
             "function": _describe_function(function) + then,
         }
+        if plan.lanes:  # where one stands says nothing of those of another number, or of another process
+            fields["generators"] = _describe_generators(self._source, plan)
+            fields["share"] = f"{plan.shard_index} of {plan.num_shards}"
+        return fields
+
+
+def _describe_generators(source: Any, plan: BasePlan) -> str:
+    """How many there are, and a checksum of the shards."""
+    shards = source.shards if isinstance(source, ReplicatedSource) else None
+    return f"{plan.lanes} copies" if shards is None else f"{len(shards)} shards {_mark(shards)}, {plan.lanes} at once"
 
 
 def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
@@ -71,6 +84,11 @@ def _describe_source(source: Any) -> str:
         return repr(source)
     if hasattr(type(source), "_loaderpool_fingerprint"):  # sources over files have one
         return f"{kind} {source._loaderpool_fingerprint}"
+    if isinstance(source, ReplicatedSource):
+        return f"generators of {_describe_function(source.make_generator)}"
+    if isinstance(source, Interleave):
+        files, *settings = source.description
+        return f"{kind} of {_describe_function(source.open_fn)} {_mark(files)} {settings}"
     items: list[Any] = []
     if isinstance(source, np.ndarray):
         kind += f" {source.dtype} {source.shape}"
@@ -85,6 +103,26 @@ def _describe_source(source: Any) -> str:
             return kind
         state.update(pickle.dumps(item if plain else np.ascontiguousarray(item).tobytes(), 4))
     return f"{kind} {state.hexdigest()}" if items else kind
+
+
+def _mark(value: Any) -> str:
+    """A checksum of plain values, in lists and tuples too; of others their type."""
+    state = hashlib.blake2b(digest_size=8)
+
+    def feed(each: Any) -> None:
+        if isinstance(each, (list, tuple)):
+            state.update(f"{len(each)} of".encode())
+            for part in each:
+                feed(part)
+        elif isinstance(each, (str, bytes, int, float, range, type(None))):
+            state.update(repr(each).encode() + b";")
+        elif isinstance(each, os.PathLike):
+            state.update(os.fsencode(each) + b";")
+        else:
+            state.update(type(each).__qualname__.encode() + b";")
+
+    feed(value)
+    return state.hexdigest()
 
 
 def _describe_function(function: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.shelf import Arrival
 
 __all__ = ["LaneShelf"]
@@ -10,72 +11,94 @@ __all__ = ["LaneShelf"]
 class LaneShelf:
     """Batches of some lanes: batch k is one of lane k modulo their number. A `Shelf`.
 
+    LANE-1: the batches of one lane are handed out in their order, whatever the order among lanes is. So what was taken
+    of a lane is a number, and where it ends is known when all before it was taken.
+
+    Attributes:
+        ended: lanes of which there are no more batches, and how many each had.
+        begin_at: the lowest batch that was not taken.
+
     Args:
         lanes: how many there are.
         in_order: whether they are handed out in their numbers' order, lanes that have ended left out; or as they come.
+        places: what was taken before.
     """
 
-    def __init__(self, lanes: int, in_order: bool) -> None:
+    def __init__(self, lanes: int, in_order: bool, places: LanePlaces | None = None) -> None:
         self._lanes, self._in_order = lanes, in_order
-        self.begin_at = 0
-        self.taken = 0
-        self.ended: dict[int, int] = {}  # lanes: how many batches each had
-        self._taken: set[int] = set()  # behind `begin_at`
+        self._taken = [0] * lanes if places is None else list(places.taken)
+        self.ended = {} if places is None else {lane: places.taken[lane] for lane in places.over}
+        self.begin_at = 0 if places is None else places.begin_at
+        self.taken = sum(self._taken)
         self._waiting: dict[int, Arrival] = {}
+        self._ready: dict[int, None] = {}  # of these what may be handed out next, where there is no order
 
     @property
     def is_over(self) -> bool:
-        """Whether all lanes have ended and all their batches were taken."""
-        return len(self.ended) == self._lanes and self.taken >= sum(self.ended.values())
+        """Whether all lanes have ended, and so all their batches were taken."""
+        return len(self.ended) == self._lanes
+
+    @property
+    def places(self) -> LanePlaces:
+        """What was taken."""
+        return LanePlaces(tuple(self._taken), frozenset(self.ended))
+
+    @property
+    def done_before(self) -> int:
+        """See `Shelf`."""
+        return self.begin_at
 
     def put(self, arrival: Arrival) -> bool:
         """See `Shelf`; False also for what a lane has behind its end."""
-        if self._is_behind(arrival.first) or arrival.first < self.begin_at or arrival.first in self._taken:
+        number = arrival.first
+        batch, lane = divmod(number, self._lanes)
+        if batch < self._taken[lane] or lane in self.ended:
             return False
-        self._waiting[arrival.first] = arrival
+        self._waiting[number] = arrival
+        if batch == self._taken[lane]:
+            self._ready[number] = None
         return True
 
     def is_ready(self) -> bool:
         """See `Shelf`."""
-        return self.begin_at in self._waiting if self._in_order else bool(self._waiting)
+        return self.begin_at in self._waiting if self._in_order else bool(self._ready)
 
     def front(self) -> Arrival:
         """See `Shelf`."""
-        return self._waiting[self.begin_at if self._in_order else next(iter(self._waiting))]
+        return self._waiting[self.begin_at if self._in_order else next(iter(self._ready))]
 
     def drop_front(self) -> None:
         """See `Shelf`."""
         number = self.front().first
-        del self._waiting[number]
-        self._taken.add(number)
+        del self._waiting[number], self._ready[number]
+        self._taken[number % self._lanes] += 1
         self.taken += 1
+        if number + self._lanes in self._waiting:
+            self._ready[number + self._lanes] = None
         self._move_on()
 
-    def end_lane(self, number: int) -> list[Arrival]:
-        """This batch is not there, for its lane ended before it; returns what waits behind it, and it."""
-        batch, lane = divmod(number, self._lanes)
-        self.ended[lane] = min(batch, self.ended.get(lane, batch))
-        behind = [first for first in self._waiting if self._is_behind(first)]
+    def end_lane(self) -> list[Arrival]:
+        """What is in front says that its lane has ended; returns it, and what waits behind it."""
+        number = self.front().first
+        lane = number % self._lanes
+        self.ended[lane] = self._taken[lane]
+        behind = [first for first in self._waiting if first % self._lanes == lane]
+        del self._ready[number]
         self._move_on()
         return [self._waiting.pop(first) for first in behind]
 
     def clear(self) -> list[Arrival]:
         """See `Shelf`."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting, self._ready = self._waiting, {}, {}
         return list(waiting.values())
 
     def rest(self) -> LaneShelf:
         """See `Shelf`."""
-        shelf = LaneShelf(self._lanes, self._in_order)
-        shelf.begin_at, shelf.taken = self.begin_at, self.taken
-        shelf.ended, shelf._taken = dict(self.ended), set(self._taken)
-        return shelf
-
-    def _is_behind(self, number: int) -> bool:
-        batch, lane = divmod(number, self._lanes)
-        return lane in self.ended and batch >= self.ended[lane]
+        return LaneShelf(self._lanes, self._in_order, self.places)
 
     def _move_on(self) -> None:
-        while not self.is_over and (self.begin_at in self._taken or self._is_behind(self.begin_at)):
-            self._taken.discard(self.begin_at)
+        while not self.is_over:
+            batch, lane = divmod(self.begin_at, self._lanes)
+            if batch >= self._taken[lane] and lane not in self.ended:
+                return
             self.begin_at += 1

@@ -19,7 +19,7 @@ from loaderpool import boot, capacity, machine
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 
-__all__ = ["Launched", "launch"]
+__all__ = ["Launched", "environment", "inherited", "launch", "search_path"]
 
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
 _ONE_THREAD = (
@@ -90,7 +90,7 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
             my_socket.setblocking(False)
             their_socket.setblocking(False)
             start = {
-                "path": _search_path(),
+                "path": search_path(),
                 "argv": [str(argument) for argument in getattr(sys, "argv", ())],
                 "trainer_pid": os.getpid(),
                 "control": control_read,
@@ -108,10 +108,10 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
                 boot.command("loaderpool.supervisor.engine", file, nbytes, "loaderpool-supervisor"),
                 pass_fds=[control_read, completions_write, their_socket.fileno(), arena.descriptor, file],
                 stdin=subprocess.DEVNULL,
-                stdout=_inherited(sys.__stdout__, 1),
-                stderr=_inherited(sys.__stderr__, 2),
+                stdout=inherited(sys.__stdout__, 1),
+                stderr=inherited(sys.__stderr__, 2),
                 start_new_session=True,  # Ctrl-C and Ctrl-Z of the terminal are the trainer's alone
-                env=_environment(),
+                env=environment(),
             )
         except OSError as error:
             advice = capacity.start_advice(error, "this process has no file descriptors left")
@@ -120,7 +120,7 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
         return Launched(process, control_write, completions_read, my_socket)
 
 
-def _search_path() -> list[str]:
+def search_path() -> list[str]:
     """The trainer's sys.path as its imports read it: what is no str is passed over, "" is the working directory."""
     path = []
     for entry in sys.path:
@@ -132,8 +132,8 @@ def _search_path() -> list[str]:
     return path
 
 
-def _inherited(stream: Any, descriptor: int) -> int | None:
-    """What the supervisor has for one of the trainer's streams: the same, unless the trainer began without it."""
+def inherited(stream: Any, descriptor: int) -> int | None:
+    """What a process of ours has for one of the trainer's streams: the same, unless the trainer began without it."""
     try:
         os.fstat(descriptor)
     except OSError:
@@ -141,12 +141,13 @@ def _inherited(stream: Any, descriptor: int) -> int | None:
     return subprocess.DEVNULL if stream is None else None  # another file may have got its number
 
 
-def _environment() -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.update(dict.fromkeys(_ONE_THREAD, "1"))
-    environment["CUDA_VISIBLE_DEVICES"] = ""
+def environment() -> dict[str, str]:
+    """That of the processes that run the user's code."""
+    variables = dict(os.environ)
+    variables.update(dict.fromkeys(_ONE_THREAD, "1"))
+    variables["CUDA_VISIBLE_DEVICES"] = ""
     # Sets of str keep one order in all workers, over restarts and from run to run.
-    if environment.get("PYTHONHASHSEED", "random") == "random":
-        environment["PYTHONHASHSEED"] = "0"
-    environment.pop("PYTHONSTARTUP", None)
-    return environment
+    if variables.get("PYTHONHASHSEED", "random") == "random":
+        variables["PYTHONHASHSEED"] = "0"
+    variables.pop("PYTHONSTARTUP", None)
+    return variables

@@ -12,7 +12,14 @@ from loaderpool.arguments import check_arguments, with_lengths
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
 from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, ForeignProcessError, StateError
+from loaderpool.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    ForeignProcessError,
+    SourceError,
+    StateError,
+)
 from loaderpool.fingerprint import Fingerprint
 from loaderpool.loader_cache import CacheWatch
 from loaderpool.loader_iterator import LoaderIterator
@@ -227,7 +234,8 @@ class Loader:
             epochs: how many epochs one pass over the dataset has; None: it never ends (for `fit(steps_per_epoch=...)`).
             prefetch: batches (or chunks of tiny ones) that tf.data keeps ready: from 0 on, or `tf.data.AUTOTUNE`.
             device: such as "/GPU:0": prefetch to that device.
-            checkpointable: refused where True; saving iterators comes with exact resume.
+            checkpointable: `tf.train.Checkpoint` can save and restore the dataset's iterators, to go on with the very
+                batches that the consumer had not taken, in another process as well.
 
         Raises:
             ImportError: TensorFlow is not installed.
@@ -288,10 +296,21 @@ class Loader:
         return cls(ReplicatedSource(make_generator, shards, cycle_length), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
-        """A new loader with other arguments where `changes` says so, and otherwise the same."""
+        """A new loader with other arguments where `changes` says so, and otherwise the same.
+
+        Raises:
+            SourceError: the source is an iterator, which two loaders would read in turn.
+        """
         unknown = sorted(name for name in changes if name not in self._arguments or name.startswith("_"))
         if unknown:
             raise ArgumentTypeError(f"Loader has no argument named {', '.join(unknown)}")
+        stream = self._stream
+        is_read = stream is not None and (stream.was_opened or self._finalizer is not None)  # a pool's at once
+        if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
+            raise SourceError(
+                f"source is a {stream.kind}, which can be read only once, and this loader reads it: pass another one "
+                "(replace(source=...)), or make the loader of an object whose __iter__ begins anew each time"
+            )
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
         hooks = self._book.hooks
@@ -342,8 +361,6 @@ class Loader:
         return write_state(position, self._fingerprint, self._plan)
 
     def _refuse_what_cannot_go_on(self) -> None:
-        if self._plan.lanes:
-            raise StateError("where generators stand cannot be saved: they are the user's own code")
         if self._stream is not None and self._stream.is_one_shot:
             raise StateError(
                 f"source is a {self._stream.kind}, which can be read only once: what it gave is gone in another "

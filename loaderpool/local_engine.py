@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loaderpool.bundling import OURS
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
-from loaderpool.errors import LoaderpoolError, SourceError
+from loaderpool.errors import SourceError
 from loaderpool.failures import sample_error, source_error
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
@@ -72,6 +75,8 @@ class LocalEngine:
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
         self.work = Work({**payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
+        self._is_making = False
+        self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
     def read_ahead(self) -> int:
         """See `delivery.Engine`."""
@@ -99,11 +104,13 @@ class LocalEngine:
         self.work.set_form(form, self.given_spec is not None)
         return form
 
-    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> LocalRun:
+    def begin(
+        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+    ) -> LocalRun:
         """See `delivery.Engine`."""
         self.form()
         reading = None if self._stream is None else self._reading_for(self._stream, first_epoch, plan)
-        return LocalRun(self, first_epoch, limit, plan, taken, reading)
+        return LocalRun(self, first_epoch, limit, plan, taken, reading, lanes)
 
     def _open(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
         assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
@@ -128,9 +135,25 @@ class LocalEngine:
         return len(batch[1])
 
     def forget(self, epoch: int) -> None:
-        """Nobody reads that epoch any more: its generators are ended."""
+        """Nobody reads that epoch any more: its generators are ended, here or by whoever has the turn now.
+
+        Never blocks; may run in a finalizer, on any thread, in the middle of a generator too.
+        """
         if isinstance(self.work.items, LaneItems):
-            self.work.items.forget(epoch)
+            self._forgotten.append(epoch)
+            self._end_forgotten()
+
+    def _end_forgotten(self) -> None:
+        if self._forgotten and _alone.acquire(blocking=False):
+            try:
+                if self._is_making:  # a finalizer on this very thread
+                    return
+                assert isinstance(self.work.items, LaneItems)
+                while self._forgotten:
+                    with SavedGlobals():
+                        self.work.items.forget(self._forgotten.pop())
+            finally:
+                _alone.release()
 
     def update(self, changes: dict[str, Any]) -> None:
         """The function looks at the user's own object; only what was made of it before is out of date."""
@@ -156,10 +179,14 @@ class LocalEngine:
         with _alone, SavedGlobals():
             if items is not None:
                 self._put(items)
+            self._is_making, was_making = True, self._is_making
             try:
                 filled: Filled = self.work.fill(job, anchor, 0, anchor.nbytes)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
+            finally:
+                self._is_making = was_making
+        self._end_forgotten()
         if plan.lanes and filled.oversize is None and is_empty(anchor):
             raise _LaneEnded
         if filled.oversize is not None:
@@ -192,9 +219,9 @@ class StreamReading:
         if not self._seen and not self.is_over:
             try:
                 self._seen = list(itertools.islice(self._batches, 1))
-            except LoaderpoolError:
-                raise
             except Exception as error:
+                if type(error) in OURS:
+                    raise
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
                 raise source_error(failure, self._plan.start_after(self.epoch, self._taken), error) from error
         self.is_over = not self._seen
@@ -223,6 +250,7 @@ class LocalRun:
         plan: BasePlan,
         taken: Mapping[int, int],
         reading: StreamReading | None = None,
+        lanes: LanePlaces | None = None,
     ) -> None:
         self._taken, self._reading = taken, reading
         self.wait_ns = 0
@@ -230,7 +258,10 @@ class LocalRun:
         self.first_epoch = first_epoch
         self._next = 0
         self._limit = limit
-        self._ended: set[int] = set()  # lanes
+        self._places = lanes or LanePlaces((0,) * plan.lanes)
+        self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
+        if plan.lanes:
+            self._next = self._places.begin_at
         self.is_over = False
 
     def take(self) -> Delivery:
@@ -251,19 +282,20 @@ class LocalRun:
     def is_at_end(self) -> bool:
         """See `delivery.EngineRun`."""
         if self._plan.lanes:
-            return len(self._ended) == self._plan.lanes
+            return len(self.ended_lanes) == self._plan.lanes
         return self._reading is not None and self._reading.is_over
 
     def _take_turn(self, lanes: int) -> Delivery:
         """The next batch of the generators that take turns."""
-        while not self.is_over and len(self._ended) < lanes:
+        while not self.is_over and len(self.ended_lanes) < lanes:
             number, self._next = self._next, self._next + 1
-            if number % lanes in self._ended:
+            batch, lane = divmod(number, lanes)
+            if lane in self.ended_lanes or batch < self._places.taken[lane]:
                 continue
             try:
                 return self._engine.make(self.first_epoch, number, number, self._plan)
             except _LaneEnded:
-                self._ended.add(number % lanes)
+                self.ended_lanes[lane] = batch
         raise StopIteration
 
     def _take_read(self, reading: StreamReading) -> Delivery:

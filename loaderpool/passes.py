@@ -76,6 +76,7 @@ class PassBook:
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
         self._hook_turn = threading.RLock()
         self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
+        self.was_placed = False  # somebody has said where the next pass begins
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, the whole of it, the next pass's."""
@@ -83,23 +84,25 @@ class PassBook:
 
     def resume_at(self, position: Position) -> None:
         """The next pass begins there; where nothing of that epoch is left, with the next one."""
-        if (position.start or position.taken) and not self._log(position).batches:
+        if position.is_rest and not self.log_at(position).batches:
             position = Position(position.epoch + 1)
         with self._lock:
             self.epoch = position.epoch
-            self._resume = position if position.start or position.taken else None
+            self._resume = position if position.is_rest else None
+            self.was_placed = True
 
     def next_log(self) -> PassLog:
         """What the next pass will be, nothing delivered yet."""
-        return self._log(self._place(self.epoch))
+        return self.log_at(self._place(self.epoch))
 
     def _place(self, epoch: int) -> Position:
         resume = self._resume
         return resume if resume is not None and resume.epoch == epoch else Position(epoch)
 
-    def _log(self, place: Position) -> PassLog:
+    def log_at(self, place: Position) -> PassLog:
+        """What a pass that begins there will be, nothing delivered yet."""
         plan = self.plan.after(place.start)
-        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic)
+        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic, lanes=place.lanes)
 
     @property
     def last_error(self) -> BaseException | None:
@@ -115,32 +118,39 @@ class PassBook:
         """Whether something of the user's runs between epochs."""
         return self.hooks is not None and self.hooks.changes_data
 
-    def open_run(self) -> tuple[EngineRun, PassLog]:
-        """A run that stands before the next epoch, whose number is now taken, and a log of what it gives."""
+    def open_run(self, place: Position | None = None) -> tuple[EngineRun, PassLog]:
+        """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
+
+        Args:
+            place: where it shall stand instead.
+        """
         if not self.has_hooks:
-            return self._take_run()
+            return self._take_run(place)
         assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()
             self._tell(self.hooks.before_epoch())
-            return self._take_run()
+            return self._take_run(place)
 
-    def _take_run(self) -> tuple[EngineRun, PassLog]:
+    def _take_run(self, wanted: Position | None) -> tuple[EngineRun, PassLog]:
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
         ahead = 0 if self.has_hooks or not self.looks_ahead else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
-            epoch = self.epoch
-            place = None if self._resume is None else self._place(epoch)
-            self.epoch += 1
+            if wanted is None:
+                epoch = self.epoch
+                place = None if self._resume is None else self._place(epoch)
+            else:
+                epoch, place = wanted.epoch, wanted
+            self.epoch = max(self.epoch, epoch + 1)
             parked, self._parked = self._parked, None
-        is_rest = place is not None and bool(place.start or place.taken)
+        is_rest = place is not None and place.is_rest
         try:
             per_epoch = self.plan.batches_per_epoch
             if place is None:
                 log = PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
             else:
-                log = self._log(place)
+                log = self.log_at(place)
             if parked is not None:
                 run, stands_before = parked
                 if stands_before == epoch and not is_rest:
@@ -151,7 +161,9 @@ class PassBook:
             limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
             if log.plan.is_open:
                 limit = 0  # it grows as the stream is read
-            return engine.begin(epoch, limit, log.plan, {} if place is None else place.taken), log
+            if place is None:
+                return engine.begin(epoch, limit, log.plan, {}), log
+            return engine.begin(epoch, limit, log.plan, place.taken, place.lanes), log
         except BaseException:
             self.give_up_epoch(epoch)
             if parked is not None:
@@ -220,10 +232,13 @@ class Pass:
     Args:
         book: of the loader.
         reading: it is one of these passes.
+        place: where it begins; None: with the next epoch.
     """
 
-    def __init__(self, book: PassBook, reading: Reading) -> None:
+    def __init__(self, book: PassBook, reading: Reading, place: Position | None = None) -> None:
         self._book, self._reading = book, reading
+        self._place = place
+        self._goes_on = False  # with the next epoch, as nothing was left of this one
         self._run: EngineRun | None = None
         self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
@@ -248,7 +263,7 @@ class Pass:
             raise StopIteration
         try:
             if self._run is None:
-                self._run, self.log = book.open_run()
+                self._run, self.log = book.open_run(self._place)
                 self._reading.add(self.log)
             log = self.log
             assert log is not None
@@ -267,11 +282,14 @@ class Pass:
             self.close()
             raise
         if delivery is None:
+            if self._goes_on:
+                self._goes_on = self._is_over = False
+                return self.next_delivery()
             raise StopIteration
         if not log.delivered:
             book.tally.passes += 1
             book.note_begun(log.epoch)
-        log.note(delivery, self._run.first_epoch if self._run is not None else log.epoch)
+        log.note(delivery, self._run)
         return delivery
 
     def _admit(self, delivery: Delivery) -> Delivery:
@@ -307,7 +325,11 @@ class Pass:
         self._is_over = True
         log.close()
         if not log.delivered:
-            self._book.give_up_epoch(log.epoch)
+            if log.is_rest:  # of an epoch, of which nothing was left
+                self._book.note_begun(log.epoch)
+                self._goes_on = self._place is None
+            else:
+                self._book.give_up_epoch(log.epoch)
         run, self._run = self._run, None
         if run is not None:
             run.end()

@@ -9,7 +9,6 @@ from typing import Any
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
-from loaderpool.bundling import frames
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import (
@@ -21,23 +20,23 @@ from loaderpool.errors import (
     SupervisorLostError,
 )
 from loaderpool.failures import lost_error, sample_error, setup_error
-from loaderpool.feed import Feed
+from loaderpool.feed import Ahead, Feed
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.order import Plan
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring, with_chunk
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
-from loaderpool.sources.stream import StreamSource, read_batches
+from loaderpool.sources.stream import StreamSource
 from loaderpool.spec import ElementSpec
+from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.loading import put_shipment
 from loaderpool.supervisor.placing import place
-from loaderpool.supervisor.shipping import ship
 from loaderpool.updates import Updates
 from loaderpool.worker.jobs import Probe
 
@@ -103,7 +102,9 @@ class PoolEngine:
         self._sharing: Sharing | None = None
         self.latest_chunk = 1  # batches of the latest delivery
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
-        shipment = ship({**payload, "cache": None if cache is None else cache.plan})
+        self.feeds: StreamFeeds | None = None
+        for_workers = {**payload, "cache": None if cache is None else cache.plan}
+        shipment, for_reader = ship_beside(for_workers, stream, config, plan)
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
@@ -112,20 +113,24 @@ class PoolEngine:
             self.placement, self.packed_items = place(shipment), shipment.packed_items
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
             try:
+                if stream is not None:
+                    self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
                 self._shipment = offset, nbytes
                 self._send_files()
                 session.order(Control.LOAD, *self._load_words(probes=stream is None))
             except BaseException:  # a number that no message can hold
+                if self.feeds is not None:
+                    self.feeds.free_all()
                 for extent in self._extents:
                     session.arena.give_back(extent)
                 raise
             session.listeners[self.number] = self
-        self._stream = stream
-        self._feeds: list[Feed] = []  # whose memory is not given back
-        self._first_feed: Feed | None = None  # has the item for the probe, and waits for its pass
-        if stream is not None:
-            self._first_feed = self._open_feed(stream, first_epoch, plan)
-            self._first_feed.start()
+        if self.feeds is not None:
+            try:
+                self.feeds.begin(first_epoch, plan)
+            except BaseException:
+                self.close()
+                raise
 
     def _send_files(self) -> None:
         """What the order to load needs beside the arena: `Payloads.load` takes them in this order."""
@@ -166,7 +171,9 @@ class PoolEngine:
         assert self._form is not None
         return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
 
-    def begin(self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int]) -> PoolRun:
+    def begin(
+        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+    ) -> PoolRun:
         """See `delivery.Engine`.
 
         Raises:
@@ -180,8 +187,8 @@ class PoolEngine:
             self.raise_error()
             self.check_open()
             quota = self.sharing.make_way()
-            feed = None if self._stream is None else self._feed_for(self._stream, first_epoch, plan)
-            run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed)
+            feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
+            run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed, lanes)
             self.sharing.add(run)
             if feed is not None and not feed.is_started:
                 feed.start()
@@ -208,57 +215,39 @@ class PoolEngine:
 
     # ---- feeds of a stream ----
 
-    def _open_feed(self, stream: StreamSource, epoch: int, plan: BasePlan) -> Feed:
-        assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
-        batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
-        feed = Feed(self.session, frames(batches), epoch, plan.most_rows, self._feed_ahead, self._on_feed_news)
-        self._feeds.append(feed)
-        return feed
-
-    def _feed_for(self, stream: StreamSource, epoch: int, plan: BasePlan) -> Feed:
-        """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
-        feed, self._first_feed = self._first_feed, None
-        if feed is not None:
-            is_same = epoch == feed.epoch or not self.config.shuffle_window or stream.is_one_shot
-            if is_same and not plan.begins_at:
-                return feed
-            feed.stop()
-        return self._open_feed(stream, epoch, plan)
-
-    def _feed_ahead(self) -> tuple[int, int]:
-        """Batches that may be read ahead, and their bytes. The session's lock is held."""
+    def _feed_ahead(self) -> Ahead:
+        """How far a stream may be read ahead. The session's lock is held."""
+        least = _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted + 1
         if self._form is None or self.ring is None:
-            return 2 * self.session.workers_wanted, _FEED_BYTES
+            return Ahead(least, least, _FEED_BYTES)
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
         chunk = min(self._form.max_chunk, 2 * self.latest_chunk)
-        batches = (_READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted + 1) * chunk
-        return batches, max(_FEED_BYTES, self.ring.plan.limit_bytes // _FEED_SHARE)
+        return Ahead(least, least * chunk, max(_FEED_BYTES, self.ring.plan.limit_bytes // _FEED_SHARE))
 
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread; the session's lock is held."""
-        if feed is self._first_feed and self._probe is None and not self._is_closed:
+        assert self.feeds is not None
+        if feed is self.feeds.first and self._probe is None and not self._is_closed:
             if feed.made == 1 and feed.end is None:
                 self.session.order(Control.PROBE, self.number, self._first_epoch, feed.offset)
             elif not feed.made:
                 self._make_error = feed.make_error or functools.partial(
                     SourceError, "source is empty: the stream ended before its first item"
                 )
+                self._is_passing_error = not self.feeds.is_one_shot
         for run in self._sharing.active if self._sharing is not None else ():
             if run.feed is feed:
                 run.fed(feed)
 
-    def _free_feeds(self, all_of_them: bool = False) -> None:
+    def _free_feeds(self) -> None:
         """Give back the memory of feeds that no worker looks at any more."""
-        in_use = {id(stretch.feed) for stretch in self.stretches.values()}
-        for feed in list(self._feeds):
-            if all_of_them or (feed.is_over and id(feed) not in in_use and self._probe is not None):
-                feed.free()
-                self._feeds.remove(feed)
+        if self.feeds is not None and self._probe is not None:
+            self.feeds.free({id(stretch.feed) for stretch in self.stretches.values()})
 
     def on_close(self) -> None:
         """See `session.Listener`."""
-        for feed in list(self._feeds):
-            feed.stop()
+        if self.feeds is not None:
+            self.feeds.stop()
 
     # ---- form, ring and quota ----
 
@@ -268,7 +257,9 @@ class PoolEngine:
         form = choose_form(self._probe, self._given_spec, config, plan, self.unit)
         if plan.lanes:
             form = with_chunk(form, 1)
-        makers = max(session.workers_wanted, plan.lanes)  # each of which should have slots of its own
+        # Generators that stand beside one another need a batch each to be ready in turn; but many large ones would take
+        # all the memory, and no more are made at once than there are workers.
+        makers = max(session.workers_wanted, min(plan.lanes, 2 * session.workers_wanted))
         ring_plan = plan_ring(form, workers=makers, memory_limit=config.memory_limit)
         form = ring_plan.form
         extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
@@ -277,7 +268,7 @@ class PoolEngine:
         except BaseException:
             session.arena.give_back(extent)
             raise
-        self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring)
+        self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring, plan.lanes > 0)
         self._layout_bytes, self._form = nbytes, form
         self._order_layout()
 
@@ -316,11 +307,15 @@ class PoolEngine:
             self._make_error = functools.partial(MemoryLimitError, str(error))
             self.session.wake()
 
-    def reserve(self) -> int:
-        """Slots of a run that are never lent, so that workers always have somewhere to write."""
+    def reserve(self, quota: int) -> int:
+        """Slots that a run with this quota never lends, so that workers always have somewhere to write.
+
+        Of generators that many batches may be made ahead, so they hang on nothing but the quota, and grow no faster
+        than it does (RING-4).
+        """
         assert self.ring is not None
         if self.plan.lanes:
-            return max(1, min(max(self.plan.lanes + 1, self.ring.count // 2), self.ring.count - 1))
+            return max(1, quota // 2)
         return max(1, min(self.session.workers_wanted + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----
@@ -383,9 +378,10 @@ class PoolEngine:
             return
         self._send_files()
         must_probe = self._probe is None and self._make_error is None
-        self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self._stream is None))
-        if must_probe and self._first_feed is not None and self._first_feed.made:
-            self.session.order(Control.PROBE, self.number, self._first_epoch, self._first_feed.offset)
+        self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
+        first_feed = None if self.feeds is None else self.feeds.first
+        if must_probe and first_feed is not None and first_feed.made:
+            self.session.order(Control.PROBE, self.number, self._first_epoch, first_feed.offset)
         self._is_loaded = False
         self._updates.repeat()
         if self.ring is not None:
@@ -433,11 +429,13 @@ class PoolEngine:
         with self.session.lock:
             if self._is_passing_error and self._was_told:
                 self._make_error, self._is_passing_error, self._was_told = None, False, False
-                if self._probe is None:
-                    feed = self._first_feed
-                    self.session.order(
-                        Control.PROBE, self.number, self._first_epoch, 0 if feed is None else feed.offset
-                    )
+                if self._probe is not None:
+                    return
+                if self.feeds is None:
+                    self.session.order(Control.PROBE, self.number, self._first_epoch, 0)
+                elif not self.feeds.begin_again(self._first_epoch, self.plan):
+                    assert self.feeds.first is not None
+                    self.session.order(Control.PROBE, self.number, self._first_epoch, self.feeds.first.offset)
 
     def _unload(self) -> None:
         for run in self._sharing.active if self._sharing is not None else ():
@@ -461,7 +459,8 @@ class PoolEngine:
     def _forget(self) -> None:
         arena = self.session.arena
         self._forget_stretches()
-        self._free_feeds(all_of_them=True)
+        if self.feeds is not None:
+            self.feeds.free_all()
         self.session.listeners.pop(self.number, None)
         for extent in [*self._extents, *filter(None, [self._layout_extent])]:
             arena.give_back(extent)

@@ -15,6 +15,7 @@ from loaderpool.lane_shelf import LaneShelf
 from loaderpool.memory.layout import is_empty
 from loaderpool.messages import Control
 from loaderpool.plan.base import BasePlan
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.ring import Ring
 from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from loaderpool.pool_engine import PoolEngine
 
 __all__ = ["PoolRun"]
+
+_NO_LIMIT = 1 << 62
 
 
 class PoolRun:
@@ -39,6 +42,7 @@ class PoolRun:
         taken: stretches of them that are not wanted; only where there is no order.
         quota: slots that it may hold.
         feed: whence the items of its batches come, where the source is a stream.
+        lanes: of generators: what is not wanted of each.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class PoolRun:
         taken: Mapping[int, int],
         quota: int,
         feed: Feed | None = None,
+        lanes: LanePlaces | None = None,
     ) -> None:
         self._engine, self._plan, self.feed = engine, plan, feed
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
@@ -57,7 +62,7 @@ class PoolRun:
         self.wait_ns = 0
         shelf: Shelf = OrderedShelf(0)
         if plan.lanes:
-            shelf = LaneShelf(plan.lanes, engine.config.deterministic)
+            shelf = LaneShelf(plan.lanes, engine.config.deterministic, lanes)
         elif not engine.config.deterministic:
             shelf = UnorderedShelf(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
         self._stretch = self._begin(shelf)
@@ -107,6 +112,12 @@ class PoolRun:
         if isinstance(shelf, LaneShelf):
             return shelf.is_over
         return feed is not None and feed.end is not None and shelf.taken >= feed.end
+
+    @property
+    def ended_lanes(self) -> Mapping[int, int]:
+        """See `delivery.EngineRun`."""
+        shelf = self._stretch.shelf
+        return shelf.ended if isinstance(shelf, LaneShelf) else {}
 
     def fed(self, feed: Feed) -> None:
         """More of the stream's batches may be made. The session's lock is held."""
@@ -174,9 +185,12 @@ class PoolRun:
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         if isinstance(shelf, LaneShelf):
             session.order(Control.RUN_LANES, number, plan.lanes)
-            for lane in shelf.ended:
-                session.order(Control.LANE_OVER, number, lane)
-            self.limit = shelf.begin_at + self._window()
+            for lane, batches in enumerate(shelf.places.taken):
+                if lane in shelf.ended:
+                    session.order(Control.LANE_OVER, number, lane)
+                elif batches * plan.lanes + lane >= shelf.begin_at + plan.lanes:  # further than its turn
+                    session.order(Control.LANE_AT, number, lane, batches * plan.lanes + lane)
+            self.limit = self._furthest(shelf)
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         if feed is not None:
             session.order(Control.RUN_FEED, number, feed.offset)
@@ -193,12 +207,15 @@ class PoolRun:
 
     # ---- generators that take turns; the session's lock is held ----
 
-    def _window(self) -> int:
-        """How many batches from the next one on may be made: no more than there are slots that are never lent.
+    def _furthest(self, shelf: LaneShelf) -> int:
+        """The batch before which may be made: no further from the next one than there are slots that are never lent.
 
-        So the next batch always has a slot, however far its generator is behind the others (RING-4).
+        So the next batch always has a slot, however far its generator is behind the others (RING-4). Without an order
+        whatever has a slot is handed out, and nothing waits for a slow generator.
         """
-        return max(1, min(self._engine.reserve(), self.quota))
+        if not self._engine.config.deterministic:
+            return _NO_LIMIT
+        return shelf.begin_at + min(self._engine.reserve(self.quota), self.quota)
 
     def _pass_over_ends(self) -> None:
         """Take note of generators that have ended, if that is what stands in front."""
@@ -212,13 +229,13 @@ class PoolRun:
             extent = ring.extents[arrival.slot]  # type: ignore[index]  # it has a slot
             if not is_empty(self._engine.session.arena.anchor(extent.offset, extent.nbytes)):
                 return
-            for behind in shelf.end_lane(arrival.first):
+            for behind in shelf.end_lane():
                 self._stretch.give_back(behind)
             self._engine.session.order(Control.LANE_OVER, self._stretch.number, arrival.first % self._plan.lanes)
             self._move_window(shelf)
 
     def _move_window(self, shelf: LaneShelf) -> None:
-        limit = shelf.begin_at + self._window()
+        limit = self._furthest(shelf)
         if limit > self.limit:
             self.extend(limit)
 
@@ -242,7 +259,7 @@ class PoolRun:
                 self._move_window(stretch.shelf)
             if self.feed is not None:
                 engine.latest_chunk = arrival.count
-                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.begin_at)
+                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.done_before)
             engine.session.note_progress()
             fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:
@@ -285,11 +302,14 @@ class PoolRun:
 
     def _may_lend(self, ring: Ring) -> bool:
         """Lend-or-copy: enough slots must stay for the workers, for this run and for all of them."""
-        reserve = self._engine.reserve()
+        reserve = self._engine.reserve(self.quota)
         lent = self._stretch.lent
         if len(lent) < self.quota - reserve and len(ring.lender.lent) < ring.count - reserve:
             return True
         if len(lent) < ring.count and self._engine.sharing.grow_by_one():
             self.set_quota(self.quota + 1)
+            if self._plan.lanes:  # RING-4: with the quota what is kept back has grown, too
+                reserve = self._engine.reserve(self.quota)
+                return len(lent) < self.quota - reserve and len(ring.lender.lent) < ring.count - reserve
             return len(ring.lender.lent) < ring.count - reserve
         return False

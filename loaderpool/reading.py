@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from loaderpool.delivery import Delivery
+from loaderpool.delivery import Delivery, EngineRun
 from loaderpool.errors import StateError
+from loaderpool.lane_log import LaneLog
 from loaderpool.plan.base import BasePlan, Start
+from loaderpool.plan.lane_places import LanePlaces
 
-__all__ = ["PassLog", "Position", "Reading"]
+__all__ = ["Frontier", "PassLog", "Position", "Reading"]
 
 _MOST_PASSES = 1000
 
@@ -28,6 +30,13 @@ class Position:
     """What of the epoch is taken, over all shards, as its plan says it (see `plan.base`); falsy: nothing."""
     taken: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Without an order: stretches of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
+    lanes: LanePlaces | None = None
+    """Of generators: what is taken of each lane; None: nothing."""
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is not the epoch's beginning."""
+        return bool(self.start or self.taken or self.lanes is not None)
 
 
 class PassLog:
@@ -36,19 +45,33 @@ class PassLog:
     Attributes:
         delivered: how many of its batches came from the engine.
         omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
+        numbers: without an order: those of the batches that came, as they came.
+        is_rest: whether it begins behind the epoch's beginning.
+        lanes: of generators: how many batches of each came.
+        taken_before: without an order: numbers of batches that were taken before.
 
     Args:
         epoch: its epoch.
         plan: of its batches: the loader's, or the rest of that epoch.
         taken: without an order: stretches of batches that were taken before.
         keeps_numbers: batches come in no order, so their numbers must be kept.
+        lanes: of generators: what was taken before.
     """
 
-    def __init__(self, epoch: int, plan: BasePlan, taken: Mapping[int, int], keeps_numbers: bool) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        plan: BasePlan,
+        taken: Mapping[int, int],
+        keeps_numbers: bool,
+        lanes: LanePlaces | None = None,
+    ) -> None:
         self.epoch, self.plan = epoch, plan
         numbers = (n for first, count in taken.items() for n in range(first, first + count)) if taken else ()
-        self._taken_before = frozenset(numbers)
-        self._numbers: list[int] | None = [] if keeps_numbers else None
+        self.taken_before = frozenset(numbers)
+        self.is_rest = bool(plan.begins_at or self.taken_before or lanes is not None)
+        self.lanes = LaneLog(plan.lanes, lanes) if plan.lanes else None
+        self.numbers: list[int] | None = [] if keeps_numbers and self.lanes is None else None
         self.delivered = 0
         self._end: int | None = None  # of a stream: how many there were
         self.omitted: list[int] = []
@@ -56,18 +79,21 @@ class PassLog:
     @property
     def batches(self) -> int:
         """How many batches the whole pass has; of a stream, until its end, more than there can be."""
-        return self._end if self._end is not None else self.plan.batches_per_epoch - len(self._taken_before)
+        return self._end if self._end is not None else self.plan.batches_per_epoch - len(self.taken_before)
 
     def close(self) -> None:
         """The stream has ended: there are no more than were delivered."""
         self._end = self.delivered
 
-    def note(self, delivery: Delivery, first_epoch: int) -> None:
-        """This was delivered, by a run that counts batches from that epoch on."""
+    def note(self, delivery: Delivery, run: EngineRun | None) -> None:
+        """This was delivered, by that run; None: by one that was ended meanwhile."""
         self.delivered += delivery.count
-        if self._numbers is not None:
+        if self.lanes is not None:
+            self.lanes.note(delivery.first, {} if run is None else run.ended_lanes)
+        if self.numbers is not None:
+            first_epoch = self.epoch if run is None else run.first_epoch
             before = (self.epoch - first_epoch) * self.plan.batches_per_epoch
-            self._numbers += [number - before for number in delivery.numbers()]
+            self.numbers += [number - before for number in delivery.numbers()]
 
     def given(self, batches: int) -> int:
         """How many batches of the plan a consumer is past that was given so many: those left out count as well."""
@@ -79,21 +105,44 @@ class PassLog:
 
     def position(self, consumed: int) -> Position:
         """Where a consumer stands that is past so many of its batches."""
-        if consumed >= self.batches:
-            return Position(self.epoch + 1)
-        if self._numbers is None:
-            return Position(self.epoch, self.plan.start_after(self.epoch, consumed))
-        taken = sorted(self._taken_before.union(self._numbers[:consumed]))
-        prefix = next((at for at, number in enumerate(taken) if at != number), len(taken))
+        return Frontier(self).position(consumed)
+
+
+class Frontier:
+    """Where a consumer of one pass stands, asked for time and again as it goes on; each answer costs the same.
+
+    Args:
+        log: of the pass.
+    """
+
+    def __init__(self, log: PassLog) -> None:
+        self._log = log
+        self._consumed = self._prefix = 0
+        self._ahead = set(log.taken_before)  # taken, and some batch below is not
+
+    def position(self, consumed: int) -> Position:
+        """Where a consumer stands that is past so many batches, no fewer than when it last asked."""
+        log = self._log
+        if consumed >= log.batches:
+            return Position(log.epoch + 1)
+        if log.lanes is not None:
+            return Position(log.epoch, lanes=log.lanes.places(consumed))
+        if log.numbers is None:
+            return Position(log.epoch, log.plan.start_after(log.epoch, consumed))
+        self._ahead.update(log.numbers[self._consumed : consumed])
+        self._consumed = consumed
+        while self._prefix in self._ahead:
+            self._ahead.remove(self._prefix)
+            self._prefix += 1
         stretches: dict[int, int] = {}
         first = -1
-        for number in taken[prefix:]:
-            if first >= 0 and number - prefix == first + stretches[first]:
+        for number in sorted(self._ahead):
+            if first >= 0 and number - self._prefix == first + stretches[first]:
                 stretches[first] += 1
             else:
-                first = number - prefix
+                first = number - self._prefix
                 stretches[first] = 1
-        return Position(self.epoch, self.plan.start_after(self.epoch, prefix), stretches)
+        return Position(log.epoch, log.plan.start_after(log.epoch, self._prefix), stretches)
 
 
 class Reading:

@@ -155,8 +155,13 @@ class Ring:
             added += 1
         return added
 
-    def outgrown(self, nbytes: int, runs: int) -> bool:
+    def outgrown(self, nbytes: int, runs: int, least: int = 0) -> bool:
         """A batch of `nbytes` did not fit: make new slots that large, and retire the old ones as they come back.
+
+        Args:
+            nbytes: of the batch.
+            runs: that share the slots.
+            least: how many there must be at once, beside the old ones; 0: fewer will do, when those are back.
 
         Returns:
             Whether slots are retired; not where the budget has too few larger ones for so many runs.
@@ -167,8 +172,9 @@ class Ring:
         new_bytes = _page_rounded(2 * nbytes)
         if new_bytes <= self.plan.slot_bytes:
             return False
-        affordable = self.plan.limit_bytes // new_bytes
-        if affordable < max(_LEAST_SLOTS, runs):
+        limit_bytes = self.plan.limit_bytes
+        affordable = limit_bytes // new_bytes
+        if affordable < max(_LEAST_SLOTS, runs) or (least and self._taken_bytes() + least * new_bytes > limit_bytes):
             return False  # such batches go on arriving in memory of their own
         self.plan = dataclasses.replace(
             self.plan, slot_bytes=new_bytes, most_slots=min(self.plan.most_slots, affordable)
@@ -178,7 +184,7 @@ class Ring:
                 self._retiring.add(slot)
                 self._session.order(Control.SLOT_RETIRE, slot)
         self._ceiling = None
-        self._wanted = min(self._most(runs), max(runs, _first_slots(self._session.workers_wanted)))
+        self._wanted = max(least, min(self._most(runs), max(runs, _first_slots(self._session.workers_wanted))))
         self._grow_as_wanted()
         return True
 
@@ -251,9 +257,11 @@ class Ring:
 
     def _has_room(self) -> bool:
         """Whether the budget has room for one more slot."""
+        return self._taken_bytes() + self.plan.slot_bytes <= self.plan.limit_bytes
+
+    def _taken_bytes(self) -> int:
         kept = self._retiring & self.lender.lent.keys()  # nobody but the consumer needs them any more
-        taken = sum(extent.nbytes for slot, extent in self.extents.items() if slot not in kept)
-        return taken + self.plan.slot_bytes <= self.plan.limit_bytes
+        return sum(extent.nbytes for slot, extent in self.extents.items() if slot not in kept)
 
     def _grow_as_wanted(self) -> None:
         """Make the slots that outgrown ones were in the way of."""

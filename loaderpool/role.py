@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["become", "is_trainer", "role"]
 
-Role = Literal["trainer", "supervisor", "worker"]
+Role = Literal["trainer", "supervisor", "worker", "reader"]
 _role: Role = "trainer"
 
 

@@ -15,6 +15,7 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
 from loaderpool.fingerprint import Fingerprint
 from loaderpool.passes import PassBook
 from loaderpool.plan.base import BasePlan
+from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.reading import Position
 
 __all__ = ["find_position", "read_state", "write_state"]
@@ -56,12 +57,14 @@ def find_position(book: PassBook, batches_taken: int | None) -> Position:
 
 def write_state(position: Position, fingerprint: Fingerprint, plan: BasePlan) -> dict[str, Any]:
     """The state of a loader whose consumer stands at this position."""
+    lanes = position.lanes
     return {
         "loaderpool_state": _VERSION,
         "epoch": position.epoch,
         "position": list(position.start) if isinstance(position.start, tuple) else position.start,
         "taken": [[first, count] for first, count in position.taken.items()],
         "num_shards": plan.num_shards,
+        **({} if lanes is None else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}),
         "loader": fingerprint.fields,
     }
 
@@ -84,6 +87,7 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position
         epoch, num_shards = (_whole(state, name) for name in ("epoch", "num_shards"))
         position = state["position"]
         taken = {int(first): int(count) for first, count in state["taken"]}
+        lanes = _read_lanes(state.get("lanes"))
         saved = dict(state["loader"])
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
@@ -103,7 +107,18 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position
             f"under deterministic=False each shard has its own batches behind it: a state saved with num_shards="
             f"{num_shards} cannot go on with num_shards={plan.num_shards}"
         )
-    return Position(epoch, start, taken)
+    if lanes is not None and (len(lanes.taken) != plan.lanes or any(lane >= plan.lanes for lane in lanes.over)):
+        raise StateError(f"the state is damaged: it has places of {len(lanes.taken)} generators, not {plan.lanes}")
+    return Position(epoch, start, taken, lanes)
+
+
+def _read_lanes(state: Any) -> LanePlaces | None:
+    if state is None:
+        return None
+    taken, over = [int(count) for count in state["taken"]], [int(lane) for lane in state["over"]]
+    if min(taken, default=-1) < 0 or min(over, default=0) < 0:
+        raise ValueError(f"lanes is {state!r}")
+    return LanePlaces(tuple(taken), frozenset(over))
 
 
 def _whole(state: Mapping[str, Any], name: str) -> int:

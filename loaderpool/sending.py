@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 from cloudpickle import Pickler, dumps
@@ -11,16 +13,20 @@ from cloudpickle import cloudpickle as internals
 __all__ = ["send"]
 
 
-def send(value: Any) -> bytes:
+def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
     """Anything that cloudpickle can pickle, for `receive`.
 
     Classes that have gone by value from one process to another (those of `__main__`, or made in a function, or of a
     module that imports TensorFlow) have a number that both know. They go by it, so that a worker looks for instances of
     the very class that its function makes, and imports nothing for it. Beside the number is the class itself, for who
     has not met it: another worker's function may have made it.
+
+    Args:
+        value: what.
+        buffer_callback: as pickle's own: is given arrays, and keeps those that it returns False for.
     """
     with io.BytesIO() as file:
-        _Sender(file, protocol=5).dump(value)
+        _Sender(file, protocol=5, buffer_callback=buffer_callback).dump(value)
         return file.getvalue()
 
 

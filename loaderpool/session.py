@@ -21,6 +21,7 @@ from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError, SupervisorLostError
 from loaderpool.fork_warning import warn_of
 from loaderpool.interrupts import InterruptsHeld
+from loaderpool.item_names import item_name
 from loaderpool.link import Link
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
@@ -214,10 +215,10 @@ class Session:
             raise ClosedError("the loader's pool is closed; make a new Loader (or Pool)")
         self.check_owner()
         if self._how_broken:
-            at_work = ", ".join(map(str, self._last_indices))
+            at_work = ", ".join(map(item_name, self._last_indices)).replace(", source index", ",")
             stuck = (
                 f" It was the {self._deaths_without_progress}th in a row, and no batch was taken between; its workers "
-                f"were at source index {at_work} or a few behind: does the function end more than its own process, as "
+                f"were at {at_work} or a few behind: does the function end more than its own process, as "
                 "os.killpg does?"
                 if self._deaths_without_progress > _DEATHS_WITHOUT_PROGRESS and at_work
                 else " If the machine ran out of memory, lower memory_limit or the number of workers"
@@ -263,6 +264,7 @@ class Session:
         waits_for_room = self.pipe.has_unsent and not self.pipe.flush()
         self.lock.release()
         try:
+            fault_points.reach("trainer.waiting")
             link.wait(self.pipe.fileno() if waits_for_room else None)
         finally:
             self.lock.acquire()

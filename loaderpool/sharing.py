@@ -25,10 +25,11 @@ class Sharing:
 
     Args:
         ring: what they share.
+        keeps_count: there must never be fewer slots, for more is made ahead than there were places for (RING-4).
     """
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+    def __init__(self, ring: Ring, keeps_count: bool = False) -> None:
+        self._ring, self._keeps_count = ring, keeps_count
         self._runs: list[PoolRun] = []
 
     @property
@@ -87,10 +88,13 @@ class Sharing:
         Raises:
             MemoryLimitError: the machine has no room for as many as there are runs.
         """
-        active = self.active
+        ring, active = self._ring, self.active
+        least = ring.count if self._keeps_count else 0
+        if not ring.outgrown(nbytes, len(active), least):
+            return
         # Not only the quotas: slots that a run has filled and nobody reads would never make room for larger ones.
-        if self._ring.outgrown(nbytes, len(active)) and len(active) > 1 and self._spare(active) < 0:
-            self._share_anew(active)
+        if ring.count < least or (len(active) > 1 and self._spare(active) < 0):
+            self.restart_all()
 
     def retired(self, slot: int) -> None:
         """An outgrown slot has come back.

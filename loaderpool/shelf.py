@@ -42,6 +42,10 @@ class Shelf(Protocol):
     def taken(self) -> int:
         """How many batches were taken, counted from the run's first epoch on."""
 
+    @property
+    def done_before(self) -> int:
+        """All batches before this one were taken, and nobody makes any of them again."""
+
     def put(self, arrival: Arrival) -> bool:
         """Keep an arrival for its turn; False: all its batches were taken before the run began anew."""
 
@@ -74,6 +78,11 @@ class OrderedShelf:
 
     @property
     def taken(self) -> int:
+        """See `Shelf`."""
+        return self.begin_at
+
+    @property
+    def done_before(self) -> int:
         """See `Shelf`."""
         return self.begin_at
 
@@ -125,14 +134,25 @@ class UnorderedShelf:
         self._taken_count = begin_at if taken_count is None else taken_count
         self._before = frozenset(batch for first, count in self._taken.items() for batch in range(first, first + count))
         self._by_epoch: dict[int, collections.deque[Arrival]] = {}
+        # Of what this shelf was begun for all has arrived before this one, taken earlier or not.
+        self._arrived_before = begin_at
+        self._arrived: dict[int, int] = {}  # stretches behind that one
 
     @property
     def taken(self) -> int:
         """See `Shelf`."""
         return self._taken_count
 
+    @property
+    def done_before(self) -> int:
+        """See `Shelf`. A batch that was taken may be in one ticket with one that was not."""
+        return min(self.begin_at, self._arrived_before)
+
     def put(self, arrival: Arrival) -> bool:
         """See `Shelf`. The workers make stretches without gaps, so after a new begin some batches may come again."""
+        self._arrived[arrival.first] = arrival.count
+        while count := self._arrived.pop(self._arrived_before, 0):
+            self._arrived_before += count
         if self._before:
             keep = tuple(at for at in range(arrival.count) if arrival.first + at not in self._before)
             if not keep:

@@ -24,12 +24,16 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
     workers: tuple[WorkerStatistics, ...] = ()
     slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = supervisor_restarts = 0
     workers_start: Literal["fork", "exec"] | None = None
-    placement, packed = Placement(), 0
+    placements, packed = [Placement()], 0
+    feeds = None
     cached = engine.cache.counts() if engine is not None and engine.cache is not None else CacheCounts()
     if isinstance(engine, PoolEngine):
         workers_start = "exec" if engine.session.obstacles else "fork"
         workers = _workers(engine)
-        placement, packed = engine.placement, engine.packed_items
+        placements, packed = [engine.placement], engine.packed_items
+        feeds = engine.feeds
+        if feeds is not None:
+            placements.append(feeds.placement)
         restarts = engine.session.restarts
         supervisor_restarts = engine.session.supervisor_restarts
         lent, copied, oversize = engine.batches_lent, engine.batches_copied, engine.batches_oversize
@@ -61,9 +65,11 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         restarts=restarts,
         supervisor_restarts=supervisor_restarts,
         items_packed=packed,
-        data_bytes_shared=placement.shared_bytes,
-        data_bytes_copied=placement.copied_bytes,
-        data_copied_because=placement.copied_because,
+        data_bytes_shared=sum(placement.shared_bytes for placement in placements),
+        data_bytes_copied=sum(placement.copied_bytes for placement in placements),
+        data_copied_because=tuple(reason for placement in placements for reason in placement.copied_because),
+        stream_read_by=None if feeds is None else feeds.read_by,
+        stream_on_thread_because="" if feeds is None else feeds.why_on_thread,
         cache_hits=cached.hits,
         cache_misses=cached.misses,
         cache_damaged=cached.damaged,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from loaderpool.dtypes import OBJECT, TEXT_KINDS, Text, can_write, read_dtype
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
+from loaderpool.item_names import item_name
 from loaderpool.leaves import convert_leaf
 from loaderpool.sketch import named
 from loaderpool.structure import Structure
@@ -186,7 +187,7 @@ def mismatch(
         varied = [axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got]
         if varied:
             advice.append(_advice_on_sizes(varied, is_text, origin))
-    source = "" if index is None else f" of source index {index}"
+    source = "" if index is None else f" of {item_name(index)}"
     text = "; ".join(advice)
     return SpecMismatchError(f"{named(path)}{source}: expected {expected}, got {actual}{': ' * bool(text)}{text}")
 

@@ -11,6 +11,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 from loaderpool.attachments import Attachment, read_attachment
+from loaderpool.errors import LoaderpoolError
 from loaderpool.failures import lost_error, sample_error
 from loaderpool.memory.extents import Extent
 from loaderpool.messages import Control, Status, Words, join32, split32
@@ -136,6 +137,9 @@ class Stretch:
                 arrival.make_error, arrival.error_row = functools.partial(make, report), row_start
             if self._redo_batches_before(arrival, words[1], report):
                 return
+        elif status == Status.ABANDONED and not self.is_over:  # never the slot's bytes, whoever has erred
+            text = f"batch {first} was given up, though it is wanted: a defect of loaderpool, please report it"
+            arrival.make_error = functools.partial(LoaderpoolError, text)
         elif status == Status.OVERSIZE and isinstance(attachment, tuple):
             mapped, nbytes, whole = attachment
             arrival.oversize = (mapped, nbytes)
@@ -146,8 +150,12 @@ class Stretch:
         arrival.rows_done += row_stop - row_start
         if arrival.rows_done < rows:
             self._parts[first] = arrival
-        elif self.is_over or not self.shelf.put(arrival):
+        elif self.is_over:
             self.give_back(arrival)
+        elif not self.shelf.put(arrival):
+            self.give_back(arrival)
+            if self.feed is not None:
+                self.feed.take(range(first, first + arrival.count), self.shelf.done_before)
 
     def on_unsure(self, words: Words) -> None:
         """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.

@@ -21,18 +21,18 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 FLOORS = (
     {
         "boot", "bucket_settings", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec",
-        "interrupts", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role", "sending",
-        "signatures", "sketch", "spec", "structure", "whole_numbers", "worker_info",
+        "interrupts", "item_names", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role",
+        "sending", "signatures", "sketch", "spec", "structure", "whole_numbers", "worker_info",
     },
     {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},
     {
         "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
-        "fingerprint", "fork_warning", "form_choice", "functions", "lane_shelf", "last_error", "launch", "lengths",
-        "link", "loader", "loader_cache", "loader_iterator", "local_engine", "passes", "pool", "pool_engine",
-        "pool_run", "reading", "replay", "ring", "saved_state", "session", "sharing", "shelf", "snapshot",
-        "spec_choice", "stretch", "tally", "updates",
+        "fingerprint", "fork_warning", "form_choice", "frame_source", "functions", "lane_log", "lane_shelf",
+        "last_error", "launch", "lengths", "link", "loader", "loader_cache", "loader_iterator", "local_engine",
+        "passes", "pool", "pool_engine", "pool_run", "reader", "reading", "replay", "ring", "saved_state", "session",
+        "sharing", "shelf", "snapshot", "spec_choice", "stream_feeds", "stretch", "tally", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

@@ -25,6 +25,7 @@ except ImportError as missing:
     ) from missing
 
 from loaderpool import interrupts
+from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.delivery import data_bytes
@@ -58,14 +59,22 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     if not isinstance(checkpointable, bool):
         raise ArgumentTypeError(f"checkpointable must be True or False, got {checkpointable!r}")
     if checkpointable:
-        raise ArgumentError("checkpointable=True is not there yet; it comes with exact resume")
+        _check_checkpointable(loader, device)
     interrupts.tell_other_threads()
-    wire = Wire.of(loader.form)
+    form = loader.form
+    max_chunk = form.max_chunk
+    if checkpointable:
+        max_chunk = most_at_once(form) if loader.config.deterministic else 1
+    wire = Wire.of(form, max_chunk)
     first_pass = loader._book.next_log()
     skips = loader.config.on_error.action == "skip"
     tells_length = not skips and not loader._book.is_backed_up and not loader._book.plan.is_open
     source = _Elements(loader, wire, epochs, first_pass.batches, tells_length and epochs is not None)
-    dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
+    if checkpointable:
+        fetch = Fetch(loader, wire, max_chunk, epochs, first_pass.batches, source.check_length)
+        dataset = scan(fetch)
+    else:
+        dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
     if wire.in_chunks:
         if prefetch:
             dataset = dataset.prefetch(prefetch)
@@ -75,20 +84,33 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     if tells_length:
         count = tf.data.INFINITE_CARDINALITY if epochs is None else first_pass.batches + (epochs - 1) * len(loader)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    dataset = dataset.with_options(_options(wire))
+    dataset = dataset.with_options(_options(wire, checkpointable))
     if device is not None:
         dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device, prefetch or None))
     elif prefetch and not wire.in_chunks:
         dataset = dataset.prefetch(prefetch)
     # TensorFlow's registry may keep the generator for ever, so that holds the loader weakly; the dataset holds it, and
     # every dataset made from this one holds this one.
-    dataset._loaderpool_loader = loader
+    dataset._loaderpool_loader = fetch if checkpointable else loader
     if loader._book.is_backed_up and epochs is not None and not skips and not loader._book.plan.is_open:
         # `BackupCallback` ends the epoch in which a training goes on before Keras would. An assertion in C++ would make
         # an error of that, where Keras fetches several steps at once.
         length = tf.constant(epochs * len(loader), tf.int64)
         dataset.cardinality = lambda: length
     return dataset
+
+
+def _check_checkpointable(loader: Loader, device: str | None) -> None:
+    if device is not None:
+        raise ArgumentError(
+            f"device={device!r} and checkpointable=True exclude each other: TensorFlow cannot save an iterator that "
+            "prefetches to a device. Leave out device: what a tf.function is given goes to its device, too"
+        )
+    if loader._book.is_backed_up:
+        raise ArgumentError(
+            "checkpointable=True and a BackupCallback exclude each other: that one saves the loader's place itself"
+        )
+    loader._refuse_what_cannot_go_on()
 
 
 def _check_device(device: Any) -> None:
@@ -137,14 +159,19 @@ def restore_malloc() -> bool:
     return restore_malloc_thresholds()
 
 
-def _options(wire: Wire) -> Any:
+def _options(wire: Wire, checkpointable: bool) -> Any:
     """Options hold for the user's own stages too, so there are as few as can be: no threading, no autotune.
 
     Auto-sharding is off: by it every host would make all batches and throw most away. tf.data puts a prefetch of its
     own behind a pipeline that ends without one. It lets a user's last `map` overlap with training (without it 1.7 times
     the time, tried), so it stays; but behind the unbatch of chunks it adds a third to the cost of a batch (tried).
+
+    A checkpoint has, for each stage, where its consumer stands; without that option it would have the prefetched
+    batches instead, and TensorFlow would refuse, as a Python function is "stateful".
     """
     options = tf.data.Options()
+    if checkpointable:
+        options.experimental_symbolic_checkpoint = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if wire.in_chunks:
         options.experimental_optimization.inject_prefetch = False
@@ -167,10 +194,10 @@ class _Elements:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
         if _restores_malloc:
             restore_malloc_thresholds()  # by now TensorFlow has changed them
-        self._check_length(loader)
+        self.check_length(loader)
         return _Stream(_generate(loader, self._wire, self._epochs))
 
-    def _check_length(self, loader: Loader) -> None:
+    def check_length(self, loader: Loader) -> None:
         """A dataset has one length: after `load_state_dict` the first one's is shorter than the others'."""
         now = loader._book.next_log().batches
         if not self._has_length or now == self._first_batches:

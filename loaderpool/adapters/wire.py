@@ -32,22 +32,24 @@ class Wire:
     in_chunks: bool  # an element is a chunk of batches, which `unbatch` takes apart
 
     @staticmethod
-    def of(form: BatchForm) -> Wire:
-        """The way for a loader's batches.
+    def of(form: BatchForm, max_chunk: int) -> Wire:
+        """The way for a loader's batches, up to `max_chunk` at once where that is possible.
 
         Raises:
             SpecMismatchError: TensorFlow has no such element; names the component or the dict.
         """
         _check_keys(form.spec.structure)
         can_unbatch = all(map(_can_unbatch, form.spec.components))
-        return Wire(form, in_chunks=form.fixed is not None and form.max_chunk > 1 and can_unbatch)
+        return Wire(form, in_chunks=form.fixed is not None and max_chunk > 1 and can_unbatch)
 
     @property
     def signature(self) -> Any:
         """The output_signature."""
-        if not self.needs_restoring:
-            specs = [self._prefixed(_tensor_spec(component)) for component in self.form.spec.components]
-            return self.form.spec.structure.pack(specs)
+        return tuple(self.specs) if self.needs_restoring else self.form.spec.structure.pack(self.specs)
+
+    @property
+    def specs(self) -> list[Any]:
+        """The `tf.TensorSpec` of each array that travels, in order."""
         specs = []
         for component in self.form.spec.components:
             if component.ragged:
@@ -57,7 +59,7 @@ class Wire:
                 ]
             else:
                 specs.append(self._prefixed(tf.TensorSpec(component.shape, _wire_dtype(component))))
-        return tuple(specs)
+        return specs
 
     @property
     def needs_restoring(self) -> bool:
@@ -66,8 +68,12 @@ class Wire:
 
     def element(self, parts: list[Any]) -> Any:
         """What the generator yields for a batch's (or chunk's) components."""
+        return tuple(self.flat(parts)) if self.needs_restoring else self.form.spec.structure.pack(parts)
+
+    def flat(self, parts: list[Any]) -> list[Any]:
+        """The arrays that travel for a batch's (or chunk's) components, as `specs` has them."""
         if not self.needs_restoring:
-            return self.form.spec.structure.pack(parts)
+            return parts
         flat: list[Any] = []
         for part, component in zip(parts, self.form.spec.components, strict=True):
             if isinstance(part, RaggedArray):
@@ -75,7 +81,7 @@ class Wire:
                 flat += [values, part.row_splits]
             else:
                 flat.append(part.view("uint8") if _travels_as_bytes(component) else part)
-        return tuple(flat)
+        return flat
 
     def restore(self, *flat: Any) -> Any:
         """Runs in tf.data: the element as the user sees it."""
@@ -113,14 +119,6 @@ def _check_keys(structure: Structure) -> None:
         ) from None
     for child in structure.children:
         _check_keys(child)
-
-
-def _tensor_spec(component: ArraySpec) -> Any:
-    """The `tf.TypeSpec` of a component as the user's dataset has it."""
-    dtype = tf.float16 if component.dtype.name == _E5M2 else _wire_dtype(component)
-    if component.ragged:
-        return tf.RaggedTensorSpec(component.shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
-    return tf.TensorSpec(component.shape, dtype)
 
 
 def _travels_as_bytes(component: ArraySpec) -> bool:

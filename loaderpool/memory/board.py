@@ -28,7 +28,7 @@ class Field(enum.IntEnum):
 
     FINISHED = 0  # ticket << 16 | attempt, of the last ticket whose rows are all in the slot (or whose error is known)
     TICKET = 1  # the ticket that is running
-    INDEX = 2  # 1 + source index of the sample that is running; 0: none
+    INDEX = 2  # 1 + source index (or position of a generator's item) of the sample that is running; 0: none
     STARTED_NS = 3  # when it (or the block of rows it is in) began, monotonic
     SAMPLES = 4
     BATCHES = 5
@@ -40,6 +40,7 @@ class Field(enum.IntEnum):
     # *finished* is stored nobody but the trainer knows whether it was sent.
     SENDING = 10
     IN_SETUP = 11  # 1 while the user's `setup` hook runs
+    IN_GENERATOR = 12  # 1 while a generator makes the item that INDEX is of
 
 
 class Board:

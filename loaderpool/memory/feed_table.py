@@ -1,6 +1,8 @@
 """The table of a feed: where in the arena the items of each batch of a stream lie, written by the trainer.
 
-    entry   [batch + 1 | offset | nbytes | how it is pickled | first position | rows]      entry = batch modulo ENTRIES
+    entry   [batch + 1 | offset | nbytes | how it is pickled | buffers | first position | rows]
+
+A batch's entry is that of its number modulo ENTRIES.
 
 FEED-1: the number of an entry's batch is stored last, and taken away before its bytes are used for anything else. So a
 worker that finds the number before and after it has copied the bytes has copied the right ones. Only a worker whose run
@@ -16,7 +18,7 @@ __all__ = ["ENTRIES", "FEED_TABLE_BYTES", "Bundle", "FeedTable", "Pickling"]
 
 # Batches that may be read ahead. Fewer: chunks of tiny batches leave some of very many workers idle.
 ENTRIES = 4096
-_WORDS = 6
+_WORDS = 8  # a cache line
 FEED_TABLE_BYTES = ENTRIES * _WORDS * 8
 
 
@@ -33,6 +35,7 @@ class Bundle(NamedTuple):
     offset: int
     nbytes: int
     pickling: int
+    buffers: int  # large arrays behind the pickle; if any, the sizes of all parts stand before it
     first: int  # position of the first item
     rows: int
 
@@ -51,7 +54,7 @@ class FeedTable:
     def write(self, batch: int, bundle: Bundle) -> None:
         """Enter a batch whose bytes are in their place."""
         words, at = self._words, batch % ENTRIES * _WORDS
-        words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5] = bundle
+        words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5], words[at + 6] = bundle
         # SYNC: stored last; pairs with `read`. Workers are told of the batch through a pipe after this.
         words[at] = batch + 1
 
@@ -64,7 +67,7 @@ class FeedTable:
         words, at = self._words, batch % ENTRIES * _WORDS
         if words[at] != batch + 1:
             return None
-        return Bundle(words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5])
+        return Bundle(*words[at + 1 : at + 7])
 
     def release(self) -> None:
         """Look at the arena no more."""

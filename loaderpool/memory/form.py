@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
-from loaderpool.memory.layout import FixedLayout, aligned, packed_nbytes, read_packed
+from loaderpool.memory.layout import Block, FixedLayout, Packing, aligned, packed_nbytes, read_packed
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
 
@@ -70,6 +70,36 @@ class BatchForm:
     def batch_bytes(self) -> int | None:
         """Bytes of a full batch, where they are known beforehand."""
         return self.fixed.used_bytes(self.batch_rows) if self.fixed is not None else None
+
+    @functools.cached_property
+    def has_plain_rows(self) -> bool:
+        """Whether each row has one known shape and size, so that it can be written before the next one is made."""
+        return self.unit == "sample" and _are_plain(self.spec)
+
+    @functools.cached_property
+    def row_bytes(self) -> tuple[int, ...]:
+        """Bytes of a plain row in each component."""
+        return FixedLayout(*_row_layout(self.spec), 1).row_bytes
+
+    def row_arrays(self, buffer: Any, base: int, rows: int, capacity: int) -> list[npt.NDArray[Any]] | None:
+        """The components of one batch of plain rows, still to be written, as arrays on a slot; None: it has no room.
+
+        Args:
+            buffer: the arena, or a slot's memory.
+            base: the slot's first byte in it.
+            rows: of the batch, from its first row on.
+            capacity: bytes of the slot.
+        """
+        if self.fixed is not None:
+            return self.fixed.arrays(buffer, base, rows)
+        arrays: list[npt.NDArray[Any]] = []
+        shapes, dtypes = _row_layout(self.spec)
+        blocks = [Block((rows, *shape), dtype, arrays.append) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        packing = Packing([(rows, blocks)])
+        if packing.nbytes > capacity:
+            return None
+        packing.write(buffer, base)
+        return arrays
 
     def used_bytes(self, anchor: npt.NDArray[np.uint8], rows: int) -> int:
         """Bytes from the slot's start to the end of the data in it, `rows` rows of a fixed form."""
@@ -153,25 +183,29 @@ def batch_form(
         rows_vary: not all batches but the last have `batch_size` rows.
     """
     components = spec.components
-    is_fixed = (
-        unit == "sample"
-        and not may_leave_rows_out
-        and not rows_vary
-        and all(c.text is None and not c.ragged and None not in c.shape[1:] for c in components)
-    )
+    is_fixed = unit == "sample" and not may_leave_rows_out and not rows_vary and _are_plain(spec)
     rows = batch_size or 1
     if not is_fixed:
         # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
         batch_bytes = aligned(batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(components)))
         max_chunk = max(1, min(_MAX_CHUNK, _CHUNK_BYTES // batch_bytes))
         return BatchForm(spec, unit, rows, None, max_chunk, can_split=False, slot_bytes=batch_bytes * max_chunk)
-    row_shapes = tuple(tuple(int(n) for n in c.shape[1:] if n is not None) for c in components)
-    dtypes = tuple(c.dtype for c in components)
+    row_shapes, dtypes = _row_layout(spec)
     batch_bytes = FixedLayout(row_shapes, dtypes, rows).used_bytes(rows)
     max_chunk = max(1, min(_MAX_CHUNK, _CHUNK_BYTES // max(1, batch_bytes)))
     fixed = FixedLayout(row_shapes, dtypes, rows * max_chunk)
     can_split = not may_replace_rows and rows > 1
     return BatchForm(spec, unit, rows, fixed, max_chunk, can_split, fixed.slot_bytes)
+
+
+def _are_plain(spec: ElementSpec) -> bool:
+    return all(c.text is None and not c.ragged and None not in c.shape[1:] for c in spec.components)
+
+
+def _row_layout(spec: ElementSpec) -> tuple[tuple[tuple[int, ...], ...], tuple[np.dtype[Any], ...]]:
+    """Shapes and dtypes of the components of a plain row."""
+    shapes = tuple(tuple(int(n) for n in c.shape[1:] if n is not None) for c in spec.components)
+    return shapes, tuple(c.dtype for c in spec.components)
 
 
 def spec_of_batches(sample: ElementSpec, *, pad: bool, ragged: bool, static_rows: int | None) -> ElementSpec:

@@ -78,6 +78,16 @@ class Interleave:
         self._cycle_length, self._block_length = cycle_length, block_length
         self._prefetch, self._on_error = prefetch, on_error
 
+    @property
+    def open_fn(self) -> Callable[[Any], Iterable[Any]]:
+        """Reads one file."""
+        return self._open_fn
+
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """The files, and what decides their order."""
+        return self._files, self._cycle_length, self._block_length
+
     def __iter__(self) -> Iterator[Any]:
         files = iter(self._files)
         places: list[_OpenFile | None] = [None] * min(self._cycle_length, len(self._files))

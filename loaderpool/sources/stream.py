@@ -20,13 +20,16 @@ __all__ = ["StreamSource", "read_batches"]
 class StreamSource:
     """An iterator or an iterable, as the user gave it.
 
+    Attributes:
+        was_opened: whether it was read, or begun to be.
+
     Args:
         items: what is iterated.
     """
 
     def __init__(self, items: Any) -> None:
         self.items = items
-        self._was_opened = False
+        self.was_opened = False
 
     @property
     def is_one_shot(self) -> bool:
@@ -44,12 +47,12 @@ class StreamSource:
         Raises:
             SourceError: it was read before and cannot be read again.
         """
-        if self.is_one_shot and self._was_opened:
+        if self.is_one_shot and self.was_opened:
             raise SourceError(
                 f"source is a {self.kind}, which can be read only once, and an earlier pass has read it: for several "
                 "epochs pass an object whose __iter__ begins anew each time"
             )
-        self._was_opened = True
+        self.was_opened = True
         return iter(self.items)
 
     def __repr__(self) -> str:
@@ -84,6 +87,7 @@ def read_batches(
     while len(block := list(itertools.islice(items, width))) == width:
         yield position + mine, block[mine : mine + rows]
         position += width
+        del block  # or it would be held while the next one is read
     tail = plan.closed(position + len(block)).after(position)
     if tail.batches_per_epoch:
         first, *others = tail.positions(epoch, 0).tolist()

@@ -97,18 +97,22 @@ class TicketCutter:
     def _cut_lane(self, run: RunRecord, lanes: LaneRecords, worker: int, workers: int) -> Ticket | None:
         """The lowest batch that this worker may make: of a generator that stands in it, or in none.
 
-        Otherwise, where another worker has more than its share of them, one of these moves, and is run again here.
+        Otherwise, where another worker has more than its share of them, one of these moves, and is run again here. That
+        takes as long as all that it has made so far, so it is not done because generators elsewhere have ended: shares
+        are of all lanes, and change with the number of workers alone (LANE-4).
         """
         if run.held >= run.quota or not run.loader.free:
             return None
-        waiting = [lane for lane, batch in enumerate(lanes.next) if batch < run.limit and lane not in lanes.over]
-        mine = [lane for lane in waiting if lanes.homes.get(lane) == worker]
+        homes, batches = lanes.homes, lanes.next
+        waiting = [
+            lane for lane, batch in enumerate(batches) if batch < run.limit and lane not in lanes.over | lanes.failed
+        ]
+        counts = collections.Counter(homes.values())
+        share = -(-len(batches) // max(1, workers))
+        may_take = counts[worker] < share
+        mine = [lane for lane in waiting if homes.get(lane, worker if may_take else None) == worker]
         if not mine:
-            counts = collections.Counter(home for lane, home in lanes.homes.items() if lane not in lanes.over)
-            share = -(-(len(lanes.next) - len(lanes.over)) // max(1, workers))
-            if counts[worker] >= share:
-                return None
-            mine = [lane for lane in waiting if lane not in lanes.homes or counts[lanes.homes[lane]] > share]
+            mine = [lane for lane in waiting if may_take and counts[homes[lane]] > share]
             if not mine:
                 return None
         lane = min(mine, key=lanes.next.__getitem__)

@@ -202,7 +202,8 @@ class Supervisor:
             elif isinstance(instruction, s.ToTrainer):
                 self._trainer.send(instruction.message)
             elif isinstance(instruction, s.Fork):
-                self._fork(instruction.worker, instruction.cell)
+                # Behind what is pending: that may start the workers which it is about.
+                pending.extend(self._fork(instruction.worker, instruction.cell))
             elif isinstance(instruction, (s.Load, s.Update)):
                 pending.extend(self._load(instruction))
             elif isinstance(instruction, s.Unload):
@@ -261,6 +262,7 @@ class Supervisor:
             ran_s=failed.ran_ns / 1e9,
             timeout_s=failed.timeout_ns / 1e9,
             stacks=self._last_stacks,
+            in_generator=failed.in_generator,
         )
         message = failed.completion or pack(Notice.SPEC_FAILED, failed.loader, failed.worker)
         self._tell(message, failure)
@@ -277,7 +279,7 @@ class Supervisor:
 
     # ---- workers ----
 
-    def _fork(self, number: int, cell: int) -> None:
+    def _fork(self, number: int, cell: int) -> list[s.Instruction]:
         obstacles = self._fork_check.obstacles()
         if obstacles and not self._has_told_of_exec:  # before anything that such a worker may say
             self._has_told_of_exec = True
@@ -286,16 +288,17 @@ class Supervisor:
             fault_points.reach("supervisor.forking")
             worker = self._workers.start(number, cell)
         except OSError as error:
-            self._carry_out(self._state.on_fork_failed(number))
+            instructions = self._state.on_fork_failed(number)
             if self._workers.by_number:  # the others go on, and this one is tried again
                 self._retry_ns = clock.monotonic_ns() + _RETRY_MS * 1_000_000
             else:
                 failure = describe_failure(error, epoch=0, worker=number)
                 no_descriptors = "the supervisor has no file descriptors left (each worker takes five)"
                 self._tell(pack(Notice.LOAD_FAILED, 0), (failure, capacity.start_advice(error, no_descriptors)))
-            return
+            return instructions
         fault_points.reach("supervisor.forked")
         self._trainer.send(pack(Notice.WORKER_STARTED, number, worker.pid, cell))
+        return []
 
     def _worker_gone(self, worker: WorkerProcess) -> None:
         self._workers.bury(worker)  # reaped: only now is its cell the last word

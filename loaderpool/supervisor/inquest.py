@@ -49,8 +49,12 @@ class Inquest:
         self._held = held
         self.restarts = RestartLimit(max_restarts)
 
-    def died_over(self, ticket: Ticket, index: int | None) -> Step:
-        """A worker died while it worked on this ticket, at the source index if the board knew."""
+    def died_over(self, ticket: Ticket, index: int | None, in_generator: bool = False) -> Step:
+        """A worker died while it worked on this ticket, at the source index if the board knew.
+
+        A generator has no rows that could be tried alone: it is convicted when it ends two workers running at the
+        same item.
+        """
         suspect = ticket.suspect
         ticket.attempt += 1
         if suspect is not None:
@@ -60,9 +64,11 @@ class Inquest:
             return Step.CONVICT if is_convicted else Step.REDO
         ticket.deaths += 1
         ticket.lost += 1
-        ticket.hint = index
+        is_same, ticket.hint = index == ticket.hint, index
         if ticket.deaths < ticket.loader.max_deaths:
             return Step.REDO
+        if in_generator:
+            return Step.CONVICT if is_same and ticket.deaths >= _LONE_DEATHS else Step.REDO
         if ticket.is_alone:
             return Step.CONVICT if ticket.deaths >= _LONE_DEATHS else Step.REDO
         if ticket.acquittals >= _ACQUITTALS:

@@ -83,6 +83,7 @@ class FailTicket(NamedTuple):
     ran_ns: int
     timeout_ns: int
     worker: int
+    in_generator: bool
 
 
 class Close(NamedTuple):

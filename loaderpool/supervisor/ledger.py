@@ -66,6 +66,8 @@ class Ledger:
                     ticket, ticket=self.cutter.take_number(), attempt=1, deaths=0, count=count or ticket.count
                 )
                 slot.tickets[at] = again
+                if ticket.run.lanes is not None:  # it may be different this time
+                    ticket.run.lanes.failed.discard(again.first % len(ticket.run.lanes.next))
                 self.due.append(self.opened(again))
 
     def opened(self, ticket: Ticket) -> Ticket:
@@ -117,11 +119,28 @@ class Ledger:
         if run is not None:
             run.lanes = LaneRecords([run.next + (lane - run.next) % lanes for lane in range(lanes)])
 
+    def set_lane(self, number: int, lane: int, batch: int) -> None:
+        """As Control.LANE_AT says."""
+        run = self.runs.get(number)
+        if run is not None and run.lanes is not None:
+            run.lanes.next[lane] = batch
+
     def end_lane(self, number: int, lane: int) -> None:
         """As Control.LANE_OVER says."""
         run = self.runs.get(number)
         if run is not None and run.lanes is not None:
             run.lanes.over.add(lane)
+
+    def stop_lane(self, ticket: Ticket) -> None:
+        """The ticket failed: where it was a generator's, all that it would make behind would fail as well."""
+        lanes = None if ticket.run is None else ticket.run.lanes
+        if lanes is not None:
+            lanes.failed.add(ticket.first % len(lanes.next))
+
+    def is_stopped(self, ticket: Ticket) -> bool:
+        """Whether it lies behind a ticket of its generator that failed; nobody will ever come as far as to take it."""
+        lanes = None if ticket.run is None else ticket.run.lanes
+        return lanes is not None and ticket.suspect is None and ticket.first % len(lanes.next) in lanes.failed
 
     def extend_run(self, number: int, limit: int, quota: int) -> None:
         """More of it may be made, in more slots."""

@@ -15,13 +15,12 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
-__all__ = ["describe_offender"]
+__all__ = ["describe_offender", "describe_shared_file"]
 
 WhyUnpicklable = Callable[[object], "Exception | None"]
 
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
 _MOST_STEPS = 40
-_ADVICE = "Open or create it in setup=, which runs once in each worker, or inside the function."
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,21 @@ def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpi
         offender, error = parts.values[at], reason
     where = " → ".join(path) or "the payload"
     what = f"{where}, of type {_name(type(offender))}"
-    return f"Cannot send this to the workers: {what}. {_reason(error)} {_advice(offender, error)}"
+    return f"Cannot send this to the workers: {what}. {_reason(error)} {_advice(offender, error, path)}"
+
+
+def describe_shared_file(where: str, handle: Any) -> str:
+    """The same message for a file that a module opens when it is imported.
+
+    Args:
+        where: the way to it.
+        handle: itself.
+    """
+    return (
+        f"Cannot send this to the workers: {where}, of type {_name(type(handle))}. Its module opens it when it is "
+        "imported, which is before the workers are forked: they would all read through that one handle. "
+        f"{_advice_to_open(where)}"
+    )
 
 
 def _first_failing(values: list[Any], why: WhyUnpicklable) -> tuple[int, Exception] | None:
@@ -196,7 +209,13 @@ def _reason(error: Exception) -> str:
     return f"Pickling it raised {text}."
 
 
-def _advice(offender: Any, error: Exception) -> str:
+def _advice_to_open(where: str) -> str:
+    if where.startswith("make_generator"):
+        return "Open or create it in make_generator: each copy of the generator then has its own."
+    return "Open or create it in setup=, which runs once in each worker, or inside the function."
+
+
+def _advice(offender: Any, error: Exception, path: list[str]) -> str:
     if _is_too_deep(error):
         return "Hold the data in a flat list or in arrays, with indices instead of references from one to the next."
     if isinstance(offender, types.GeneratorType):
@@ -204,6 +223,8 @@ def _advice(offender: Any, error: Exception) -> str:
             "A generator is in the middle of its work and cannot be copied: pass the generator function, or a list of "
             "its items."
         )
+    if path and path[0] == "make_generator":
+        return _advice_to_open(path[0])
     packages = {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}
     if "h5py" in packages:
         return (
@@ -213,7 +234,7 @@ def _advice(offender: Any, error: Exception) -> str:
         )
     if "sqlite3" in packages:
         return "A connection must not cross a fork: open it in setup=, which runs once in each worker."
-    return _ADVICE
+    return _advice_to_open(path[0] if path else "")
 
 
 def _hdf5_place(offender: Any) -> str:

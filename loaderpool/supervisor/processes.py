@@ -170,6 +170,7 @@ class Processes:
             exit_code=worker.process.exitcode or 0,
             has_begun=board.read(cell, Field.PID) == worker.pid,
             in_setup=bool(board.read(cell, Field.IN_SETUP)),
+            in_generator=bool(board.read(cell, Field.IN_GENERATOR)),
         )
 
     def note_stops(self) -> None:

@@ -95,6 +95,7 @@ class LastWords(NamedTuple):
     exit_code: int = 0  # minus a signal's number where one ended it
     has_begun: bool = False  # it came as far as to wait for work
     in_setup: bool = False  # the user's `setup` hook was running
+    in_generator: bool = False  # a generator was making that item
 
 
 @dataclasses.dataclass(slots=True)
@@ -183,6 +184,7 @@ class LaneRecords:
 
     next: list[int]  # of each lane, the next batch to cut into a ticket
     over: set[int] = dataclasses.field(default_factory=set)  # lanes that have ended
+    failed: set[int] = dataclasses.field(default_factory=set)  # whose generators raised or hung: nothing comes behind
     homes: dict[int, int] = dataclasses.field(default_factory=dict)  # the worker in which each stands, by lane
 
 

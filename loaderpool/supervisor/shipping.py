@@ -18,17 +18,20 @@ from loaderpool.errors import UnpicklableError
 from loaderpool.receiving import receive
 from loaderpool.supervisor.by_value import FrameworkFreePickler
 from loaderpool.supervisor.framework_imports import is_framework_loaded
-from loaderpool.supervisor.offender import describe_offender
+from loaderpool.supervisor.offender import describe_offender, describe_shared_file
 from loaderpool.supervisor.open_handles import OpenHandleError
 from loaderpool.supervisor.packer import flat_bytes
 from loaderpool.supervisor.packing import ItemError, Packing
 from loaderpool.supervisor.reducers import PayloadPickler
+from loaderpool.supervisor.shared_files import find_shared_file
+from loaderpool.worker.lanes import LaneItems
 
 __all__ = ["OUT_OF_BAND_BYTES", "Shipment", "describe_load_error", "ship", "unship"]
 
 # Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
 # are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
 OUT_OF_BAND_BYTES = 64 * 1024
+_CALLED = ("make_generator", "fn", "batch_fn", "setup")  # what of a payload is called in the workers
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,11 @@ def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
             the same in both only if this is `not first.is_framework_free`.
 
     Raises:
-        UnpicklableError: something in it cannot be pickled; the message names the variable, the path to it, its type,
-            and what to do. The cause is what pickling raised.
+        UnpicklableError: something in it cannot be pickled, or would be one open file for all workers; the message
+            names the variable, the path to it, its type, and what to do. The cause is what pickling raised.
     """
+    if not by_reference:
+        _refuse_shared_files(payload)
     if is_framework_loaded() and not by_reference:
         try:
             return Shipment(*_pickled(payload, FrameworkFreePickler), is_framework_free=True)
@@ -95,10 +100,14 @@ def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[s
     return payload
 
 
-def describe_load_error(error: BaseException) -> str:
+def describe_load_error(error: BaseException, place: str = "the supervisor") -> str:
     """One or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
 
     Runs in: the process in which `unship` failed, as it names that process's search path.
+
+    Args:
+        error: what `unship` raised.
+        place: what that process is.
     """
     if isinstance(error, OpenHandleError):
         return (
@@ -121,14 +130,30 @@ def describe_load_error(error: BaseException) -> str:
             f"sent by value."
         )
     if isinstance(error, ImportError):
-        return f"An import in a module of yours failed in the supervisor, a clean interpreter without a GPU: {error}"
+        return f"An import in a module of yours failed in {place}, a clean interpreter without a GPU: {error}"
     return (
-        f"Loading the function and the source in the supervisor raised {type(error).__name__}. Modules are imported "
+        f"Loading the function and the source in {place} raised {type(error).__name__}. Modules are imported "
         f"there anew, without what the script did before; the traceback shows the line."
     )
 
 
+def _refuse_shared_files(payload: dict[str, object]) -> None:
+    named = {name: part for name, part in _named_parts(payload).items() if name in _CALLED}
+    found = find_shared_file(named)
+    if found is not None:
+        raise UnpicklableError(describe_shared_file(*found))
+
+
+def _named_parts(payload: dict[str, object]) -> dict[str, object]:
+    """The payload by the names that the user knows."""
+    source = payload.get("source")
+    if not isinstance(source, LaneItems):
+        return payload
+    return {**{name: part for name, part in payload.items() if name != "source"}, **source.parts}
+
+
 def _describe(payload: dict[str, object], error: Exception) -> str:
+    payload = _named_parts(payload)
     others = {name: part for name, part in payload.items() if name != "source"}
     # Its source may have been packed all right, and takes long to look through.
     suspects = payload if _why_unpicklable(others) is None else others

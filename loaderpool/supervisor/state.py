@@ -81,6 +81,8 @@ class SupervisorState:
             ledger.set_feed(words[1], words[2])
         elif kind == Control.RUN_LANES:
             ledger.set_lanes(words[1], words[2])
+        elif kind == Control.LANE_AT:
+            ledger.set_lane(words[1], words[2], words[3])
         elif kind == Control.LANE_OVER:
             ledger.end_lane(words[1], words[2])
         elif kind == Control.RUN_EXTEND:
@@ -239,7 +241,7 @@ class SupervisorState:
         index = last.source_index
         loader, run = ticket.loader, ticket.run
         epoch = ticket.first if run is None else run.epoch_of(ticket.first)
-        if loader.may_exclude:
+        if loader.may_exclude and not last.in_generator:
             ticket.deaths -= 1  # it is no mystery what to leave out
             self._exclude(loader, epoch, index, ran_ns, 0)
         else:
@@ -250,8 +252,11 @@ class SupervisorState:
                 self._inquest.convict(ticket)
             completion = b"" if run is None else ticket.completion(Status.FAILED, number)
             self.ledger.out.append(
-                FailTicket(completion, loader.loader, epoch, index, ran_ns, loader.timeout_ns, number)
+                FailTicket(
+                    completion, loader.loader, epoch, index, ran_ns, loader.timeout_ns, number, last.in_generator
+                )
             )
+            self.ledger.stop_lane(ticket)
             self.ledger.settle(ticket)
         return self.on_worker_gone(number, last, now_ns)
 
@@ -301,6 +306,10 @@ class SupervisorState:
                 return
             if self.ledger.due:
                 ticket = self.ledger.due.popleft()
+                if self.ledger.is_stopped(ticket):
+                    self._give_up(ticket, worker, None, Verdict.ALONE)
+                    continue
+                worker = self._home_of(ticket) or worker
             else:
                 found = self._cut(worker)
                 if found is None:
@@ -316,9 +325,17 @@ class SupervisorState:
                     ticket.uses_kept = True
             self._send(worker, ticket)
 
+    def _home_of(self, ticket: Ticket) -> WorkerRecord | None:
+        """The worker in which the ticket's generator stands, if it has room."""
+        lanes = None if ticket.run is None else ticket.run.lanes
+        home = None if lanes is None else lanes.homes.get(ticket.first % len(lanes.next))
+        return None if home is None else self.workers.with_room(home)
+
     def _cut(self, roomiest: WorkerRecord) -> tuple[WorkerRecord, Ticket] | None:
         """A new ticket, and who shall have it: the worker with most room, or the one where a generator stands."""
         cutter, workers = self.ledger.cutter, self.target_workers
+        if cutter.has_lanes:  # shared among those that are there: one that cannot be started takes none
+            workers = len(self.workers.staying)
         ticket = cutter.cut(roomiest, workers)
         if ticket is not None:
             return roomiest, ticket
@@ -379,6 +396,8 @@ class SupervisorState:
             batch_ns = busy_ns * loader.batch_rows // max(1, planned)
             loader.batch_ns = (3 * loader.batch_ns + batch_ns) // 4 if loader.is_measured else batch_ns
             loader.is_measured = True
+        if status == Status.FAILED:
+            self.ledger.stop_lane(ticket)
         self.ledger.settle(ticket)
 
     # ---- deaths over tickets ----
@@ -388,7 +407,7 @@ class SupervisorState:
             self.ledger.abandon(ticket)
             return
         index, exit_code = last.source_index, last.exit_code
-        step = self._inquest.died_over(ticket, index)
+        step = self._inquest.died_over(ticket, index, last.in_generator)
         loader, run = ticket.loader, ticket.run
         if step is Step.REDO:
             self.ledger.due.appendleft(ticket)
@@ -401,7 +420,7 @@ class SupervisorState:
                 self.ledger.settle(ticket)
                 ticket = ticket.suspect
             self._inquest.convict(ticket)
-            if loader.may_exclude and index is not None:
+            if loader.may_exclude and index is not None and not last.in_generator:
                 self._exclude(loader, ticket.first if run is None else run.epoch_of(ticket.first), index, 0, exit_code)
                 self.ledger.due.appendleft(ticket)
             else:
@@ -438,6 +457,7 @@ class SupervisorState:
         epoch = ticket.first if run is None else run.epoch_of(ticket.first)
         completion = b"" if run is None else ticket.completion(Status.LOST, worker.worker)
         self.ledger.out.append(LoseTicket(completion, ticket.loader.loader, epoch, index, ticket.lost, verdict))
+        self.ledger.stop_lane(ticket)
         self.ledger.settle(ticket)
 
     def check_invariants(self) -> None:

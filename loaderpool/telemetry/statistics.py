@@ -52,6 +52,8 @@ class Statistics:
     data_bytes_shared: int  # of arrays of function and source that stand in memory once: adopted, or made by `share`
     data_bytes_copied: int  # of those that were copied into shared memory
     data_copied_because: tuple[str, ...]  # why, a line for each reason with its bytes
+    stream_read_by: Literal["process", "thread"] | None  # of its own, or of this one; None: no stream, or workers=0
+    stream_on_thread_because: str  # why it is read on a thread
     cache_hits: int  # results of `fn` that came from the cache
     cache_misses: int  # those that it gave, where there is a cache
     cache_damaged: int  # entries of the cache that did not have what was written, and were made anew

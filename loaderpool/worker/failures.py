@@ -121,10 +121,22 @@ def describe_failure(
 
 
 def describe_timeout(
-    *, index: int, epoch: int, worker: int | None, ran_s: float, timeout_s: float, stacks: str
+    *,
+    index: int,
+    epoch: int,
+    worker: int | None,
+    ran_s: float,
+    timeout_s: float,
+    stacks: str,
+    in_generator: bool = False,
 ) -> Failure:
-    """Describe a sample that ran past `timeout_s`; of its thread's stack the user's frames are kept."""
+    """Describe a sample or generator that ran past `timeout_s`; of its thread's stack the user's frames are kept."""
     text = f"the sample ran for {ran_s:.1f} s, longer than timeout_s={timeout_s:g}, and its worker was replaced"
+    if in_generator:
+        text = (
+            f"the generator has not yielded for {ran_s:.1f} s, longer than timeout_s={timeout_s:g}, and its worker was "
+            "replaced; what comes behind cannot be had without it, so on_error does not apply"
+        )
     lines = stacks.splitlines()
     own = [number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line]
     end = next((number for number, line in enumerate(lines) if own and number >= own[0] and not line.strip()), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -9,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.memory.feed_table import FeedTable, Pickling
+from loaderpool import machine
+from loaderpool.memory.feed_table import Bundle, FeedTable, Pickling
 from loaderpool.plan.base import BasePlan
 from loaderpool.worker.jobs import Abandoned, Job
 
@@ -113,17 +115,41 @@ class StreamedItems:
         bundle = table.read(batch)
         if bundle is None:
             raise Abandoned
-        pickled = self.shared[bundle.offset : bundle.offset + bundle.nbytes]
+        pickled, buffers = _parts(self.shared, bundle)
         if table.read(batch) != bundle:  # FEED-1
             raise Abandoned
         if bundle.pickling == Pickling.PLAIN:
-            items = pickle.loads(pickled)
+            items = pickle.loads(pickled, buffers=buffers)
         else:
             from loaderpool.receiving import receive
 
-            items = receive(pickled)
+            items = receive(pickled, buffers)
         self._rows = bundle.rows
         self._items.update(enumerate(items, bundle.first))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StreamedItems, ()
+
+
+def _parts(shared: Any, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
+    """Copies of a bundle's pickle and of its arrays, these in memory that is the function's to write to and to keep."""
+    at, end = bundle.offset, bundle.offset + bundle.nbytes
+    if not bundle.buffers:
+        return shared[at:end], []
+    sizes = np.frombuffer(shared[at : at + 8 * (1 + bundle.buffers)], np.uint64).tolist()
+    if at + 8 * len(sizes) + sum(sizes) > end:  # what lies here is another bundle's by now
+        raise Abandoned
+    _keep_freed_memory()
+    at += 8 * len(sizes)
+    copies: list[Any] = []
+    with memoryview(shared) as view:
+        for size in sizes:
+            copies.append(bytearray(view[at : at + size]) if copies else shared[at : at + size])
+            at += size
+    return copies[0], [memoryview(copy) for copy in copies[1:]]
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Have large items get memory that earlier ones have freed: fresh pages cost more than the copy into them."""
+    machine.restore_malloc_thresholds()

@@ -1,4 +1,4 @@
-"""Generators that run in copies: where each stands in this process, and how it is brought to where it must be.
+"""Generators that run in copies: which of them make up a lane, and their items batch by batch.
 
 A *lane* is what one copy of the generator yields in an epoch, or one after the other the generators of every n-th
 shard. Batch k of a loader with n lanes is the k // n-th batch of lane k modulo n, so what a batch holds depends on
@@ -9,9 +9,6 @@ dropped.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import random
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -21,20 +18,16 @@ import numpy.typing as npt
 from loaderpool.plan.keys import stream_key
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import Permutation
-from loaderpool.plan.randomness import GlobalsWatch, SavedGlobals
+from loaderpool.plan.randomness import GlobalsWatch
 from loaderpool.plan.window import shuffled
 from loaderpool.worker.jobs import Job
-from loaderpool.worker_info import WorkerInfo, set_worker_info
+from loaderpool.worker.lane import BuffersReused, Lane
+from loaderpool.worker.progress import Progress
+from loaderpool.worker_info import WorkerInfo
 
-__all__ = ["GeneratorError", "LaneItems", "LaneOrder"]
+__all__ = ["LaneItems", "LaneOrder"]
 
-# Positions of a lane's items begin at a multiple of this: more than any generator yields, in few enough bits.
-_LANE_POSITIONS = 1 << 40
 _SEED_BITS = (1 << 64) - 1
-
-
-class GeneratorError(RuntimeError):
-    """What `make_generator` gave cannot be iterated."""
 
 
 class LaneOrder:
@@ -47,17 +40,22 @@ class LaneOrder:
     """
 
     def __init__(self, shards: list[Any] | None, plan: Plan, shuffle: bool) -> None:
-        self._shards, self._plan, self._shuffle = shards, plan, shuffle
+        self.shards, self._plan, self.shuffle = shards, plan, shuffle
+
+    @property
+    def are_copies(self) -> bool:
+        """Whether generators are given no shard."""
+        return self.shards is None
 
     def infos(self, epoch: int, lane: int) -> Iterator[WorkerInfo]:
         """The generators of a lane, one after the other."""
-        plan, shards = self._plan, self._shards
+        plan, shards = self._plan, self.shards
         if shards is None:
             index, count = plan.shard_index * plan.lanes + lane, plan.num_shards * plan.lanes
             yield WorkerInfo(index, count, self._seed("copy", index, epoch), epoch)
             return
         places = np.arange(plan.shard_index + lane * plan.num_shards, len(shards), plan.lanes * plan.num_shards)
-        if self._shuffle:
+        if self.shuffle:
             places = Permutation(len(shards), stream_key("shards", plan.seed, epoch)).take(places)
         for index in places.tolist():
             yield WorkerInfo(index, len(shards), self._seed("shard", index, epoch), epoch, shards[index])
@@ -93,24 +91,38 @@ class LaneItems:
         self._make, self._takes_rng, self._plan, self._window = make_generator, takes_rng, plan, window
         self._seed_globals = seed_globals
         self._keeps_globals = seed_globals is True
+        self._copies = False
         self._watch = GlobalsWatch() if seed_globals == "auto" else None
         self._order = LaneOrder(shards, plan, shuffle)
-        self._lanes: dict[tuple[int, int], _Lane] = {}
-        self._items: dict[int, Any] = {}
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._watcher = _Watcher()
+        self._times_items = False
+        self._latest: Lane | None = None  # whose batch is the job's
+        self._is_over = False  # it has none
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What of it is the user's, by the names of the arguments."""
+        return {"make_generator": self._make, "shards": self._order.shards}
+
+    def attend(self, progress: Progress, times_items: bool) -> None:
+        """Have generators be seen at work: where they hang, and which of their items it is that ends the process."""
+        self._watcher.progress, self._times_items = progress, times_items
 
     def __getitem__(self, position: int) -> Any:
-        return self._items[position]
+        assert self._latest is not None
+        return self._latest.give(position)
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
         """See `WorkItems`; none where the lane has ended."""
         round_number, lane = divmod(job.batch, self._plan.lanes)
         rows = self._plan.most_rows
-        items = self._take(job.epoch, lane, round_number * rows, rows)
-        if self._plan.drop_remainder and len(items) < rows:
-            items = []
-        first = lane * _LANE_POSITIONS + round_number * rows
-        self._items = dict(enumerate(items, first))
-        return np.arange(first, first + len(items), dtype=np.int64)
+        self._watcher.run, self._watcher.times_items = job.run, self._times_items or job.attempt > 0
+        positions = self._take(job.epoch, lane, round_number * rows, rows)
+        if self._plan.drop_remainder and len(positions) < rows:
+            positions = []
+        self._is_over = not positions
+        return np.array(positions, np.int64)
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """See `WorkItems`."""
@@ -121,129 +133,91 @@ class LaneItems:
 
     def ends_batch(self, job: Job) -> bool:
         """See `WorkItems`."""
-        return bool(self._items)
+        return not self._is_over
 
     def forget(self, epoch: int) -> None:
         """Nobody wants anything of that epoch any more."""
         for key in [key for key in self._lanes if key[0] == epoch]:
             self._lanes.pop(key).close()
 
-    def _take(self, epoch: int, lane: int, start: int, count: int) -> list[Any]:
-        watch = self._watch
-        if watch is None or self._keeps_globals:
-            return self._lane(epoch, lane).take(start, count)
+    def _take(self, epoch: int, lane: int, start: int, count: int) -> list[int]:
+        while True:
+            self._latest = self._lane(epoch, lane)
+            try:
+                if self._watch is None or self._keeps_globals:
+                    return self._latest.take(start, count)
+                positions = self._take_watched(self._watch, self._latest, start, count)
+            except BuffersReused:
+                self._copies = True
+                self._lanes.pop((epoch, lane)).close()
+                continue
+            if positions is not None:
+                return positions
+            # From here on each lane has a state of its own: they begin anew, as if it had been so from the start.
+            self._keeps_globals = True
+            for open_lane in self._lanes.values():
+                open_lane.close()
+            self._lanes.clear()
+
+    @staticmethod
+    def _take_watched(watch: GlobalsWatch, lane: Lane, start: int, count: int) -> list[int] | None:
+        """The same; None: a generator was seen to draw from the global generators, and has to be run again."""
         watch.arm()
         try:
-            items = self._lane(epoch, lane).take(start, count)
+            positions = lane.take(start, count)
         except Exception:
             if not watch.drew():
                 raise
-        else:
-            if not watch.drew():
-                return items
-        # From here on each lane has a state of its own: they begin anew, as if it had been so from the start.
-        self._keeps_globals = True
-        for open_lane in self._lanes.values():
-            open_lane.close()
-        self._lanes.clear()
-        return self._lane(epoch, lane).take(start, count)
+            return None
+        return None if watch.drew() else positions
 
-    def _lane(self, epoch: int, lane: int) -> _Lane:
+    def _lane(self, epoch: int, lane: int) -> Lane:
         found = self._lanes.get((epoch, lane))
         if found is None:
-            found = self._lanes[epoch, lane] = _Lane(lambda info: self._open(epoch, lane, info), self._keeps_globals)
+            found = self._lanes[epoch, lane] = Lane(
+                lambda: self._order.infos(epoch, lane),
+                self._make_one,
+                self._watcher,
+                mixed=self._mix(epoch, lane) if self._window else None,
+                keeps_globals=self._keeps_globals,
+                copies=self._copies,
+                may_jump=not (self._takes_rng or self._keeps_globals),
+            )
         return found
 
-    def _open(self, epoch: int, lane: int, enter: Callable[[WorkerInfo], None]) -> Iterator[Any]:
-        items = itertools.chain.from_iterable(self._generator(info, enter) for info in self._order.infos(epoch, lane))
-        if not self._window:
-            return items
-        return shuffled(items, self._window, stream_key(f"lane-{lane}", self._plan.seed, 0), epoch)
+    def _mix(self, epoch: int, lane: int) -> Callable[[Iterator[tuple[int, Any]]], Iterator[tuple[int, Any]]]:
+        number = self._plan.shard_index * self._plan.lanes + lane
+        key = stream_key(f"lane-{number}", self._plan.seed, 0)
+        return lambda pairs: shuffled(pairs, self._window, key, epoch)
 
-    def _generator(self, info: WorkerInfo, enter: Callable[[WorkerInfo], None]) -> Iterator[Any]:
-        enter(info)
-        arguments = () if info.shard is None else (info.shard,)
+    def _make_one(self, info: WorkerInfo) -> Any:
+        arguments = () if self._order.are_copies else (info.shard,)
         keywords = {}
         if self._takes_rng:
             keywords["rng"] = np.random.Generator(np.random.Philox(key=info.seed))
-        made = self._make(*arguments, **keywords)
-        if not hasattr(type(made), "__iter__"):
-            raise GeneratorError(
-                f"make_generator must return what can be iterated, such as a generator; it returned a "
-                f"{type(made).__name__}"
-            )
-        return iter(made)
+        return self._make(*arguments, **keywords)
 
     def __reduce__(self) -> tuple[Any, ...]:
         order = self._order
         return LaneItems, (
-            self._make, self._takes_rng, order._shards, self._plan, order._shuffle, self._window, self._seed_globals,
+            self._make, self._takes_rng, order.shards, self._plan, order.shuffle, self._window, self._seed_globals,
         )  # fmt: skip
 
 
-class _Lane:
-    """One lane in this process: its generators' items from the place on where it stands."""
+class _Watcher:
+    """Notes on the board what a generator is at; nothing before there is one."""
 
-    def __init__(
-        self, open_items: Callable[[Callable[[WorkerInfo], None]], Iterator[Any]], keeps_globals: bool
-    ) -> None:
-        self._open, self._keeps_globals = open_items, keeps_globals
-        self._items: Iterator[Any] | None = None
-        self._info: WorkerInfo | None = None
-        self._globals: SavedGlobals | None = None  # as its generator left them
-        self._start = 0  # of the kept items
-        self._kept: list[Any] = []  # the latest that were taken: a probe's, or of work that must be done again
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self.times_items = False
+        self.run = 0
 
-    def take(self, start: int, count: int) -> list[Any]:
-        """The items from `start` on; fewer than `count` where the lane ends."""
-        if self._items is None or start < self._start:
-            self.close()
-        end = self._start + len(self._kept)
-        if start > self._start:
-            self._kept = self._kept[start - self._start :]
-        missing = start + count - end
-        if missing > 0:
-            self._kept += self._read(max(0, start - end), min(missing, count))
-        self._start = start
-        return self._kept[:count]
+    def begins(self, position: int) -> None:
+        """See `lane.Watcher`."""
+        if self.progress is not None:
+            self.progress.note_generator(self.run, position)
 
-    def _read(self, skipped: int, count: int) -> list[Any]:
-        outside = SavedGlobals() if self._keeps_globals else None
-        if self._globals is not None:
-            self._globals.restore()
-        set_worker_info(self._info)
-        try:
-            if self._items is None:
-                self._items = iter(self._open(self._enter))
-            for _ in itertools.islice(self._items, skipped):
-                pass
-            return list(itertools.islice(self._items, count))
-        except BaseException:
-            self._items = None  # it has ended by that: whoever comes again begins anew
-            raise
-        finally:
-            set_worker_info(None)
-            if outside is not None:
-                if self._globals is None:
-                    self._globals = SavedGlobals()
-                else:
-                    self._globals.save()
-                outside.restore()
-
-    def _enter(self, info: WorkerInfo) -> None:
-        """The next generator begins."""
-        self._info = info
-        set_worker_info(info)
-        if self._keeps_globals:
-            random.seed(info.seed)
-            np.random.seed([info.seed & 0xFFFFFFFF, info.seed >> 32])
-
-    def close(self) -> None:
-        """End the generator; the lane stands at its beginning."""
-        items, self._items = self._items, None
-        self._globals, self._info = None, None
-        self._start, self._kept = 0, []
-        close = getattr(items, "close", None)
-        if close is not None:
-            with contextlib.suppress(Exception):
-                close()
+    def pauses(self) -> None:
+        """See `lane.Watcher`."""
+        if self.progress is not None:
+            self.progress.end_generator()

@@ -20,6 +20,7 @@ from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import WorkItems
 from loaderpool.worker.jobs import Probe, WorkFailed
+from loaderpool.worker.lane import GeneratorRaised
 from loaderpool.worker.progress import Progress
 
 __all__ = ["Prober"]
@@ -92,7 +93,9 @@ class Prober:
         while True:
             try:
                 positions = next(batches, None)
-            except self._progress.catches as error:  # of a generator; or a stream's items cannot be unpickled here
+            except GeneratorRaised as raised:
+                raise self._progress.failed(raised.error, epoch, [raised.position], raised.position) from None
+            except self._progress.catches as error:  # of a stream's items; or a generator ends its process
                 failure = describe_failure(error, epoch=epoch, worker=self._progress.worker)
                 raise WorkFailed(failure, error) from None
             if positions is None:

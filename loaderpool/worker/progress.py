@@ -27,7 +27,7 @@ class Progress:
     def __init__(self, words: memoryview, cell: int, worker: int | None, catches: type[BaseException]) -> None:
         self.words, self.worker, self.catches = words, worker, catches
         self.index_word, self.started_word = cell + Field.INDEX, cell + Field.STARTED_NS
-        self._setup_word = cell + Field.IN_SETUP
+        self._setup_word, self._generator_word = cell + Field.IN_SETUP, cell + Field.IN_GENERATOR
 
     def note(self, job: Job, index: int) -> None:
         """The sample of this source index is made from now on.
@@ -41,6 +41,25 @@ class Progress:
         # In this order: between the two a look at the board sees no more than the last sample begun anew.
         words[self.started_word] = clock.monotonic_ns()
         words[self.index_word] = index + 1
+
+    def note_generator(self, run: int, position: int) -> None:
+        """A generator makes the item of this position from now on.
+
+        Raises:
+            Abandoned: nobody wants this run any more; 0: a probe, which is of none.
+        """
+        words = self.words
+        if run and words[Board.mark(run)] == run:
+            raise Abandoned
+        words[self.started_word] = clock.monotonic_ns()
+        words[self._generator_word] = 1
+        words[self.index_word] = position + 1
+
+    def end_generator(self) -> None:
+        """No generator runs any more."""
+        words = self.words
+        words[self.index_word] = 0
+        words[self._generator_word] = 0
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from loaderpool.dtypes import can_write
 from loaderpool.errors import SpecMismatchError
+from loaderpool.item_names import item_name
 from loaderpool.leaves import convert_leaf
 from loaderpool.spec import ArraySpec, ElementSpec, Origin, mismatch
 from loaderpool.structure import Structure
@@ -63,7 +64,7 @@ class Converter:
         try:
             leaves = self.flatten(result)
         except SpecMismatchError as error:
-            raise SpecMismatchError(f"{error} (source index {index})") from None
+            raise SpecMismatchError(f"{error} ({item_name(index)})") from None
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
 
     def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
@@ -72,7 +73,7 @@ class Converter:
         try:
             array = convert_leaf(value, path)
         except SpecMismatchError as error:
-            raise SpecMismatchError(f"{error} (source index {index})") from None
+            raise SpecMismatchError(f"{error} ({item_name(index)})") from None
         if not _fits(array.shape, expected.shape):
             raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component])
         if expected.text is not None:
@@ -90,7 +91,7 @@ class Converter:
                 raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component]) from None
         if array.dtype.kind in "iu" and expected.dtype.kind in "iu" and not np.array_equal(cast, array):
             raise SpecMismatchError(
-                f"component {path or '(the whole element)'} of source index {index}: a value does not fit "
+                f"component {path or '(the whole element)'} of {item_name(index)}: a value does not fit "
                 f"{expected.dtype} (came as {array.dtype}, {array.min()} to {array.max()})"
             )
         return cast
@@ -148,7 +149,7 @@ class RowWriter:
             flat = [flatten(result) for result in results]
         except SpecMismatchError as error:
             bad = next(index for result, index in zip(results, indices, strict=True) if not self._flattens(result))
-            raise SpecMismatchError(f"{error} (source index {bad})") from None
+            raise SpecMismatchError(f"{error} ({item_name(bad)})") from None
         if len(flat) == 1:
             for component, leaf in enumerate(flat[0]):
                 self._write_column(component, arrays[component], row, (leaf,), indices)

@@ -25,6 +25,7 @@ from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
+from loaderpool.worker.lane import GeneratorRaised
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
@@ -83,6 +84,8 @@ class Work:
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
         self._progress = Progress(words, cell, worker, catches)
+        if isinstance(source, LaneItems):
+            source.attend(self._progress, times_items=self.config.timeout_s is not None)
         self._exclusions = Exclusions(worker, self.config.timeout_s)
         self._prober = Prober(
             self._calls,
@@ -101,6 +104,7 @@ class Work:
         self._converter: Converter
         self._writer: RowWriter
         self._block_rows = 1
+        self._writes_rows = False
 
     # ---- before the first ticket ----
 
@@ -129,9 +133,12 @@ class Work:
         self._calls.pack_out = form.spec.structure.pack
         self._converter = Converter(form.spec, is_given=is_given, has_batch_axis=self.unit != "sample")
         self._batches.set_form(form, self._converter)
-        if form.fixed is not None:
+        # Of a generator's batches the last is shorter, so they are packed; but no row of them is ever left out.
+        may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
+        self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
+        if self._writes_rows:
             self._writer = RowWriter(self._converter)
-            is_small = max(form.fixed.row_bytes, default=0) < _SINGLE_ROW_BYTES
+            is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
             in_blocks = is_small and not self._calls.takes_out and self.config.timeout_s is None
             self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
@@ -170,7 +177,9 @@ class Work:
             positions = self.items.positions(job)
         except Abandoned:
             raise
-        except self._catches as error:  # of a generator; or a stream's items cannot be unpickled here
+        except GeneratorRaised as raised:
+            raise self._progress.failed(raised.error, job.epoch, [raised.position], raised.position) from None
+        except self._catches as error:  # a stream's items cannot be unpickled here; or a generator ends its process
             raise WorkFailed(describe_failure(error, epoch=job.epoch, worker=self._progress.worker), error) from None
         if not len(positions):  # its lane has ended
             Packing([]).write(buffer, base)
@@ -179,10 +188,10 @@ class Work:
         rows = rows_in_chunk(self.plan, job)
         if rows:
             job = dataclasses.replace(job, batch_rows=rows)
-        if form.fixed is None:
-            make = self._batches.fill_packed
-        elif self.config.on_error.action == "raise":
+        if self._writes_rows:
             make = self._fill_rows
+        elif form.fixed is None:
+            make = self._batches.fill_packed
         else:
             make = self._batches.fill_fixed
         started = clock.monotonic_ns()
@@ -207,10 +216,11 @@ class Work:
     def _fill_rows(
         self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
     ) -> Filled:
-        """Rows straight into a fixed slot."""
-        assert self.form is not None and self.form.fixed is not None
-        layout = self.form.fixed
-        arrays = layout.arrays(buffer, base, job.row_start + len(indices))
+        """Rows straight into the slot."""
+        assert self.form is not None
+        arrays = self.form.row_arrays(buffer, base, job.row_start + len(indices), capacity)
+        if arrays is None:
+            return self._batches.fill_packed(job, positions, indices, buffer, base, capacity)
         block = self._block_rows if self._row_ns < _SINGLE_ROW_NS and not job.attempt else 1
         progress = self._progress
         words, index_word, started_word = progress.words, progress.index_word, progress.started_word

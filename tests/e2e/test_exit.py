@@ -76,9 +76,11 @@ def run(code: str, timeout_s: float = 60.0) -> Any:
     return dataclasses.replace(result, stderr=_ANNOUNCEMENTS.sub("", result.stderr))
 
 
+@pytest.mark.parametrize("checkpointable", [False, True])
 @pytest.mark.parametrize("state", STATES)
-def test_the_interpreter_ends_in_silence_when(tf: Any, state: str) -> None:
-    result = run(textwrap.dedent(STATES[state]) + "print('the end')\n")
+def test_the_interpreter_ends_in_silence_when(tf: Any, state: str, checkpointable: bool) -> None:
+    code = STATES[state].replace(".as_dataset(", f".as_dataset(checkpointable={checkpointable}, ")
+    result = run(textwrap.dedent(code) + "print('the end')\n")
     assert (result.returncode, result.stdout, result.stderr) == (0, "the end\n", "")
 
 
@@ -116,8 +118,10 @@ def test_sys_exit_in_the_middle_of_a_loop_has_its_status(tf: Any) -> None:
     assert (result.returncode, result.stderr) == (7, "")
 
 
-@pytest.mark.parametrize("loop", ["for", "fit"])
-def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_whole(tf: Any, loop: str) -> None:
+@pytest.mark.parametrize(("loop", "checkpointable"), [("for", False), ("for", True), ("fit", False)])
+def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_whole(
+    tf: Any, loop: str, checkpointable: bool
+) -> None:
     result = run(
         f"""
         import os, signal
@@ -129,7 +133,7 @@ def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_w
             return quick(index)
 
         loader = lp.Loader(range(100), slow_from_40_on, batch_size=4, workers=2)
-        dataset = loader.as_dataset(prefetch=0 if loop == "for" else 2)
+        dataset = loader.as_dataset(prefetch=0 if loop == "for" else 2, checkpointable={checkpointable})
         threading.Timer(5.0 if loop == "fit" else 1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             if loop == "fit":
@@ -148,6 +152,35 @@ def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_w
         """
     )
     assert (result.returncode, result.stdout) == (0, "interrupted\n10\n")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("batches", ["loader", "loader.as_dataset(prefetch=0)"])
+def test_ctrl_c_in_the_instant_before_a_wait_is_not_lost(tf: Any, batches: str) -> None:
+    """It comes when the thread that wants a batch has found none, and does not wait yet: nothing else would wake it."""
+    result = run(
+        f"""
+        import os, tempfile
+        from loaderpool import fault_points
+
+        folder = tempfile.mkdtemp()
+        fault_points.arm(folder)
+        loader = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
+        seen = 0
+        try:
+            for _ in {batches}:
+                seen += 1
+                if seen == 10:  # the next one never comes
+                    with open(os.path.join(folder, "trainer.waiting"), "w") as file:
+                        file.write("SIGINT")
+        except KeyboardInterrupt:
+            print("interrupted", seen, os.listdir(folder))
+        loader.close()
+        again = lp.Loader(range(40), quick, batch_size=4, workers=2)
+        print(sum(1 for _ in again.as_dataset()))
+        """
+    )
+    assert (result.returncode, result.stdout) == (0, "interrupted 10 ['trainer.waiting.met']\n10\n")
     assert "Traceback" not in result.stderr
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.e2e.test_streams import BATCH, Numbers, make
+from tests.e2e.test_streams import BATCH
 from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.child import run_child
+from tests.support.streams import Numbers, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
@@ -48,3 +50,22 @@ def test_a_dataset_as_a_source(on: Place, tf: Any) -> None:
     assert got[0][1][3] == b"3!"
     with pytest.raises(lp.SourceError, match="as_numpy_iterator"):
         lp.Loader(numbers, workers=0)
+
+
+@pytest.mark.parametrize("how", ["pass", "1 / 0"])
+def test_the_trainer_ends_while_tensorflow_gives_items(tf: Any, how: str) -> None:
+    script = f"""
+        import numpy as np, tensorflow as tf
+        import loaderpool as lp
+        endless = tf.data.Dataset.range(10**12).map(lambda n: tf.random.normal([100]) + tf.cast(n, tf.float32))
+        loader = lp.Loader(endless.as_numpy_iterator(), batch_size=8, workers=1)
+        for _, batch in zip(range(5), loader.as_dataset()):
+            assert batch.shape == (8, 100)
+        batches = iter(loader)
+        print("read")
+        {how}
+    """
+    result = run_child(script)
+    assert result.stdout == "read\n"
+    assert result.returncode == (how != "pass"), result.stderr
+    assert ("Error" in result.stderr) == (how != "pass"), result.stderr

@@ -37,6 +37,8 @@ pytestmark = pytest.mark.may_leak("one pool serves all cells; it is looked at af
 #   ship      UnpicklableError in the line that makes the loader
 #   raises    what was raised, in the consumer's line; the next pass is whole
 #   memory    MemoryLimitError; nothing is left
+#   read      SourceReadError that shows what was raised, after all batches before it; the next pass is whole
+#   lost      SourceLostError, after all batches before it; the next pass is whole, with another reader
 #   gone      the trainer ended in that way, and within seconds supervisor, workers and memory were gone
 #   waits     while the trainer is stopped all wait; after SIGCONT the same bits
 TABLE = """
@@ -67,12 +69,25 @@ supervisor.dealing         again    again     again     again    again    again 
 supervisor.burying         again    again     again     again    again    again    -e           again     again
 trainer.launched           raises   raises    gone      gone     gone     waits    -e           -b        raises
 trainer.slots              -m       -m        -m        -m       -m       -m       -m           -m        memory
+trainer.waiting            raises   raises    gone      gone     gone     waits    -e           gone      raises
 trainer.taken_in           raises   raises    gone      gone     gone     waits    -e           gone      raises
 trainer.delivering         raises   raises    gone      gone     gone     waits    -e           gone      raises
+trainer.reader_launched    raises   raises    gone      gone     gone     waits    -e           -b        raises
+feed.before_entry          read     read      gone      gone     gone     waits    -e           -i        read
+feed.entered               read     read      gone      gone     gone     waits    -e           -i        read
+feed.at_end                read     read      gone      gone     gone     waits    -e           -i        read
+reader.loading             setup    setup     lost      lost     lost     lost     setup        -b        setup
+reader.first_pass          lost     lost      lost      lost     lost     lost     lost         -b        lost
+reader.pass_taken          bits     bits      bits      bits     bits     bits     bits         -i        bits
+reader.before_sending      read     read      lost      lost     lost     lost     read         -i        read
+reader.after_sending       read     read      lost      lost     lost     lost     read         -i        read
+reader.before_end          lost     lost      lost      lost     lost     lost     lost         -i        lost
+reader.after_end           bits     bits      bits      bits     bits     bits     bits         -i        bits
 """
 IMPOSSIBLE = {
     "-b": "there is no batch yet, nor a slot for one",
     "-e": "no error is pickled there: what is raised there is ours",
+    "-i": "items of a stream have no slots, whose size they could outgrow",
     "-f": "slots are sized from the first sample, so that its batch cannot outgrow them",
     "-m": "the row is about memory; the other columns are trainer.taken_in's and trainer.delivering's",
     "-o": "the function writes into `out`, which is of the batch's own size",
@@ -96,6 +111,7 @@ class Scene(NamedTuple):
     kind: str = "plain"  # of the loader
     place: str = ""  # of the fault; none: the row's name
     before_making: bool = False  # the fault is laid before the loader is made; else when its first sample is there
+    in_second_pass: bool = False  # the fault is laid when all of the first one was read
     also: str = ""  # a place at which a worker is killed, so that the supervisor has something to do
     own_pool: bool = False
 
@@ -119,6 +135,17 @@ SCENES: dict[str, Scene] = {
     "supervisor.burying": Scene(also="worker.before_note"),
     "trainer.launched": Scene(before_making=True, own_pool=True),
     "trainer.slots": Scene(place="machine.reserve", before_making=True, own_pool=True),
+    "trainer.reader_launched": Scene("stream", before_making=True),
+    "feed.before_entry": Scene("stream"),
+    "feed.entered": Scene("stream"),
+    "feed.at_end": Scene("stream"),
+    "reader.loading": Scene("stream", before_making=True),
+    "reader.first_pass": Scene("stream", place="reader.pass_taken", before_making=True),
+    "reader.pass_taken": Scene("stream", in_second_pass=True),
+    "reader.before_sending": Scene("stream", before_making=True),
+    "reader.after_sending": Scene("stream", in_second_pass=True),
+    "reader.before_end": Scene("stream", before_making=True),
+    "reader.after_end": Scene("stream", before_making=True),
 }
 MODULES = iter(range(1000))
 
@@ -132,10 +159,13 @@ def way(where: str, how: str) -> str:
 
 
 def test_every_cell_is_an_outcome_or_says_why_there_is_none() -> None:
-    known = {"same", "bits", "again", "sample", "setup", "import", "ship", "raises", "memory", *IN_CHILD}
+    known = {"same", "bits", "again", "sample", "setup", "import", "ship", "raises", "memory", "read", "lost"}
+    known |= IN_CHILD
     assert set(POSSIBLE.values()) == known
     assert set(IMPOSSIBLE) == set(CELLS.values()) - known
-    assert {where.split(".")[0] for where, _ in CELLS} == {"user", "worker", "supervisor", "trainer"}
+    assert {where.split(".")[0] for where, _ in CELLS} == {
+        "user", "worker", "supervisor", "trainer", "feed", "reader",
+    }  # fmt: skip
 
 
 def test_the_places_are_those_that_the_module_tells_of() -> None:
@@ -252,6 +282,9 @@ class Cell:
         loader = make_loader(self.kind, **({"workers": 1} if self.scene.own_pool else {"pool": self.stage.pool}))
         if not self.scene.before_making:
             loader.element_spec  # noqa: B018 - blocks
+            if self.scene.in_second_pass:
+                assert read(loader) == self.expected
+                loader.epoch = 0
             self.lay()
         return loader
 
@@ -286,6 +319,8 @@ class Cell:
             "import": lp.SupervisorLostError,
             "ship": lp.UnpicklableError,
             "memory": lp.MemoryLimitError,
+            "read": lp.SourceReadError,
+            "lost": lp.SourceLostError,
             "raises": {"sys.exit": SystemExit, "no_memory": MemoryError}.get(self.how, RuntimeError),
         }
         got: list[Any] = []
@@ -296,12 +331,14 @@ class Cell:
             assert self.is_met()
             self.check_error(outcome, raised.value)
             assert got == self.expected[: len(got)], "what came before it was right"
-            if outcome in ("sample", "raises") and "loader" in locals():
+            if outcome in ("sample", "raises", "read", "lost") and "loader" in locals():
                 loader.epoch = 0
                 assert read(loader) == self.expected, "the next pass is whole"
 
     def check_error(self, outcome: str, error: Any) -> None:
-        if outcome == "import":
+        if outcome == "lost":
+            assert "the process that reads the source's stream" in str(error)
+        elif outcome == "import":
             assert "import" in str(error)
         elif self.place == "machine.reserve" or way(self.where, self.how) == "ENOMEM":
             assert "memory" in str(error)
@@ -317,7 +354,7 @@ class Cell:
 
 @pytest.mark.parametrize(("where", "how", "outcome"), CELLS_HERE)
 def test_cell(where: str, how: str, outcome: str, stage: Stage, armed_here: Callable[[], None]) -> None:
-    if where.startswith("trainer.") or where == "user.pickling":
+    if where.startswith(("trainer.", "feed.")) or where == "user.pickling":
         armed_here()
     with stage.faults.fresh():
         if outcome in ("same", "bits", "again"):

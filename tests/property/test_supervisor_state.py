@@ -105,6 +105,9 @@ class Supervision(RuleBasedStateMachine):
         for batch in range(first, first + count):
             for row in range(start, stop):
                 self.rows[run][batch, row] += 1
+        self.arrived(run, first, start, stop, slot, ticket)
+
+    def arrived(self, run: int, first: int, start: int, stop: int, slot: int, ticket: int) -> None:
         self.slot_rows[slot] += stop - start
         self.tickets[slot] = max(self.tickets.get(slot, 0), ticket)
         if self.slot_rows[slot] == (BATCH_ROWS if first % PER_EPOCH < FULL else LAST_ROWS):

@@ -75,6 +75,16 @@ class _Source:
         return {"item": np.full(_LARGE if self.is_large and item else 1, item, np.float32), "noise": np.ones(3)}
 
 
+class _Stream:
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(ITEMS):
+            yield {"number": number, "pixels": np.full((40, 40), number, np.float32)}
+
+
+def _of_stream(item: Any, rng: np.random.Generator) -> Any:
+    return {"item": item["pixels"], "noise": rng.random(3)}
+
+
 class Reducing:
     """A part of the payload that passes a fault point while it is pickled, and one while it is unpickled."""
 
@@ -99,14 +109,16 @@ def make_loader(kind: str, **where: Any) -> lp.Loader:
     """A loader of `ITEMS` items.
 
     Args:
-        kind: plain, first, half, failing, large, setup, source, large source, pickled; or the name of a module with a
-            function `fn`.
+        kind: plain, first, half, failing, large, setup, source, large source, pickled, stream; or the name of a module
+            with a function `fn`.
         **where: `workers` or `pool`.
     """
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": kind not in ("first", "large", "large source"), **where}
     settings["seed"] = 7
     if kind in ("large", "large source"):
         settings["pad"] = True
+    if kind == "stream":
+        return lp.Loader(_Stream(), _of_stream, **{**settings, "shuffle": 5})
     if kind.endswith("source"):
         return lp.Loader(_Source(kind.startswith("large")), **settings)
     if kind == "failing":

@@ -76,6 +76,7 @@ class HandSession:
         self.is_closed = False
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)
+        self.slow_one = False  # the first worker moves only where nobody else can
         self._numbers = 0
 
     def take_number(self) -> int:
@@ -124,6 +125,8 @@ class HandSession:
             moves.append(lambda: self.obey(self.state.on_control(self.controls.popleft())))
         if self.notices:
             moves.append(self._dispatch)
+        if self.slow_one and len(moves) > 1 and min(self.orders) in busy:
+            del moves[busy.index(min(self.orders))]
         if not moves:
             return False
         self.choice.choice(moves)()

@@ -1,0 +1,34 @@
+"""Positions of what generators yield: each says which generator it is, and which of its items.
+
+    bit 62          bits 40 to 61          bits 0 to 39
+    set, unlike     number of the copy     number of the item that it yields, from 0
+    in an index     or shard, from 0
+
+So they are the same in whichever process of a training a generator runs, and random streams keyed by them never meet.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MOST_GENERATORS", "first_position", "generated_item", "item_name"]
+
+_MARK = 1 << 62
+_ITEM_BITS = 40  # more items than any generator yields in a week, in few enough bits
+MOST_GENERATORS = 1 << 22
+
+
+def first_position(generator: int) -> int:
+    """The position of the first item that a generator yields."""
+    return _MARK | generator << _ITEM_BITS
+
+
+def generated_item(position: int) -> tuple[int, int] | None:
+    """The numbers of the generator and of its item; None where it is an index into a source."""
+    if position < _MARK:
+        return None
+    return (position ^ _MARK) >> _ITEM_BITS, position & ((1 << _ITEM_BITS) - 1)
+
+
+def item_name(position: int) -> str:
+    """What messages call what is at a position."""
+    generated = generated_item(position)
+    return f"source index {position}" if generated is None else f"item {generated[1]} of generator {generated[0]}"

@@ -1,0 +1,245 @@
+"""What generators do to those who run them: buffers filled again, items that are changed, hangs, deaths, errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import Place, read, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+# ---- items ----
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("settings", [{}, {"shuffle": 1}, {"batch_size": None}, {"on_error": "skip"}, {"pad": True}])
+@pytest.mark.parametrize("kind", ["array", "view", "tuple", "dict", "list"])
+def test_a_buffer_that_is_filled_again_for_each_item(
+    on: Place, workers: int, settings: dict[str, Any], kind: str
+) -> None:
+    def make(shard: int) -> Iterator[Any]:
+        buffer, filled = np.zeros(3), {"x": np.zeros(2)}
+        for number in range(10):
+            buffer[:] = number
+            filled["x"] = np.full(2, float(number))
+            yield {
+                "array": buffer, "view": buffer[::2], "tuple": (buffer, number), "dict": filled, "list": [number, 1],
+            }[kind]  # fmt: skip
+
+    settings = {"shards": [0, 1], "batch_size": 4, **settings}
+    with lp.Loader.from_generator(make, **on(workers), **settings) as loader:
+        for _ in range(2):
+            seen = []
+            for batch in read(loader):
+                rows = batch[0] if kind == "tuple" else batch["x"] if kind == "dict" else batch
+                seen += rows.reshape(-1, rows.shape[-1])[:, 0].tolist()
+            assert sorted(seen) == [n for n in range(10) for _ in range(2)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_function_may_change_what_it_is_given(on: Place, workers: int) -> None:
+    """Though it is called again where it is first seen to draw, and the probe has had the first item."""
+
+    def make(shard: int) -> Iterator[Any]:
+        for number in range(9):
+            yield np.array([number, 10 * shard])
+
+    def fn(item: Any) -> Any:
+        item += 100
+        return item, np.random.rand()
+
+    with lp.Loader.from_generator(make, shards=range(4), fn=fn, batch_size=4, **on(workers)) as loader:
+        for _ in range(2):
+            rows = [row for batch in read(loader) for row in batch[0].tolist()]
+            assert sorted(rows) == sorted([100 + n, 100 + 10 * s] for s in range(4) for n in range(9))
+
+
+def test_random_streams_of_processes_that_share_a_training_never_meet() -> None:
+    def fn(item: Any, rng: np.random.Generator) -> Any:
+        return rng.random()
+
+    for settings in ({"shards": range(4)}, {}, {"shuffle": 3}):
+        drawn = []
+        for shard in range(2):
+            with lp.Loader.from_generator(
+                lambda *_: range(8), fn=fn, workers=0, num_shards=2, shard_index=shard, **settings
+            ) as loader:
+                drawn += [float(value) for batch in read(loader) for value in batch]
+        assert len(set(drawn)) == len(drawn) == (32 if "shards" in settings else 16)
+
+
+# ---- hangs ----
+
+
+def stuck(shard: int) -> Iterator[int]:
+    for number in range(40):
+        if shard == 1 and number == 22:
+            wait_for_ever()
+        yield 100 * shard + number
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+def test_a_generator_that_hangs_is_an_error_that_shows_where(on_error: str) -> None:
+    """Whatever the policy: what comes behind its item cannot be had."""
+    got = []
+    with lp.Loader.from_generator(
+        stuck, workers=2, shards=range(3), batch_size=4, timeout_s=0.5, on_error=on_error
+    ) as loader:
+        with pytest.raises(lp.SampleTimeoutError, match="has not yielded for") as raised:
+            for batch in loader:
+                got.append(int(batch[0]))
+        assert "item 22 of generator 1" in str(raised.value)
+        assert "wait_for_ever" in raised.value.remote_traceback and "stuck" in raised.value.remote_traceback
+        assert raised.value.index == 22
+        assert got == [100 * shard + number for number in range(0, 20, 4) for shard in range(3)] + [20]
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3], "the workers serve on"
+
+
+def test_a_generator_that_hangs_before_its_first_item() -> None:
+    def make() -> Iterator[int]:
+        wait_for_ever()
+        yield 1
+
+    with (
+        lp.Loader.from_generator(make, workers=1, timeout_s=0.3) as loader,
+        pytest.raises(lp.SampleTimeoutError, match="item 0 of generator 0"),
+    ):
+        next(iter(loader))
+
+
+def test_to_run_a_generator_again_is_no_hang(tmp_path: Path) -> None:
+    """It takes longer than one sample may; but no single item does."""
+
+    def make(shard: int) -> Iterator[int]:
+        for number in range(40):
+            time.sleep(0.02)
+            if shard == 1 and number == 30 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield 100 * shard + number
+
+    with lp.Loader.from_generator(make, workers=2, shards=range(2), batch_size=4, timeout_s=0.4) as loader:
+        assert sorted(n for batch in read(loader) for n in batch.tolist()) == [*range(40), *range(100, 140)]
+        assert loader.statistics().restarts == 1
+
+
+def test_a_sample_that_hangs_is_left_out_and_its_generator_goes_on() -> None:
+    def fn(item: int) -> int:
+        if item == 107:
+            wait_for_ever()
+        return item
+
+    with lp.Loader.from_generator(
+        lambda shard: range(100 * shard, 100 * shard + 12), fn=fn, workers=2, shards=range(3), batch_size=4,
+        timeout_s=0.3, on_error="skip",
+    ) as loader:  # fmt: skip
+        got = [n for batch in read(loader) for n in batch.tolist()]
+    assert sorted(got) == [n for shard in range(3) for n in range(100 * shard, 100 * shard + 12) if n != 107]
+
+
+# ---- deaths and errors ----
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_generator_that_ends_its_worker_is_named(on_error: str) -> None:
+    def make(shard: int) -> Iterator[int]:
+        for number in range(40):
+            if shard == 1 and number == 30:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield 100 * shard + number
+
+    with lp.Loader.from_generator(make, workers=2, shards=range(3), batch_size=4, on_error=on_error) as loader:
+        with pytest.raises(lp.WorkerLostError, match="SIGKILL at item 30 of generator 1") as raised:
+            read(loader)
+        assert (raised.value.index, raised.value.signal_name) == (30, "SIGKILL")
+        assert loader.statistics().restarts <= 6, "another batch of it may have been dealt already"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_errors_say_which_generator_and_which_item(on: Place, workers: int, on_error: str) -> None:
+    def make(shard: str) -> Iterator[int]:
+        if shard == "c":
+            raise FileNotFoundError("no such scene")
+        for number in range(9):
+            if shard == "b" and number == 7:
+                raise LookupError("torn")
+            yield number
+
+    for shards, told, error in [
+        (["a", "b"], "LookupError: torn\nraised for item 7 of generator 1, epoch 0", LookupError),
+        (["a", "c"], "FileNotFoundError: no such scene\nraised for item 0 of generator 1", FileNotFoundError),
+        (["c"], "FileNotFoundError: no such scene\nraised for item 0 of generator 0", FileNotFoundError),
+    ]:
+        with lp.Loader.from_generator(make, shards=shards, batch_size=4, on_error=on_error, **on(workers)) as loader:
+            with pytest.raises(error, match=told) as raised:
+                read(loader)
+            assert "replay" not in str(raised.value)
+
+    def fn(item: int) -> Any:
+        return item if item < 3 else "three"
+
+    with (
+        lp.Loader.from_generator(lambda: range(9), fn=fn, batch_size=4, **on(workers)) as loader,
+        pytest.raises(lp.SpecMismatchError, match="of item 3 of generator 0: expected"),
+    ):
+        read(loader)
+
+
+def test_none_is_a_shard_like_any_other(on: Place) -> None:
+    def make(shard: Any) -> list[int]:
+        return [0 if shard is None else shard]
+
+    with lp.Loader.from_generator(make, shards=[None, 5], batch_size=1, **on(2)) as loader:
+        assert [int(batch[0]) for batch in loader] == [0, 5]
+
+
+# ---- without an order ----
+
+
+def test_a_slow_generator_holds_up_nobody_without_an_order(on: Place) -> None:
+    def make(shard: int) -> Iterator[int]:
+        for _ in range(20 if shard == 0 else 1000):
+            if shard == 0:
+                time.sleep(0.05)
+            yield shard
+
+    settings: dict[str, Any] = {"shards": [0, 1], "batch_size": 2, "deterministic": False}
+    with lp.Loader.from_generator(make, **on(2), **settings) as loader:
+        order = [int(batch[0]) for batch in loader]
+    assert order.count(0) == 10 and order.count(1) == 500
+    assert order.index(0, order.index(0) + 1) > 100, "the quick one was far ahead before the slow one's second"
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_batches_of_one_generator_come_in_their_order_always(on: Place, workers: int) -> None:
+    def make(shard: int) -> Iterator[Any]:
+        for number in range(60):
+            yield shard, number, np.zeros(1 + 500 * (number % 9 == 0))  # some outgrow their slots, and go another way
+
+    settings: dict[str, Any] = {"shards": range(5), "batch_size": 2, "deterministic": False, "pad": True}
+    with lp.Loader.from_generator(make, **on(workers), **settings) as loader:
+        got = [(int(shard[0]), numbers.tolist()) for shard, numbers, _ in loader]
+    for shard in range(5):
+        assert [n for one, numbers in got if one == shard for n in numbers] == list(range(60))

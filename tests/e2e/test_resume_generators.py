@@ -1,0 +1,225 @@
+"""Generators that are stopped anywhere and go on in another loader are those that were never stopped, to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from tests.e2e.test_generators import SHARDS, WAYS, of_shard
+from tests.e2e.test_resume import over_json
+from tests.support.batches import Place, assert_same, copied, read, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def take(batches: Iterator[Any], count: int) -> list[Any]:
+    return [copied(batch) for batch in itertools.islice(batches, count)]
+
+
+def copies() -> Iterator[Any]:
+    info = lp.worker_info()
+    assert info is not None
+    for number in range(17 + 9 * info.index):
+        yield info.index, number, random.random()
+
+
+def failing(item: Any) -> int:
+    if item[0] % 10 > 3:
+        raise ValueError("bad")
+    return int(item[0])
+
+
+@pytest.mark.parametrize("way", [*WAYS, "skipping"])
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (3, 1), (2, 0)])
+def test_the_rest_is_the_same_to_the_bit(on: Place, way: str, before: int, after: int) -> None:
+    make, settings = WAYS.get(way, (of_shard, {"fn": failing, "on_error": "skip"}))
+    settings = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "seed": 3, **settings}
+    with lp.Loader.from_generator(make, workers=0, **settings) as reference:
+        first, second = read(reference), read(reference)
+    for taken in {0, 1, len(first) // 2, len(first) - 1, len(first)}:
+        with lp.Loader.from_generator(make, **on(before), **settings) as stopped:
+            batches = iter(stopped)
+            assert_same(take(batches, taken), first[:taken])
+            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+            del batches
+        with lp.Loader.from_generator(make, **on(after), **settings, memory_limit="8MiB") as again:
+            again.load_state_dict(state)
+            assert_same(read(again), first[taken:] or second)
+            if first[taken:]:
+                assert_same(read(again), second)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 11, 12])
+def test_copies_go_on_where_each_stood(on: Place, taken: int) -> None:
+    settings: dict[str, Any] = {"batch_size": 4, "seed": 8}
+    with lp.Loader.from_generator(copies, **on(2), **settings) as reference:
+        expected = read(reference)
+    assert len(expected) == 12
+    with lp.Loader.from_generator(copies, **on(2), **settings) as stopped:
+        batches = iter(stopped)
+        take(batches, taken)
+        state = over_json(stopped.state_dict())
+        del batches
+    with lp.Loader.from_generator(copies, **on(2), **settings) as again:
+        again.load_state_dict(state)
+        assert_same(read(again)[: 12 - taken], expected[taken:])
+    with (
+        lp.Loader.from_generator(copies, **on(3), **settings) as other,
+        pytest.raises(lp.StateError, match=r"generators \(saved '2 copies', now '3 copies'\)"),
+    ):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (0, 2), (2, 0)])
+def test_without_an_order_nothing_is_repeated_or_dropped(on: Place, before: int, after: int) -> None:
+    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "deterministic": False}
+    every = sorted(number for shard in SHARDS for number in shard)
+    with lp.Loader.from_generator(of_shard, workers=0, **settings) as reference:
+        length = len(read(reference))
+    for taken in range(0, length + 1, 3):
+        with lp.Loader.from_generator(of_shard, **on(before), **settings) as stopped:
+            batches = iter(stopped)
+            got = take(batches, taken)
+            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+            del batches
+        with lp.Loader.from_generator(of_shard, **on(after), **settings) as again:
+            again.load_state_dict(state)
+            batches = iter(again)
+            middle = take(batches, 2)
+            state = over_json(again.state_dict())
+            del batches
+        with lp.Loader.from_generator(of_shard, **on(before), **settings) as last:
+            last.load_state_dict(state)
+            rest = read(last)
+        parts = [got, middle, rest][: 3 if taken + 2 < length else 2 if taken < length else 1]
+        numbers = [int(n) for batches in parts for batch in batches for n in batch[0]]
+        assert sorted(numbers) == every
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
+    cycle=st.integers(1, 4),
+    batch_size=st.sampled_from([None, 1, 3]),
+    window=st.sampled_from([False, False, True, 4]),
+    globally=st.booleans(),
+    stops=st.lists(st.integers(0, 7), min_size=1, max_size=4),
+)
+def test_stopped_time_and_again(
+    lengths: list[int], cycle: int, batch_size: int | None, window: Any, globally: bool, stops: list[int]
+) -> None:
+    def make(shard: int) -> Iterator[Any]:
+        for number in range(lengths[shard]):
+            yield shard, number, np.random.rand() if globally else 0.0
+
+    def loader() -> lp.Loader:
+        return lp.Loader.from_generator(
+            make, workers=0, shards=range(len(lengths)), cycle_length=cycle, batch_size=batch_size, shuffle=window
+        )
+
+    with loader() as reference:
+        expected = [batch for _ in range(3) for batch in read(reference)]
+    got: list[Any] = []
+    state = None
+    for stop in [*stops, 10**6]:
+        with loader() as part:
+            if state is not None:
+                part.load_state_dict(state)
+            while stop:
+                batches = iter(part)
+                new = take(batches, stop)
+                got += new
+                stop -= len(new)
+                state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+                if len(got) >= len(expected):
+                    break
+                if not stop:
+                    break
+            state = state or over_json(part.state_dict())
+    assert_same(got[: len(expected)], expected)
+
+
+def test_a_generator_without_end_is_saved_in_few_words(on: Place) -> None:
+    with lp.Loader.from_generator(itertools.count, batch_size=1, **on(2)) as loader:
+        batches = iter(loader)
+        got = take(batches, 3001)
+        state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+        assert state["lanes"] == {"taken": [1501, 1500], "over": []}
+        assert int(got[-1][0]) == 1500
+        del batches
+    with lp.Loader.from_generator(itertools.count, batch_size=1, **on(2)) as again:
+        again.load_state_dict(state)
+        assert [int(batch[0]) for batch in itertools.islice(again, 3)] == [1500, 1501, 1501]
+
+
+def test_states_of_others_and_damaged_ones_are_refused(on: Place) -> None:
+    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "num_shards": 2}
+    with lp.Loader.from_generator(of_shard, **on(1), **settings) as loader:
+        batches = iter(loader)
+        take(batches, 3)
+        state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+        del batches
+        changes: list[tuple[dict[str, Any], str]] = [
+            ({"shards": SHARDS[:-1]}, r"generators \(saved '11 shards"),
+            ({"shards": SHARDS[::-1]}, "generators"),
+            ({"cycle_length": 3}, "4 at once', now"),
+            ({"shard_index": 1}, r"share \(saved '0 of 2', now '1 of 2'\)"),
+            ({"num_shards": 1}, "share"),
+            ({"seed": 1}, "seed"),
+            ({"shuffle": 3}, "shuffle"),
+        ]
+        for change, told in changes:
+            with (
+                lp.Loader.from_generator(of_shard, **on(1), **{**settings, **change}) as other,
+                pytest.raises(lp.StateError, match=told),
+            ):
+                other.load_state_dict(state)
+        with (
+            lp.Loader.from_generator(lambda shard: iter(shard), **on(1), **settings) as other,
+            pytest.raises(lp.StateError, match="source"),
+        ):
+            other.load_state_dict(state)
+        for lanes in ({"taken": [1], "over": []}, {"taken": [1, 1, 1, -1], "over": []}, {"taken": 3}, [], "x"):
+            with pytest.raises(lp.StateError, match="damaged"):
+                loader.load_state_dict({**state, "lanes": lanes})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_nothing_was_left_the_next_epoch_begins(on: Place, workers: int) -> None:
+    """The end of a stream shows only when it comes: a state from before that says nothing of it."""
+
+    class Numbers:
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(8))
+
+    def loader(kind: str) -> lp.Loader:
+        if kind == "stream":
+            return lp.Loader(Numbers(), batch_size=4, **on(workers))
+        return lp.Loader.from_generator(list, shards=[range(4), range(4, 8)], batch_size=4, **on(workers))
+
+    for kind in ("stream", "generators"):
+        with loader(kind) as stopped:
+            batches = iter(stopped)
+            take(batches, 2)
+            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+            assert state["epoch"] == 0
+            del batches
+        with loader(kind) as again:
+            again.load_state_dict(state)
+            for epoch in (2, 3):
+                assert [batch.tolist() for batch in again] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+                assert again.epoch == epoch

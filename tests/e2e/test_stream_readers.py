@@ -1,0 +1,531 @@
+"""Streams that travel are read in a process of their own: the same items and errors, whatever becomes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import Place, read, shared_pools
+from tests.support.child import run_child
+from tests.support.processes import is_alive, wait_gone
+from tests.support.streams import Blocking, Ending, Failing, Large, Numbers, Telling, make
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def pids_in(batches: Any) -> set[int]:
+    """Of the processes that read a `Telling`."""
+    return {int(pid) for batch in batches for pid in batch[1]}
+
+
+def numbers_in(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in batch[0]]
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_one_process_reads_pass_after_pass(on: Place) -> None:
+    with lp.Loader(Telling(), batch_size=4, **on(2)) as loader:
+        passes = [read(loader) for _ in range(3)]
+        assert loader.statistics().stream_read_by == "process"
+    assert [numbers_in(batches) for batches in passes] == [list(range(20))] * 3
+    pids = {pid for batches in passes for pid in pids_in(batches)}
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+    assert [set(batches[0][2].tolist()) for batches in passes] == [{1}, {2}, {3}]
+    assert wait_gone(pids, 0.0) == [], "it is gone when close returns"
+
+
+class Locked(Telling):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_what_cannot_travel_is_read_here(on: Place) -> None:
+    for source, why in [(Locked(), "attribute .lock of Locked"), (iter(Telling()), "is an iterator")]:
+        with lp.Loader(source, batch_size=4, **on(2)) as loader:
+            assert pids_in(read(loader)) == {os.getpid()}
+            statistics = loader.statistics()
+            assert statistics.stream_read_by == "thread"
+            assert why in statistics.stream_on_thread_because
+    with lp.Loader(Telling(), batch_size=4, workers=0) as loader:
+        assert pids_in(read(loader)) == {os.getpid()}
+        assert loader.statistics().stream_read_by is None
+
+
+# ---- errors and deaths ----
+
+
+class Gone(Exception):
+    """An error of the stream's own, with something in it."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def test_an_error_is_the_same_as_on_a_thread(on: Place, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    source = Failing(lambda: Gone("the queue is gone", 7), 29, str(flag))
+    told = []
+    with lp.Loader(source, batch_size=4, num_shards=2, shard_index=1, **on(2)) as loader:
+        for where in (loader, loader.replace(source=iter(source)), loader.replace(workers=0)):
+            got = []
+            with pytest.raises(Gone, match="the queue is gone") as raised:
+                for batch in where:
+                    got += batch.tolist()
+            error: Any = raised.value
+            assert isinstance(error, lp.SourceReadError)
+            text = str(error).replace(str(where), "")
+            told.append((got, error.code, error.position, error.epoch, error.original_type, text))
+            assert "in __iter__" in error.remote_traceback
+            assert "loaderpool" not in error.remote_traceback.replace("tests", "").replace(__file__, "")
+            if where is not loader:
+                where.close()
+        assert told[0] == told[1] == told[2]
+        assert told[0][0] == [*range(4, 8), *range(12, 16), *range(20, 24)]
+        assert told[0][2] == 24
+        flag.unlink()
+        assert np.concatenate(read(loader)).tolist() == [n for n in range(40) if n // 4 % 2]
+
+
+def test_an_error_before_the_first_batch_is_no_later_pass_s(on: Place, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    for make_source in (
+        lambda: Failing(lambda: OSError(5, "no table"), 2, str(flag)),
+        lambda: LockedFailing(str(flag)),
+    ):
+        flag.touch()
+        with lp.Loader(make_source(), batch_size=4, **on(2)) as loader:
+            for _ in range(2):
+                with pytest.raises(OSError, match="no table") as raised:
+                    next(iter(loader))
+                assert raised.value.errno == 5
+            flag.unlink()
+            assert np.concatenate(read(loader)).tolist() == list(range(40))
+
+
+class LockedFailing(Failing):
+    def __init__(self, flag: str) -> None:
+        super().__init__(lambda: OSError(5, "no table"), 2, flag)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("at", [0, 3, 17])
+@pytest.mark.parametrize(
+    ("how", "told"), [("SIGKILL", "killed by SIGKILL"), ("SIGSEGV", "inside a C extension"), ("3", "status 3")]
+)
+def test_the_readers_death_is_an_error_behind_what_was_read(
+    on: Place, tmp_path: Path, how: str, told: str, at: int
+) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    with lp.Loader(Ending(24, at, how, str(flag)), batch_size=4, **on(2)) as loader:
+        got: list[Any] = []
+        with pytest.raises(lp.SourceLostError, match=told) as raised:
+            got += read(loader)
+            got += read(loader)
+        assert isinstance(raised.value, lp.PoolBrokenError)
+        assert (raised.value.position, raised.value.epoch) == (at // 4 * 4, 0)
+        assert raised.value.signal_name == ("" if how == "3" else how)
+        assert "iter(source)" in str(raised.value)
+        flag.unlink()
+        again = read(loader)
+        assert numbers_in(again) == list(range(24))
+        assert len(pids_in(again)) == 1
+
+
+def test_batches_before_the_death_are_delivered(on: Place, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    got = []
+    loader = lp.Loader(Ending(50, 30, "SIGKILL", str(flag)), batch_size=4, **on(2))
+    with loader, pytest.raises(lp.SourceLostError):
+        for batch in loader:
+            got += batch[0].tolist()
+    assert got == list(range(28))
+
+
+def test_a_reader_that_dies_between_two_passes_is_nobodys_loss(on: Place) -> None:
+    with lp.Loader(Telling(), batch_size=4, **on(2)) as loader:
+        for _ in range(3):
+            (pid,) = pids_in(read(loader))
+            os.kill(pid, signal.SIGKILL)
+        assert numbers_in(read(loader)) == list(range(20))
+
+
+def test_a_stopped_reader_is_ended(on: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "stopped_s").write_text("0.3")
+    monkeypatch.setenv("LOADERPOOL_FAULTS", str(tmp_path))
+    flag = tmp_path / "flag"
+    flag.touch()
+    loader = lp.Loader(Ending(24, 17, "SIGSTOP", str(flag)), batch_size=4, **on(2))
+    with loader, pytest.raises(lp.SourceLostError, match="stopped"):
+        read(loader)
+
+
+def test_a_stream_that_its_reader_cannot_load_says_why(on: Place, tmp_path: Path) -> None:
+    class Stubborn(Numbers):
+        def __setstate__(self, state: Any) -> None:
+            raise LookupError("not here")
+
+    with lp.Loader(Stubborn(), make, batch_size=4, **on(2)) as loader:
+        for _ in range(2):
+            with pytest.raises(lp.SetupError, match="could not load it: LookupError: not here"):
+                read(loader)
+
+
+# ---- passes that nobody wants ----
+
+
+def test_an_abandoned_pass_is_let_go_of_and_its_reader_kept(on: Place) -> None:
+    class Closing(Telling):
+        closed = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            try:
+                for number, pid, passes in super().__iter__():
+                    yield number, pid, passes, self.closed
+            finally:
+                self.closed += 1
+
+    with lp.Loader(Closing(10**9), batch_size=4, **on(2)) as loader:
+        firsts = []
+        for _ in range(5):
+            for batch in loader:
+                firsts.append([int(part[0]) for part in batch])
+                break
+    assert len({pid for _, pid, _, _ in firsts}) == 1
+    assert [(passes, closed) for _, _, passes, closed in firsts] == [(n + 1, n) for n in range(5)]
+
+
+def check_large(item: Any) -> Any:
+    number, pid, passes, array = item
+    assert array.shape == (1 << 17,)
+    return (number if (array == number).all() else -1), pid, passes
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_large_items_go_by_shared_memory(on: Place, on_thread: bool) -> None:
+    source = Large(30)
+    with lp.Loader(iter(source) if on_thread else source, check_large, batch_size=4, **on(2)) as loader:
+        assert numbers_in(read(loader)) == list(range(30))
+
+
+def test_a_pass_of_large_items_is_let_go_of_wherever_it_is(on: Place) -> None:
+    with lp.Loader(Large(10**9), check_large, batch_size=4, **on(2)) as loader:
+        pids = []
+        for stop in range(12):
+            batches = iter(loader)
+            for _ in range(1 + stop % 3):
+                number, pid, *_ = next(batches)
+            pids.append(int(pid[0]))
+            time.sleep(0.01 * (stop % 4))
+            assert number.tolist() == list(range(4 * (stop % 3), 4 * (stop % 3) + 4))
+            del batches
+        feeds = loader._engine.feeds  # type: ignore[union-attr]
+        assert len(feeds._feeds) <= 2
+    assert len(set(pids)) <= 3, "one that is late may be replaced, but that is no rule"
+
+
+@pytest.mark.parametrize("holds_lock", [False, True])
+def test_a_pass_that_cannot_be_let_go_of_costs_its_reader(on: Place, holds_lock: bool, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    with lp.Loader(Blocking(8, holds_lock, str(notes)), batch_size=4, **on(2)) as loader:
+        pids = []
+        for _ in range(3):
+            batches = iter(loader)
+            pids.append(pids_in([next(batches)]).pop())
+            wait_for(lambda: notes.exists() and notes.read_text() == str(pids[-1]))
+            del batches
+            assert wait_gone(pids, 5.0) == [], "also if no other pass comes"
+        assert len(set(pids)) == 3
+    assert wait_gone(pids, 5.0) == []
+
+
+def test_two_passes_side_by_side_have_a_reader_each(on: Place) -> None:
+    with lp.Loader(Telling(40), batch_size=4, **on(2)) as loader:
+        pairs = list(zip(loader, loader, strict=True))
+        assert pids_in(one for one, _ in pairs).isdisjoint(pids_in(other for _, other in pairs))
+        assert numbers_in(one for one, _ in pairs) == numbers_in(other for _, other in pairs) == list(range(40))
+
+
+def test_the_rest_of_a_pass_is_read_by_the_reader(on: Place) -> None:
+    with lp.Loader(Telling(60), batch_size=4, shuffle=10, **on(2)) as loader:
+        batches = iter(loader)
+        before = [next(batches) for _ in range(5)]
+        state = batches.state_dict()
+        whole = numbers_in([*before, *batches])
+    with lp.Loader(Telling(60), batch_size=4, shuffle=10, **on(2)) as loader:
+        loader.load_state_dict(state)
+        rest = read(loader)
+        assert numbers_in(rest) == whole[20:]
+        assert os.getpid() not in pids_in(rest)
+
+
+# ---- items ----
+
+
+class Arrays:
+    """Small and large, in C's order and Fortran's, read-only and not, and one that is no whole block."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rng = np.random.default_rng(3)
+        for number in range(20):
+            # Whole numbers: a sum of others hangs on the order in memory, and what is no block becomes one.
+            small, large = rng.integers(0, 99, 10), rng.integers(0, 99, (50, 400 + number)) / 1.0
+            locked = large.copy()
+            locked.flags.writeable = False
+            yield {"all": [small, large, np.asfortranarray(large), large[:, ::2], locked], "text": "ü" * number}
+
+
+def take_apart(item: Any) -> Any:
+    assert [array.flags.writeable for array in item["all"]] == [True, True, True, True, False]
+    assert [array.flags.aligned for array in item["all"]] == [True] * 5
+    sums = [float(array.sum()) for array in item["all"]]
+    item["all"][1][:] = 0  # its own: nobody else sees that
+    return np.array([*sums, float(item["all"][2].sum()), item["all"][2].flags.f_contiguous, len(item["text"])])
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_arrays_arrive_as_they_were(on: Place, on_thread: bool) -> None:
+    with lp.Loader(Arrays(), take_apart, batch_size=3, workers=0) as loader:
+        expected = np.concatenate(read(loader))
+    with lp.Loader(iter(Arrays()) if on_thread else Arrays(), take_apart, batch_size=3, **on(2)) as loader:
+        assert loader.statistics().stream_read_by == ("thread" if on_thread else "process")
+        assert np.array_equal(np.concatenate(read(loader)), expected)
+
+
+class Holding:
+    """Items are rows of an array that it holds."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def test_what_a_stream_holds_is_shared_with_its_reader(on: Place) -> None:
+    rows = np.random.default_rng(1).random((4000, 1000))  # 32 MB
+    with lp.Loader(Holding(rows), lambda row: row.sum(), batch_size=100, **on(1)) as loader:
+        assert np.concatenate(read(loader)).tolist() == rows.sum(1).tolist()
+        assert loader.statistics().data_bytes_shared == rows.nbytes
+    rows[0] = 1.0
+    assert rows[0].sum() == 1000
+
+
+SCRIPT = """
+    import collections, dataclasses, enum, os, typing
+    import loaderpool as lp
+
+    class Kind(enum.Enum):
+        A = "a"
+        B = "b"
+
+    @dataclasses.dataclass
+    class Point:
+        x: float
+        kind: Kind
+        def twice(self):
+            return 2 * self.x
+
+    Pair = collections.namedtuple("Pair", "point number")
+
+    class Points:
+        def __iter__(self):
+            print("reading", flush=True)
+            for number in range(10):
+                yield Pair(Point(number, Kind.B if number % 2 else Kind.A), len({"a", "b"}))
+
+    def use(pair):
+        assert isinstance(pair, Pair) and isinstance(pair.point, Point), type(pair)
+        assert pair.point.kind is (Kind.B if pair.point.x % 2 else Kind.A)
+        return pair.point.twice() + pair.number
+
+    class Failed(Exception):
+        pass
+
+    class FailingPoints(Points):
+        def __iter__(self):
+            yield from super().__iter__()
+            raise Failed("at the end")
+
+    for make_source, read_by in (Points, "process"), (lambda: iter(Points()), "thread"):
+        with lp.Loader(make_source(), use, batch_size=4, workers=2) as loader:
+            assert [n for batch in loader for n in batch.tolist()] == [2.0 * n + 2 for n in range(10)]
+            assert loader.statistics().stream_read_by == read_by
+    with lp.Loader(FailingPoints(), use, batch_size=5, workers=2) as loader:
+        try:
+            list(loader)
+        except Failed as error:
+            print(type(error).__name__, isinstance(error, lp.SourceReadError))
+"""
+
+
+def test_items_and_errors_are_of_the_scripts_own_classes_and_prints_are_seen() -> None:
+    result = run_child(SCRIPT).check()
+    assert result.stdout == "reading\n" * 3 + "Failed True\n"
+    assert result.stderr == ""
+
+
+def test_items_of_a_module_that_imports_tensorflow(tmp_path: Path) -> None:
+    # A stand-in that tells who imports it: neither reader, supervisor nor workers, unless the stream's code needs it.
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow/__init__.py").write_text(
+        "import os\nopen(os.environ['IMPORTS'], 'a').write(os.environ.get('LOADERPOOL_ROLE', 'trainer') + '\\n')\n"
+        "def op(x): return x\n"
+    )
+    (tmp_path / "items.py").write_text(
+        "import dataclasses\nimport tensorflow as tf\n"
+        "@dataclasses.dataclass\nclass Item:\n    x: int\n"
+        "class Items:\n    def __iter__(self):\n        return map(Item, range(10))\n"
+        "class NeedingItems:\n    def __iter__(self):\n        return map(Item, map(tf.op, range(10)))\n"
+        "def use(item):\n    assert isinstance(item, Item), type(item)\n    return item.x\n"
+        "def needing(item):\n    assert isinstance(item, Item), type(item)\n    return tf.op(item.x)\n"
+    )
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import items
+        import loaderpool as lp
+        for make_source in (items.Items, items.NeedingItems, lambda: iter(items.Items())):
+            for fn in (items.use, items.needing):
+                with lp.Loader(make_source(), fn, batch_size=5, workers=1) as loader:
+                    assert [n for batch in loader for n in batch.tolist()] == list(range(10))
+                with open(os.environ["IMPORTS"], "a") as log:
+                    log.write("next\\n")
+    """
+    log = tmp_path / "log"
+    run_child(script, env={"IMPORTS": str(log)}).check()
+    by_loader = [sorted(set(part.split())) for part in log.read_text().split("next\n")]
+    assert by_loader[0] == ["trainer"]
+    assert by_loader[1] == ["reader", "supervisor"]  # all by name, or the classes would differ
+    assert by_loader[2] == ["reader", "supervisor"]
+    assert by_loader[3] == ["reader", "supervisor"]
+
+
+# ---- ends ----
+
+
+def test_a_loader_is_closed_while_its_stream_waits() -> None:
+    for source in (Blocking(9), Blocking(9, holds_lock=True)):
+        loader = lp.Loader(source, batch_size=4, workers=1)
+        batches = iter(loader)
+        (pid,) = pids_in([next(batches), next(batches)])
+        threading.Timer(0.2, loader.close).start()
+        with pytest.raises(lp.ClosedError):
+            next(batches)
+        assert wait_gone([pid], 3.0) == []
+
+
+@pytest.mark.parametrize("how", ["sys.exit()", "os._exit(0)", "os.kill(os.getpid(), 9)", "pass", "1 / 0"])
+@pytest.mark.parametrize("at", [0, 9])
+@pytest.mark.parametrize("holds_lock", [False, True])
+def test_no_end_of_the_trainer_leaves_a_reader(how: str, at: int, holds_lock: bool, tmp_path: Path) -> None:
+    script = f"""
+        import os, sys, time
+        import loaderpool as lp
+        from tests.support.streams import Blocking
+        loader = lp.Loader(Blocking({at}, {holds_lock}, {str(tmp_path / "notes")!r}), batch_size=4, workers=1)
+        batches = iter(loader)
+        for _ in range({at // 4}):
+            next(batches)
+        while not os.path.exists({str(tmp_path / "notes")!r}):
+            time.sleep(0.01)
+        {how}
+    """
+    result = run_child(script)  # fails where a process is left
+    assert ("ZeroDivisionError" in result.stderr) == (how == "1 / 0")
+    assert result.tree_gone_s < 1.5
+
+
+def test_a_reader_ends_with_a_trainer_whose_fork_lives_on(tmp_path: Path) -> None:
+    # The fork holds the trainer's end of the reader's socket.
+    script = f"""
+        import os, signal, time, warnings
+        import loaderpool as lp
+        from tests.support.streams import Blocking
+        loader = lp.Loader(Blocking(9, notes={str(tmp_path / "notes")!r}), batch_size=4, workers=1)
+        batches = iter(loader)
+        next(batches)
+        warnings.simplefilter("ignore")
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        while not os.path.exists({str(tmp_path / "notes")!r}):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    process = subprocess.Popen([sys.executable, "-c", __import__("textwrap").dedent(script)], start_new_session=True)
+    try:
+        process.wait(30)
+        reader = int((tmp_path / "notes").read_text())
+        assert wait_gone([reader], 3.0) == []
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_fork_of_the_trainer_in_mid_stream_disturbs_nobody(on: Place) -> None:
+    with lp.Loader(Telling(200), batch_size=4, **on(2)) as loader:
+        batches = iter(loader)
+        got = [next(batches) for _ in range(3)]
+        pid = os.fork()
+        if pid == 0:  # a child that lets go of all it inherited, and ends as Python does
+            status = 1
+            try:
+                with pytest.raises(lp.ForeignProcessError):
+                    next(batches)
+                del batches
+                loader.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert numbers_in([*got, *batches]) == list(range(200))
+
+
+def test_ctrl_c_at_the_terminal_is_the_trainers_alone(on: Place) -> None:
+    with lp.Loader(Telling(), batch_size=4, **on(1)) as loader:
+        (pid,) = pids_in(read(loader))
+        assert os.getsid(pid) == pid != os.getsid(0)
+        os.kill(pid, signal.SIGINT)
+        time.sleep(0.05)
+        assert is_alive(pid)
+        assert pids_in(read(loader)) == {pid}
+
+
+def test_what_the_stream_starts_in_its_reader_ends_with_it(on: Place, tmp_path: Path) -> None:
+    class Starting(Telling):
+        def __iter__(self) -> Iterator[Any]:
+            child = subprocess.Popen(["sleep", "600"])
+            yield child.pid, 0, 0
+            yield from super().__iter__()
+
+    with lp.Loader(Starting(), batch_size=1, **on(1)) as loader:
+        child = int(read(loader)[0][0][0])
+    assert wait_gone([child], 3.0) == []

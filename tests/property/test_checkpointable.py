@@ -1,0 +1,100 @@
+"""The place of a checkpointable iterator, asked in any loader, once or again, gives what comes behind it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from tests.property.test_resume import bits, lines, loaders, wheres
+from tests.support.batches import Place, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="the examples share a pool; the fixture looks when the last has run")
+
+__all__ = ["lines"]  # a fixture
+
+few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EPOCHS = 2
+
+
+@pytest.fixture(scope="module")
+def on(tf: Any) -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+def fetch_of(loader: lp.Loader) -> Any:
+    """What `as_dataset(epochs=2, checkpointable=True)` asks, without TensorFlow's iterator around it."""
+    from loaderpool.adapters.checkpointable import Fetch, most_at_once
+    from loaderpool.adapters.wire import Wire
+
+    at_once = most_at_once(loader.form) if loader.config.deterministic else 1
+    wire = Wire.of(loader.form, at_once)
+    return Fetch(loader, wire, at_once, EPOCHS, loader._book.next_log().batches, lambda loader: None)
+
+
+def start() -> list[int]:
+    from loaderpool.adapters import checkpointable
+
+    return [-1, checkpointable._PROCESS]
+
+
+def ask(fetch: Any, number: int, place: list[int]) -> tuple[int, list[int], list[Any]]:
+    """Kind of what comes, the place behind it, and the batches."""
+    kind, behind, *arrays = fetch.next(number, fetch.header, place)
+    if kind != 1:
+        return int(kind), behind.tolist(), []
+    if not fetch.wire.in_chunks:
+        return 1, behind.tolist(), [tuple(map(np.copy, arrays))]
+    return 1, behind.tolist(), [tuple(part[at].copy() for part in arrays) for at in range(len(arrays[0]))]
+
+
+def flat(batch: Any) -> Any:
+    return tuple(map(bits, batch.values() if isinstance(batch, dict) else batch))
+
+
+def epochs_of(make: Callable[..., lp.Loader]) -> list[list[Any]]:
+    with make(workers=0) as loader:
+        return [[flat(batch) for batch in loader] for _ in range(EPOCHS)]
+
+
+@given(data=st.data(), deterministic=st.booleans())
+@few
+def test_what_comes_behind_a_place(on: Place, lines: lp.TextLines, data: st.DataObject, deterministic: bool) -> None:
+    make = data.draw(loaders(lines, deterministic))
+    try:
+        epochs = epochs_of(make)
+    except lp.SampleError:
+        return
+    got: list[Any] = []
+    place, number, kind = start(), 0, 1
+    while kind:
+        calls = data.draw(st.integers(1, 12), label="calls")
+        with make(**on(data.draw(wheres))) as loader:
+            fetch = fetch_of(loader)
+            if place[0] < 0:
+                loader.epoch = 0
+            for _ in range(calls):
+                before = place
+                kind, place, some = ask(fetch, number, place)
+                if some and data.draw(st.integers(0, 4), label="again") == 0 and deterministic and before[0] >= 0:
+                    again = ask(fetch, number, before)
+                    assert again[1] == place, "the same number at once, and the same place behind"
+                    assert [bits(batch) for batch in again[2]] == [bits(batch) for batch in some]
+                got += [bits(batch) for batch in some]
+                number += 1
+                if not kind:
+                    assert loader.epoch == EPOCHS
+                    break
+            del fetch
+    if deterministic:
+        assert got == [*epochs[0], *epochs[1]]
+    else:
+        assert Counter(got[: len(epochs[0])]) == Counter(epochs[0])
+        assert Counter(got[len(epochs[0]) :]) == Counter(epochs[1])

@@ -1,0 +1,241 @@
+"""A lane gives the same items and the same random states however it is asked, and wherever it is run again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderpool.plan.order import Plan
+from loaderpool.worker.jobs import Abandoned, Job
+from loaderpool.worker.lane import GeneratorRaised
+from loaderpool.worker.lanes import LaneItems
+from loaderpool.worker.progress import Progress
+from loaderpool.worker_info import worker_info
+
+ROWS = 3
+LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+
+
+def quiet(length: int) -> Iterator[Any]:
+    yield from range(length)
+
+
+def drawing(length: int) -> Iterator[Any]:
+    random.random()
+    for number in range(length):
+        yield number, random.random(), np.random.rand()
+
+
+def drawing_late(length: int) -> Iterator[Any]:
+    for number in range(length):
+        yield number, np.random.normal() if number > 4 else 0.0
+
+
+def with_rng(length: int, rng: np.random.Generator) -> Iterator[Any]:
+    for number in range(length):
+        yield number, rng.random()
+
+
+def one_buffer(length: int) -> Iterator[Any]:
+    buffer = np.zeros(2)
+    for number in range(length):
+        buffer[:] = number
+        yield {"buffer": buffer, "view": buffer[:1]}, [number]
+
+
+def one_dict(length: int) -> Iterator[Any]:
+    filled: dict[str, Any] = {}
+    for number in range(length):
+        filled["number"] = number
+        yield filled
+
+
+def a_list(length: int) -> list[int]:
+    return list(range(length))
+
+
+class Indexed:
+    """Has items by number, and no __iter__."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> Any:
+        return number, np.arange(number)
+
+
+class DrawingSequence(Sequence[Any]):
+    """Not what a sequence should be: its items hang on what was drawn before."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: Any) -> Any:
+        return number, random.random()
+
+
+MAKERS = [quiet, drawing, drawing_late, with_rng, one_buffer, one_dict, a_list, Indexed, DrawingSequence]
+
+
+def items_of(make: Any, lengths: list[int], lanes: int, window: int = 0, seed_globals: Any = "auto") -> LaneItems:
+    plan = Plan(1 << 62, ROWS, lanes=lanes, is_open=True)
+    return LaneItems(make, make is with_rng, list(lengths), plan, window > 0, window, seed_globals)
+
+
+def batch_of(items: LaneItems, number: int, epoch: int = 0) -> list[Any]:
+    positions = items.positions(Job(1, epoch, number, 1, 0, ROWS)).tolist()
+    return [(position, plain(items[position])) for position in positions]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+@settings(max_examples=300)
+@given(
+    make=st.sampled_from(MAKERS), lengths=LENGTHS, lanes=st.integers(1, 3), window=st.sampled_from([0, 0, 1, 4]),
+    data=st.data(),
+)  # fmt: skip
+def test_any_batch_in_any_order_is_that_of_one_straight_run(
+    make: Any, lengths: list[int], lanes: int, window: int, data: st.DataObject
+) -> None:
+    most = lanes * (sum(lengths) // ROWS + 2)
+    straight = items_of(make, lengths, lanes, window)
+    expected = [batch_of(straight, number) for number in range(most)]
+    assert sum(map(len, expected)) == sum(lengths)
+    before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    there = items_of(make, lengths, lanes, window)
+    for _ in range(data.draw(st.integers(1, 12))):
+        number = data.draw(st.integers(0, most - 1))
+        event = data.draw(st.sampled_from(["", "", "", "elsewhere", "forgotten", "another epoch", "twice"]))
+        if event == "elsewhere":  # the worker died, or the lane moved
+            there = items_of(make, lengths, lanes, window)
+        elif event == "forgotten":
+            there.forget(0)
+        elif event == "another epoch":
+            batch_of(there, number, epoch=1)
+        elif event == "twice":
+            batch_of(there, number)
+        assert batch_of(there, number) == expected[number]
+        assert worker_info() is None
+    if make not in (drawing, drawing_late, DrawingSequence):  # until one is seen to draw nothing is put back
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[union-attr]
+
+
+@given(make=st.sampled_from([drawing, DrawingSequence]), lengths=LENGTHS)
+def test_the_processs_own_generators_stay_as_they_are(make: Any, lengths: list[int]) -> None:
+    items = items_of(make, lengths, 1, seed_globals=True)
+    random.seed(1)
+    np.random.seed(1)
+    for number in range(4):
+        batch_of(items, number)
+    drawn = random.random(), np.random.rand()
+    random.seed(1)
+    np.random.seed(1)
+    assert drawn == (random.random(), np.random.rand())
+
+
+def test_what_a_consumer_changes_is_made_anew() -> None:
+    def fresh(length: int) -> Iterator[Any]:
+        for number in range(length):
+            yield np.full(2, number)
+
+    items = items_of(fresh, [9], 1)
+    positions = items.positions(Job(1, 0, 1, 1, 0, ROWS)).tolist()
+    for position in positions:
+        items[position][:] = -1
+    assert [items[position].tolist() for position in positions] == [[3, 3], [4, 4], [5, 5]]
+
+
+def test_sequences_are_not_read_up_to_their_place() -> None:
+    read: list[int] = []
+
+    class Counted(Indexed):
+        def __getitem__(self, number: int) -> Any:
+            read.append(number)
+            return number
+
+    items = items_of(Counted, [4, 1000, 1000], 1)
+    assert [item for _, item in batch_of(items, 400)] == [196, 197, 198]
+    assert read == [196, 197, 198]
+    assert [position & 0xFFFFFFFF for position, _ in batch_of(items, 334)] == [998, 999, 0], "over a generator's end"
+
+
+def test_a_generator_that_is_left_is_closed_where_it_knows_itself() -> None:
+    closed: list[Any] = []
+
+    def make(length: int) -> Iterator[Any]:
+        try:
+            yield from range(length)
+        finally:
+            closed.append(worker_info())
+
+    for window in (0, 3):
+        items = items_of(make, [9, 8], 2, window)
+        for number in range(2):
+            batch_of(items, number)
+        kept = items._lanes[0, 0]._items  # somebody else may refer to it: dropping it would close nothing
+        items.forget(0)
+        assert sorted(info.index for info in closed) == [0, 1]
+        assert kept is not None and worker_info() is None
+        closed.clear()
+
+
+def test_an_error_names_its_item_and_the_lane_begins_anew() -> None:
+    broken = [True]
+
+    def make(length: int) -> Iterator[Any]:
+        for number in range(length):
+            if broken and number == 7:
+                raise LookupError("gone")
+            yield number
+
+    items = items_of(make, [2, 9], 1)
+    for _ in range(2):
+        for number in range(3):
+            batch_of(items, number)
+        with pytest.raises(GeneratorRaised) as raised:
+            batch_of(items, 3)
+        assert raised.value.position & 0xFFFFFFFF == 7 and (raised.value.position >> 40) & 0xFFFF == 1
+    broken.clear()
+    assert [item for _, item in batch_of(items, 3)] == [7, 8]
+
+
+def test_nobody_reads_on_for_a_run_that_was_abandoned() -> None:
+    read = []
+
+    def make(length: int) -> Iterator[int]:
+        for number in range(length):
+            read.append(number)
+            if number == 100:
+                mark()
+            yield number
+
+    from loaderpool.memory.board import BOARD_BYTES, Board
+
+    words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
+
+    def mark() -> None:
+        words[Board.mark(1)] = 1
+
+    items = items_of(make, [100_000], 1)
+    items.attend(Progress(words, 0, 0, BaseException), times_items=False)
+    with pytest.raises(Abandoned):
+        batch_of(items, 30_000)
+    assert len(read) < 200

@@ -1,0 +1,128 @@
+"""Generators through a pool moved by hand: iterators side by side, batches that are kept, and none waits for ever."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderpool.errors import MemoryLimitError
+from loaderpool.messages import Control
+from loaderpool.sources.replicated import ReplicatedSource
+from tests.property.test_pool_sharing import check_all_slots_free
+from tests.support.hand_pool import hand_pool
+
+ROWS = 2
+
+
+def numbers(shard: tuple[int, int]) -> Iterator[Any]:
+    first, count = shard
+    yield from range(first, first + count)
+
+
+def growing(shard: tuple[int, int]) -> Iterator[Any]:
+    first, count = shard
+    for number in range(first, first + count):
+        yield np.full(40 + 200 * (number % 100), number)
+
+
+def whole(batch: Any) -> list[int]:
+    return [int(row) for row in (batch if batch.ndim == 1 else batch[:, 0])]
+
+
+@settings(max_examples=150)
+@given(
+    counts=st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any),
+    cycle=st.integers(1, 6),
+    make=st.sampled_from([numbers, growing]),
+    seed=st.integers(0, 1000),
+    workers=st.integers(1, 3),
+    deterministic=st.booleans(),
+    limit=st.sampled_from(["60KiB", "200KiB", "20MiB"]),
+    kept=st.sampled_from([0, 1, 3, 50]),
+    iterators=st.integers(1, 3),
+    slow_one=st.booleans(),
+)
+def test_no_iterator_waits_for_ever_or_misses_a_batch(
+    counts: list[int], cycle: int, make: Any, seed: int, workers: int, deterministic: bool, limit: str, kept: int,
+    iterators: int, slow_one: bool,
+) -> None:  # fmt: skip
+    choice = random.Random(seed)
+    shards = [(100 * number, count) for number, count in enumerate(counts)]
+    expected = expected_of(shards, cycle)
+    with hand_pool(
+        workers, seed, source=ReplicatedSource(make, shards, cycle), batch_size=ROWS, pad=make is growing,
+        memory_limit=limit, deterministic=deterministic,
+    ) as pool:  # fmt: skip
+        pool.session.slow_one = slow_one
+        running = [pool.batches() for _ in range(iterators)]
+        seen: dict[int, list[list[int]]] = {at: [] for at in range(iterators)}
+        keep: collections.deque[Any] = collections.deque(maxlen=kept)
+        live = list(seen)
+        while live:
+            at = choice.choice(live)
+            try:
+                batch = next(running[at])
+            except StopIteration:
+                live.remove(at)
+                continue
+            except MemoryLimitError:  # so tight a budget has no slot for it
+                assert not seen.pop(at)
+                live.remove(at)
+                continue
+            seen[at].append(whole(batch))
+            if kept:
+                keep.append((batch, seen[at][-1]))
+            del batch
+            event = choice.random()
+            if event < 0.03:  # another thread begins a pass and drops it
+                with contextlib.suppress(MemoryLimitError):
+                    next(pool.batches())
+            elif event < 0.06:
+                pool.session.workers_wanted = choice.randint(1, 4)
+                with pool.session.lock:
+                    pool.session.order(Control.RESIZE, pool.session.workers_wanted)
+                    pool.engine.sharing.fit_to_workers()
+            elif event < 0.1:  # as a new supervisor will have it, whatever the reason
+                with pool.session.lock:
+                    pool.engine.sharing.restart_all()
+            elif event < 0.4:
+                pool.session.step()
+            assert all(whole(old) == contents for old, contents in keep)
+        for got in seen.values():
+            assert got == expected if deterministic else sorted(got) == sorted(expected)
+        keep.clear()
+        running.clear()
+        pool.book.drop_parked()
+        check_all_slots_free(pool)
+
+
+def expected_of(shards: list[tuple[int, int]], cycle: int) -> list[list[int]]:
+    """By the words of the documentation: every n-th shard makes up a lane, and the lanes' batches take turns."""
+    count = min(len(shards), cycle)
+    lanes = []
+    for lane in range(count):
+        items = [number for first, length in shards[lane::count] for number in range(first, first + length)]
+        lanes.append([items[at : at + ROWS] for at in range(0, len(items), ROWS)])
+    return [lane[turn] for turn in range(max(map(len, lanes))) for lane in lanes if turn < len(lane)]
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000))
+def test_slots_made_for_another_iterator_are_not_counted_as_kept_back(seed: int) -> None:
+    """RING-4: what may be made ahead hangs on a run's own slots, not on all that there are by now."""
+    shards = [(1000 * number, 200) for number in range(6)]
+    with hand_pool(3, seed, source=ReplicatedSource(numbers, shards, 6), batch_size=ROWS, memory_limit="20MiB") as pool:
+        one = pool.batches()
+        kept = [next(one) for _ in range(30)]
+        other = pool.batches()
+        kept += [next(other)]
+        pool.session.slow_one = True
+        kept += [next(one) for _ in range(200)]
+        assert len(kept) == 231

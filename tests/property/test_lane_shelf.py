@@ -1,0 +1,108 @@
+"""Batches of generators in any order of arrival: each once, a lane's in their order, ends wherever they are known."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderpool.lane_log import LaneLog
+from loaderpool.lane_shelf import LaneShelf
+from loaderpool.plan.lane_places import LanePlaces
+from loaderpool.shelf import Arrival
+
+LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
+
+
+def in_turn(lengths: list[int]) -> list[int]:
+    """The numbers of all batches that there are."""
+    lanes = len(lengths)
+    return sorted(batch * lanes + lane for lane, length in enumerate(lengths) for batch in range(length))
+
+
+def is_empty(number: int, lengths: list[int]) -> bool:
+    batch, lane = divmod(number, len(lengths))
+    return batch >= lengths[lane]
+
+
+@settings(max_examples=150)
+@given(lengths=LENGTHS, in_order=st.booleans(), beyond=st.integers(1, 3), data=st.data())
+def test_each_batch_comes_once_and_a_lanes_in_their_order(
+    lengths: list[int], in_order: bool, beyond: int, data: st.DataObject
+) -> None:
+    lanes = len(lengths)
+    shelf, log = LaneShelf(lanes, in_order), LaneLog(lanes, None)
+    taken: list[int] = []
+    places: list[LanePlaces | None] = [None]
+    slots_out: list[int] = []
+
+    def take_all() -> None:
+        while shelf.is_ready() and not shelf.is_over:
+            number = shelf.front().first
+            if is_empty(number, lengths):
+                gone = shelf.end_lane()
+                assert [arrival.first % lanes for arrival in gone] == [number % lanes] * len(gone)
+                assert all(is_empty(arrival.first, lengths) for arrival in gone)
+                slots_out.extend(arrival.slot or 0 for arrival in gone)
+            else:
+                slots_out.append(shelf.front().slot or 0)
+                shelf.drop_front()
+                taken.append(number)
+                log.note(number, shelf.ended)
+                places.append(log.places(len(taken)))
+            assert shelf.taken == len(taken)
+
+    slot = 0
+    while not shelf.is_over:
+        # What may be on its way: of each lane whatever is not taken, and a little behind its end; some come twice.
+        upcoming = [
+            batch * lanes + lane
+            for lane, length in enumerate(lengths)
+            for batch in range(shelf.places.taken[lane], length + beyond)
+        ]
+        for number in data.draw(st.lists(st.sampled_from(upcoming), min_size=1, max_size=4, unique=True)):
+            if shelf.put(Arrival(number, 1, 2, slot)):
+                slot += 1
+            else:
+                assert number % lanes in shelf.ended or number in taken
+            take_all()
+        if data.draw(st.booleans(), label="begins anew"):
+            waiting = shelf.clear()
+            slots_out.extend(arrival.slot or 0 for arrival in waiting)
+            shelf = shelf.rest()
+            assert not shelf.is_ready()
+    slots_out.extend(arrival.slot or 0 for arrival in shelf.clear())
+    assert sorted(taken) == in_turn(lengths)
+    assert not in_order or taken == sorted(taken)
+    for lane in range(lanes):
+        assert [number // lanes for number in taken if number % lanes == lane] == list(range(lengths[lane]))
+    assert not shelf.put(Arrival(data.draw(st.integers(0, 99)), 1, 2, 0)), "nothing is wanted any more"
+    # Wherever a consumer stands that is behind: what it has not taken is the rest.
+    for consumed, place in enumerate(places):
+        # When it was saved fewer ends may have been known, but never another count.
+        assert (place and place.taken) == ((later := log.places(consumed)) and later.taken)
+        assert place is None or place.over <= later.over
+        rest = LaneShelf(lanes, in_order, log.places(consumed))
+        for number in in_turn(lengths):
+            assert rest.put(Arrival(number, 1, 2, 0)) == (number not in taken[:consumed])
+        if in_order and consumed < len(taken):
+            assert rest.begin_at <= taken[consumed]
+
+
+@given(lengths=LENGTHS)
+def test_an_end_is_not_a_place_before_all_of_it_is_taken(lengths: list[int]) -> None:
+    """Of a lane whose end is known but whose batches the consumer has not all had, more must come."""
+    lanes = len(lengths)
+    log, numbers = LaneLog(lanes, None), in_turn(lengths)
+    for number in numbers:
+        log.note(number, {})
+    if not numbers:
+        return
+    ended = dict(enumerate(lengths))
+    log.note(lanes * 100 + numbers[-1] % lanes, ended)  # one more, behind which all are known
+    for consumed in range(len(numbers) + 1):
+        place = log.places(consumed)
+        if place is None:
+            assert consumed == 0
+            continue
+        for lane in range(lanes):
+            assert (lane in place.over) == (place.taken[lane] == lengths[lane])

@@ -1,0 +1,338 @@
+"""For any loader, stopped anywhere and in any way: what comes in another one is exactly what had not been taken."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from tests.support.batches import Place, shared_pools
+
+pytestmark = pytest.mark.may_leak(reason="the examples share a pool; the fixture looks when the last has run")
+
+LINES = 60
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> lp.TextLines:
+    path = tmp_path_factory.mktemp("texts") / "lines.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(LINES)))
+    return lp.TextLines(path)
+
+
+def drawn(item: Any, rng: np.random.Generator) -> Any:
+    """What the item is, and one number of each stream that a sample has."""
+    named = zlib.crc32(repr(item).encode())
+    return named, rng.integers(1 << 40), random.randrange(1 << 40), np.random.randint(1 << 30)
+
+
+def drawn_of_some(item: Any, rng: np.random.Generator) -> Any:
+    """The same with a shape that varies, and not from the global streams for every item."""
+    named = zlib.crc32(repr(item).encode())
+    return {"named": named, "some": rng.random(named % 4), "rare": random.random() if named % 3 == 0 else 0.5}
+
+
+def drawn_at_once(items: list[Any], rng: np.random.Generator) -> Any:
+    named = np.array([zlib.crc32(repr(item).encode()) for item in items])
+    return named, rng.random(len(items)), np.random.rand(len(items))
+
+
+def named(item: Any) -> int:
+    return zlib.crc32(repr(item).encode())
+
+
+def fails_at_some(item: Any, rng: np.random.Generator) -> Any:
+    if zlib.crc32(repr(item).encode()) % 5 == 0:
+        raise ValueError("not this one")
+    return drawn(item, rng)
+
+
+class Stream:
+    """What can only be iterated, and begins anew each time."""
+
+    def __init__(self, items: int) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"item {number}" for number in range(self.items))
+
+
+@st.composite
+def sources(draw: st.DrawFn, lines: lp.TextLines) -> Any:
+    """A source of some ten items, of every kind that is read by index."""
+    size = draw(st.integers(1, LINES))
+    kind = draw(st.sampled_from(["range", "list", "array", "lines", "mix", "zip"]))
+    if kind == "range":
+        return range(size)
+    if kind == "list":
+        return [f"item {number}" for number in range(size)]
+    if kind == "array":
+        return np.arange(2 * size).reshape(size, 2)
+    if kind == "lines":
+        return lines
+    if kind == "mix":
+        weights = draw(st.lists(st.integers(1, 5), min_size=2, max_size=3))
+        parts = [range(1000 * part, 1000 * part + draw(st.integers(1, 20))) for part in range(len(weights))]
+        return lp.mix([*parts[1:], lines], weights, draw(st.integers(0, 9)), draw(st.sampled_from(["first", size])))
+    return lp.zip_sources(range(LINES), lines)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Any:
+    """A source that is read from its beginning to its end, and how many items that are."""
+    if draw(st.booleans()):
+        size = draw(st.integers(1, LINES))
+        return Stream(size), size
+    counts = draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
+    files = [range(100 * file, 100 * file + count) for file, count in enumerate(counts)]
+    return lp.interleave(files, iter, draw(st.integers(1, 4)), draw(st.integers(1, 3))), sum(counts)
+
+
+@st.composite
+def loaders(draw: st.DrawFn, lines: lp.TextLines, deterministic: bool = True) -> Callable[..., lp.Loader]:
+    """Makes the same loader again and again, wherever it runs."""
+    shards = draw(st.integers(1, 3))
+    how: dict[str, Any] = {
+        "batch_size": draw(st.integers(1, 9)),
+        "seed": draw(st.integers(0, 2**70)),
+        "drop_remainder": draw(st.booleans()),
+        "num_shards": shards,
+        "shard_index": draw(st.integers(0, shards - 1)),
+        "deterministic": deterministic,
+    }
+    if draw(st.integers(0, 3)) == 0:
+        source, size = draw(streams())
+        how["shuffle"] = draw(st.just(False) | st.integers(2, 20))
+    else:
+        source = draw(sources(lines))
+        size = len(source)
+        how["shuffle"] = draw(st.booleans())
+        if draw(st.integers(0, 3)) == 0:
+            boundaries = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True).map(sorted))
+            sizes = st.lists(st.integers(1, 9), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1)
+            how |= {"bucket_by": [number * 5 % 7 for number in range(size)], "boundaries": boundaries,
+                    "batch_sizes": draw(st.none() | sizes), "drop_remainder": False}  # fmt: skip
+    needed = how["batch_size"] * shards
+    how["drop_remainder"] = how["drop_remainder"] and size >= needed  # else there is no batch, which is refused
+    kinds = ["samples", "varied", "batches", "skip", "replace", *(["elements"] if "bucket_by" not in how else [])]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "samples":
+        how["fn"] = drawn
+    elif kind == "varied":
+        how |= {"fn": drawn_of_some, "pad": True}
+    elif kind == "batches":
+        how["batch_fn"] = drawn_at_once
+    elif kind == "elements":
+        how |= {"fn": drawn_of_some, "batch_size": None, "element_spec": {"named": lp.ArraySpec((), np.int64),
+                "some": lp.ArraySpec((None,), np.float64), "rare": lp.ArraySpec((), np.float64)}}  # fmt: skip
+    else:
+        how |= {"fn": fails_at_some, "on_error": kind}
+
+    def make(**where: Any) -> lp.Loader:
+        return lp.Loader(source, **how, **where)
+
+    return make
+
+
+def bits(part: Any) -> Any:
+    if isinstance(part, dict):
+        return tuple((key, bits(value)) for key, value in part.items())
+    if isinstance(part, tuple):
+        return tuple(map(bits, part))
+    return part.dtype.str, part.shape, part.tobytes()
+
+
+def take(batches: Iterator[Any], count: int) -> list[Any]:
+    return [bits(batch) for _, batch in zip(range(count), batches, strict=False)]
+
+
+def epochs_of(make: Callable[..., lp.Loader], count: int) -> list[list[Any]]:
+    """What one loader gives that is never stopped. Of a loader that fails before it has a spec: nothing."""
+    with make(workers=0) as loader:
+        return [[bits(batch) for batch in loader] for _ in range(count)]
+
+
+wheres = st.sampled_from([0, 2])
+limits = st.sampled_from([None, "4MiB", "64MiB"])
+ways = st.sampled_from(["iterator", "loader", "counted"])
+few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def stopped(loader: lp.Loader, batches: Any, taken: int, way: str) -> dict[str, Any]:
+    """The state by one of the three ways to ask for it, over JSON."""
+    if way == "iterator":
+        state = batches.state_dict()
+    else:
+        state = loader.state_dict(batches_taken=taken if way == "counted" else None)
+    text = json.dumps(state)
+    assert len(text) < 2000
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+@given(data=st.data())
+@few
+def test_stopped_time_and_again_it_is_the_stream_that_was_never_stopped(
+    on: Place, lines: lp.TextLines, data: st.DataObject
+) -> None:
+    make = data.draw(loaders(lines))
+    try:
+        epochs = epochs_of(make, 3)
+    except lp.SampleError:  # every sample of the first batch fails, and nothing stands in
+        return
+    expected: list[Any] = [batch for epoch in epochs for batch in epoch]
+    got: list[Any] = []
+    state: dict[str, Any] | None = None
+    for _ in range(data.draw(st.integers(1, 4), label="stops")):
+        with make(**on(data.draw(wheres)), memory_limit=data.draw(limits)) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            # The iterator may be stopped in its first epoch or, begun anew, in the one behind it.
+            for _ in range(data.draw(st.integers(0, 1), label="whole epochs")):
+                got += take(iter(loader), 10**6)
+            count = data.draw(st.integers(0, len(epochs[0]) + 1), label="taken")
+            batches = iter(loader)
+            some = take(batches, count)
+            got += some
+            way = data.draw(ways) if some else "loader"  # an iterator that was never asked has not begun
+            state = stopped(loader, batches, len(some), way)
+            del batches
+        assert got == expected[: len(got)]
+        if len(got) >= len(expected) - 2 * len(epochs[0]) - 1:
+            break
+    with make(**on(data.draw(wheres))) as loader:
+        loader.load_state_dict(state)
+        while len(got) < len(expected):
+            some = take(iter(loader), 10**6)
+            got += some
+            if not epochs[0] and not some:
+                break
+    assert got[: len(expected)] == expected
+
+
+@given(data=st.data())
+@few
+def test_without_an_order_nothing_comes_twice_and_nothing_is_missing(
+    on: Place, lines: lp.TextLines, data: st.DataObject
+) -> None:
+    make = data.draw(loaders(lines, deterministic=False))
+    try:
+        first, second = epochs_of(make, 2)
+    except lp.SampleError:
+        return
+    got: list[Any] = []
+    state = None
+    for _ in range(data.draw(st.integers(1, 4), label="stops")):
+        left = len(first) - len(got)
+        if left < 2:
+            break
+        with make(**on(data.draw(wheres)), memory_limit=data.draw(limits)) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = iter(loader)
+            some = take(batches, data.draw(st.integers(1, left - 1), label="taken"))
+            got += some
+            state = stopped(loader, batches, len(some), data.draw(ways))
+            del batches
+    with make(**on(data.draw(wheres))) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        got += take(iter(loader), 10**6)
+        assert Counter(got) == Counter(first)
+        assert Counter(take(iter(loader), 10**6)) == Counter(second)
+
+
+# ---- an epoch, and its shares ----
+
+
+@given(data=st.data())
+@few
+def test_an_epoch_has_each_item_once_over_all_its_shards(on: Place, lines: lp.TextLines, data: st.DataObject) -> None:
+    source = data.draw(sources(lines))
+    size, shards = len(source), data.draw(st.integers(1, 5))
+    rows, shuffle = data.draw(st.integers(1, 9)), data.draw(st.booleans())
+    drops = data.draw(st.booleans()) and size >= rows * shards
+    seen: list[int] = []
+    lengths, repeated = set(), set()
+    for index in range(shards):
+        with lp.Loader(
+            source, named, batch_size=rows, shuffle=shuffle, seed=3,
+            drop_remainder=drops, num_shards=shards, shard_index=index,
+            **on(2 if index == 0 else 0), deterministic=data.draw(st.booleans()),
+        ) as loader:  # fmt: skip
+            batches = [batch.tolist() for batch in loader]
+            assert len(batches) == len(loader)
+            lengths.add(len(batches))
+            repeated.add(loader.statistics().repeated_rows)
+            seen += [item for batch in batches for item in batch]
+    assert len(lengths) == len(repeated) == 1, "all shards have as many batches"
+    wanted = Counter(named(source[index]) for index in range(size))
+    if drops:
+        assert not Counter(seen) - wanted
+        assert len(seen) == size // (rows * shards) * rows * shards
+    else:
+        assert not wanted - Counter(seen)
+        assert len(seen) - size == repeated.pop()
+
+
+clusters = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 4)), min_size=2, max_size=4)
+
+
+@given(st.integers(1, 300), st.integers(1, 4), st.booleans(), st.integers(0, 99), clusters, wheres)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_shares_that_follow_the_cluster_cover_each_sample_once(
+    on: Place, size: int, rows: int, drops: bool, seed: int, cluster: list[tuple[int, int]], where: int
+) -> None:
+    """Such as 8, then 4, then 16 shards: each takes some steps of the epoch, the last all that is left of it."""
+    assume(not drops or size >= rows * max(shards for shards, _ in cluster))
+    streams: dict[int, Any] = {}
+    seen: list[int] = []
+    state: dict[str, Any] | None = None
+    for shards, steps in [*cluster[:-1], (cluster[-1][0], 10**6)]:
+        states, lengths = [], set()
+        for index in range(shards):
+            with lp.Loader(
+                range(size), lambda item, rng: (item, rng.integers(1 << 40)), batch_size=rows, shuffle=True, seed=seed,
+                drop_remainder=drops, num_shards=shards, shard_index=index, **on(where if index == shards - 1 else 0),
+            ) as loader:  # fmt: skip
+                if state is not None:
+                    loader.load_state_dict(state)
+                if loader.epoch:  # what was left was too little for so many shards
+                    continue
+                batches = iter(loader)
+                taken = [(a.tolist(), b.tolist()) for _, (a, b) in zip(range(steps), batches, strict=False)]
+                lengths.add(len(taken))
+                states.append(json.loads(json.dumps(batches.state_dict())))
+                for items, numbers in taken:
+                    seen += items
+                    for item, number in zip(items, numbers, strict=True):
+                        assert streams.setdefault(item, number) == number, "its stream is its own in every share"
+                del batches
+        assert len(lengths) <= 1
+        assert all(each == states[0] for each in states), "each shard can go on from any shard's state"
+        if states:
+            state = states[0]
+        if state is not None and state["epoch"]:
+            break
+    counts = Counter(seen)
+    repeats = sum(counts.values()) - len(counts)
+    if drops:
+        assert not repeats
+    else:
+        assert len(counts) == size
+        assert repeats < 16, "only where the last rows were fewer than the shards"

@@ -1,0 +1,144 @@
+"""Reading a stream: the same batches as the plan has over a list, shuffled only within its window."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderpool.plan.order import Plan
+from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.plan.window import shuffled
+from loaderpool.sources.stream import StreamSource, read_batches
+
+SIZES = st.integers(0, 300)
+WINDOWS = st.integers(1, 60)
+SEEDS = st.integers(0, 2**70)
+
+
+class Counting:
+    """The numbers up to `size`; knows how many were read."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.given = size, 0
+
+    def __iter__(self) -> Any:
+        self.given = 0
+        for number in range(self.size):
+            self.given += 1
+            yield number
+
+
+# ---- the window ----
+
+
+@given(size=SIZES, window=WINDOWS, seed=SEEDS, epoch=st.integers(0, 5))
+def test_a_window_permutes_and_lets_nothing_come_early(size: int, window: int, seed: int, epoch: int) -> None:
+    order = list(shuffled(iter(range(size)), window, seed, epoch))
+    assert sorted(order) == list(range(size))
+    assert all(number - at < window for at, number in enumerate(order))
+    assert order == list(shuffled(iter(range(size)), window, seed, epoch))
+    if window == 1:
+        assert order == list(range(size))
+
+
+@given(size=st.integers(1, 300), window=WINDOWS)
+def test_a_window_holds_no_more_items_than_it_says(size: int, window: int) -> None:
+    source = Counting(size)
+    for taken, _ in enumerate(shuffled(iter(source), window, 0, 0), 1):
+        assert source.given <= min(size, window + taken)
+
+
+@given(size=st.integers(60, 300), window=st.integers(20, 60), seed=SEEDS)
+def test_a_windows_order_is_keyed_by_seed_and_epoch(size: int, window: int, seed: int) -> None:
+    orders = [
+        tuple(shuffled(iter(range(size)), window, *key)) for key in ((seed, 0), (seed, 1), (seed + 1, 0), (seed + 1, 1))
+    ]
+    assert len(set(orders)) == 4
+
+
+@given(size=SIZES, longer=st.integers(0, 50), window=WINDOWS, seed=SEEDS)
+def test_what_follows_later_changes_nothing_before_the_window(size: int, longer: int, window: int, seed: int) -> None:
+    shorter = list(shuffled(iter(range(size)), window, seed, 0))
+    whole = list(shuffled(iter(range(size + longer)), window, seed, 0))
+    settled = max(0, size - window)
+    assert shorter[:settled] == whole[:settled]
+
+
+def test_each_item_of_a_window_is_as_likely_to_come_first() -> None:
+    window, tries = 8, 4000
+    counts = [0] * window
+    for seed in range(tries):
+        counts[next(iter(shuffled(iter(range(100)), window, seed, 0)))] += 1
+    expected = tries / window
+    chi_squared = sum((count - expected) ** 2 / expected for count in counts)
+    assert chi_squared < 24.3  # 7 degrees of freedom, 0.1 %
+
+
+# ---- batches ----
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[int, Plan, Plan]:
+    """A size, the plan of a stream (which does not know it), and that of a list of this size."""
+    shards = draw(st.integers(1, 4))
+    settings = {
+        "batch_size": draw(st.none() | st.integers(1, 9)),
+        "drop_remainder": draw(st.booleans()),
+        "num_shards": shards,
+        "shard_index": draw(st.integers(0, shards - 1)),
+    }
+    size = draw(st.integers(0, 120))
+    start = draw(st.integers(0, size))
+    stream = Plan(MAX_SIZE, is_open=True, **settings).after(start)  # type: ignore[arg-type]
+    return size, stream, Plan(size, **settings).after(start)  # type: ignore[arg-type]
+
+
+@given(plans(), st.integers(0, 30), st.integers(0, 3))
+def test_batches_of_a_stream_are_those_of_a_list(made: tuple[int, Plan, Plan], window: int, epoch: int) -> None:
+    size, stream, closed = made
+    items = [f"item {number}" for number in range(size)]
+    order = list(shuffled(iter(items), window, 7, epoch)) if window else items
+    source = StreamSource(Counting(size))
+    source.items = iter(items)
+    batches = list(read_batches(source, stream, window=window, seed=7, epoch=epoch))
+    expected = [closed.positions(epoch, batch).tolist() for batch in range(closed.batches_per_epoch)]
+    assert [list(range(first, first + len(rows))) for first, rows in batches] == expected
+    assert [rows for _, rows in batches] == [[order[position] for position in batch] for batch in expected]
+    for batch, (first, rows) in enumerate(batches[:-1]):  # known without the size
+        assert stream.positions(epoch, batch).tolist() == list(range(first, first + len(rows)))
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 3), st.integers(0, 10), st.integers(0, 20))
+def test_no_more_is_read_than_the_batches_need(size: int, rows: int, shards: int, window: int, start: int) -> None:
+    source = Counting(size)
+    plan = Plan(MAX_SIZE, rows, num_shards=shards, is_open=True).after(min(start, size))
+    position = plan.start
+    for first, items in read_batches(StreamSource(source), plan, window=window, seed=0, epoch=0):
+        position += rows * shards
+        assert source.given <= position + window
+        assert len(items) <= rows and first < size
+
+
+@given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 3))
+def test_an_error_comes_behind_the_whole_batches_before_it(at: int, rows: int, shards: int) -> None:
+    def items() -> Any:
+        yield from range(at)
+        raise KeyError("gone")
+
+    got = []
+    plan = Plan(MAX_SIZE, rows, num_shards=shards, shard_index=shards - 1, is_open=True)
+    with pytest.raises(KeyError):
+        for batch in read_batches(StreamSource(items()), plan, window=0, seed=0, epoch=0):
+            got.append(batch)
+    assert len(got) == at // (rows * shards)
+    assert plan.start_after(0, len(got)) == at // (rows * shards) * rows * shards
+
+
+def test_a_stream_that_became_shorter_than_where_it_was_left_has_no_batches() -> None:
+    plan = Plan(MAX_SIZE, 4, is_open=True).after(40)
+    assert list(read_batches(StreamSource(Counting(30)), plan, window=5, seed=0, epoch=0)) == []
+    assert list(itertools.islice(read_batches(StreamSource(Counting(40)), plan, window=5, seed=0, epoch=0), 1)) == []

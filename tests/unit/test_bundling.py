@@ -1,0 +1,213 @@
+"""Items of a stream as they travel: of the classes that they were, in memory of their own, none of them unnamed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import mmap
+import pathlib
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from loaderpool.bundling import Frame, OwnError, frames, what_ended
+from loaderpool.errors import ClosedError, SourceError, UnpicklableError
+from loaderpool.memory.feed_table import FEED_TABLE_BYTES, Bundle, FeedTable, Pickling
+from loaderpool.worker.failures import Failure
+from loaderpool.worker.items import StreamedItems
+from loaderpool.worker.jobs import Abandoned, Job
+
+_ROOM = 8 << 20
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Flags(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: float
+    colour: Colour
+    more: tuple[Any, ...] = ()
+
+
+Old = collections.namedtuple("Old", "a b")  # noqa: PYI024
+
+ITEMS: list[Any] = [
+    None,
+    {"a": [1, (2, b"3")], "b": {"c": "ü", 4: {5}}},
+    Pair(1, Old(2, "x")),
+    Point(1.5, Colour.RED, (Flags.A | Flags.B,)),
+    datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.timezone.utc),
+    datetime.timedelta(3),
+    decimal.Decimal("1.10"),
+    pathlib.PurePosixPath("a/b"),
+    np.float32(1.5),
+    np.datetime64("2024-02-29"),
+    np.arange(6).reshape(2, 3)[:, ::2],
+    np.array(["a", None], object),
+    np.zeros(3, [("x", "i4"), ("y", "f8")]),
+    collections.OrderedDict(z=1, a=2),
+    len,
+    Point,
+    10**40,
+    float("inf"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _malloc_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers do to theirs would change which arrays of this process can be adopted."""
+    monkeypatch.setattr("loaderpool.worker.items._keep_freed_memory", lambda: None)
+
+
+def bundled(items: list[Any], first: int = 0) -> tuple[Frame, list[Any]]:
+    """The frame of one batch, and its items as a worker finds them."""
+    (frame,) = frames(iter([(first, items)]))
+    shared = mmap.mmap(-1, FEED_TABLE_BYTES + _ROOM)
+    at = FEED_TABLE_BYTES + 24
+    frame.write_into(memoryview(shared)[at : at + frame.nbytes])
+    bundle = Bundle(at, frame.nbytes, frame.pickling, frame.buffers, frame.first, frame.rows)
+    FeedTable(shared, 0).write(3, bundle)
+    source = StreamedItems()
+    source.shared = shared
+    positions = source.positions(Job(1, 0, 3, 1, 0, len(items), feed=0)).tolist()
+    assert positions == list(range(first, first + len(items)))
+    return frame, [source[position] for position in positions]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return bool(
+            type(one) is type(other) and (one.dtype, one.shape) == (other.dtype, other.shape) and np.all(one == other)
+        )
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
+def test_plain_items_arrive_as_they_are(item: Any) -> None:
+    frame, (found,) = bundled([item], first=10**12)
+    assert frame.pickling == Pickling.PLAIN
+    assert same(item, found)
+
+
+def test_items_of_a_class_that_this_process_alone_has() -> None:
+    class Local(NamedTuple):
+        x: int
+
+    class Shade(enum.Enum):
+        DARK = 0
+
+    frame, (one, shade, function, other) = bundled([Local(3), Shade.DARK, lambda x: x + 1, Local(4)])
+    assert frame.pickling == Pickling.OURS
+    assert type(one) is type(other) is Local  # this process has the class, and keeps it
+    assert shade is Shade.DARK
+    assert function(1) == 2
+
+
+def test_one_item_by_value_does_not_disturb_the_others() -> None:
+    class Local:
+        pass
+
+    large = np.arange(10**5)
+    frame, found = bundled([large, Local(), large[::-1].copy()])
+    assert frame.pickling == Pickling.OURS and frame.buffers == 2
+    assert same(found[0], large) and same(found[2], large[::-1])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(0,), (10,), (300, 400), (5, 70, 71)])
+def test_arrays_large_and_small_arrive_writable_and_apart(shape: tuple[int, ...], order: Any) -> None:
+    array = np.asarray(np.random.default_rng(0).random(shape), order=order)
+    frozen = array.copy(order)
+    frozen.flags.writeable = False
+    frame, (one, two, locked) = bundled([{"a": array}, (array.copy(order),), frozen])
+    assert bool(frame.buffers) == (array.nbytes > 1 << 16)
+    assert same(one["a"], array) and same(two[0], array) and same(locked, frozen)
+    assert one["a"].flags.f_contiguous == array.flags.f_contiguous
+    assert one["a"].flags.writeable and one["a"].flags.aligned and not locked.flags.writeable
+    one["a"][...] = -1
+    assert same(two[0], array)
+
+
+def test_a_kept_item_keeps_no_other() -> None:
+    _, found = bundled([np.zeros(10**5), np.ones(10**5)])
+    owner: Any = found[0]
+    while getattr(owner, "base", None) is not None:
+        owner = owner.base
+    assert memoryview(owner).nbytes == found[0].nbytes
+
+
+def test_an_item_that_cannot_travel_is_named() -> None:
+    with pytest.raises(UnpicklableError, match="position 102 of the source's stream, a dict"):
+        bundled([1, 2, {"lock": threading.Lock()}, 4], first=100)
+
+
+def test_frames_hold_no_more_than_one_batch() -> None:
+    alive: list[Any] = []
+
+    class Item:
+        def __init__(self) -> None:
+            alive.append(self)
+
+        def __reduce__(self) -> Any:
+            return int, ()
+
+        def __del__(self) -> None:
+            counts[0] -= 1
+
+    counts = [0]
+
+    def batches() -> Iterator[tuple[int, list[Any]]]:
+        for first in range(0, 12, 4):
+            counts[0] += 4
+            assert counts[0] <= 4
+            made = [Item() for _ in range(4)]
+            alive.clear()
+            yield first, made
+            del made
+
+    read = frames(batches())
+    for frame in read:
+        del frame
+    assert counts == [0]
+
+
+def test_bytes_that_are_no_longer_the_batchs_are_not_looked_at() -> None:
+    shared = mmap.mmap(-1, FEED_TABLE_BYTES + _ROOM)
+    source = StreamedItems()
+    source.shared = shared
+    table = FeedTable(shared, 0)
+    table.write(0, Bundle(FEED_TABLE_BYTES, 64, Pickling.PLAIN, 3, 0, 1))
+    shared[FEED_TABLE_BYTES : FEED_TABLE_BYTES + 64] = b"\xff" * 64  # sizes that nothing has
+    for batch in (0, 1):
+        with pytest.raises(Abandoned):
+            source.positions(Job(1, 0, batch, 1, 0, 1, feed=0))
+
+
+def test_what_ended_a_stream_travels() -> None:
+    for error in (SourceError("a"), UnpicklableError("b")):
+        told = what_ended(error, 3)
+        assert isinstance(told, OwnError)
+        assert pickle.loads(pickle.dumps(told)).text == str(error)
+    for other in (ClosedError("of a loader that the stream reads"), KeyError("c"), SystemExit(3)):
+        told = what_ended(other, 3)
+        assert isinstance(told, Failure)
+        assert (told.epoch, told.worker) == (3, None)
