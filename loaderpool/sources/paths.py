@@ -61,7 +61,7 @@ def _refuse_unless_plain(path: str) -> None:
         return
     kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
     raise ArgumentError(
-        f"paths: {path} is {kind}, and no plain file that can be read at any place: write what comes out of it to a file"
+        f"paths: {path} is {kind}, and no plain file that can be read at any place: write what it gives to a file"
     )
 
 

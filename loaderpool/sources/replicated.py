@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.sources.advice import listed
 
 __all__ = ["ReplicatedSource"]
 
@@ -35,14 +36,11 @@ class ReplicatedSource:
                 else ""
             )
             raise ArgumentTypeError(f"make_generator must be callable, got a {type(make_generator).__name__}{hint}")
-        if shards is not None and (isinstance(shards, (str, bytes)) or not hasattr(type(shards), "__len__")):
-            raise ArgumentTypeError(f"shards must be a sequence of files, ranges or the like, got {shards!r}")
-        if shards is not None and not len(shards):
-            raise ArgumentError("shards is empty: nothing would ever be generated")
+        given = None if shards is None else listed("shards", shards)
         if cycle_length is not None and shards is None:
             raise ArgumentError("cycle_length is how many shards are open at once: give shards, too")
         self.make_generator = make_generator
-        self.shards = None if shards is None else list(shards)
+        self.shards = given
         self.cycle_length = cycle_length
         self.takes_rng = "rng" in _parameters(make_generator)
         self._check_signature()
