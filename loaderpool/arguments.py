@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.cache.setting import as_cache
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.functions import check_augment, check_cached, check_functions, parameters_of
+from loaderpool.functions import check_augment, check_cached, check_functions
 from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import UnitKind, unit_of
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.pool import Pool, resolve_workers
+from loaderpool.signatures import parameters_of
 from loaderpool.sources import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.stream import StreamSource

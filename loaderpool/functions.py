@@ -1,15 +1,15 @@
-"""What the signatures of the user's functions say: whether they can be called as they will be, and what they take."""
+"""Whether a loader's functions go together, and with its settings."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.signatures import check_signature, parameters_of
 
-__all__ = ["check_augment", "check_cached", "check_functions", "check_signature", "parameters_of"]
+__all__ = ["check_augment", "check_cached", "check_functions"]
 
 
 def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) -> None:
@@ -79,50 +79,8 @@ def _check_callable(name: str, function: Any, example: str) -> None:
     check_signature(name, function, example)
 
 
-def check_signature(
-    name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...] = ("rng", "out")
-) -> None:
-    """Check that a function can be called as it will be.
-
-    Args:
-        name: of the argument.
-        function: the user's.
-        example: what it will be given; empty: nothing.
-        may_take: what it is given besides, by name, if it has such parameters.
-
-    Raises:
-        ArgumentTypeError: it cannot.
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a C function without one
-        return
-    arguments = [None] if example else []
-    keywords = {word: None for word in may_take if word in signature.parameters}
-    try:
-        signature.bind(*arguments, **keywords)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"{name} must be callable as {name}({example}), but {_name_of(function)}{signature} is not: {error}"
-        ) from None
-
-
 def _needs_out(function: Any) -> bool:
     """Whether it cannot be called without `out`; one that can is, as many of NumPy's can."""
     if "out" not in parameters_of(function):
         return False
     return inspect.signature(function).parameters["out"].default is inspect.Parameter.empty
-
-
-def parameters_of(function: Callable[..., Any] | None) -> set[str]:
-    """Names of the function's parameters; none where there is no function or its signature cannot be read."""
-    if function is None:
-        return set()
-    try:
-        return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return set()
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)

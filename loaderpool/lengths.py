@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from loaderpool.config import whole_number
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SampleError
-from loaderpool.functions import check_signature
 from loaderpool.pool import Pool
+from loaderpool.signatures import check_signature
 
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig

@@ -21,6 +21,7 @@ from loaderpool.errors import MemoryLimitError
 __all__ = [
     "create_memory_file",
     "descriptor_limits",
+    "descriptors_to_keep",
     "die_with_parent",
     "flush_standard_streams",
     "is_stopped",
@@ -177,6 +178,12 @@ def flush_standard_streams() -> None:
 def descriptor_limits() -> tuple[int, int]:
     """How many descriptors this process may have, and how many it may allow itself."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def descriptors_to_keep(most: int) -> int:
+    """How many files this process may keep open for later: `most`, or a quarter of what it may have, at least 1."""
+    limit, _ = descriptor_limits()
+    return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // 4))
 
 
 def raise_descriptor_limit() -> None:

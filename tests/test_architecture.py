@@ -22,7 +22,7 @@ FLOORS = (
     {
         "boot", "bucket_settings", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec",
         "interrupts", "item_names", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role",
-        "sending", "sketch", "spec", "structure", "whole_numbers", "worker_info",
+        "sending", "signatures", "sketch", "spec", "structure", "whole_numbers", "worker_info",
     },
     {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},

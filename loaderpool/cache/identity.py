@@ -32,6 +32,13 @@ _FUNCTIONS = (
     _LruCache,
 )
 
+# What a class has besides what its author wrote. Some come with time: copyreg notes the names of slots when the first
+# object is pickled or copied (and `describe` itself takes objects apart that way), and a class without annotations has
+# an empty dict of them once somebody has asked.
+_NOT_THE_AUTHORS = frozenset(
+    {"__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__", "__slotnames__"}
+)
+
 
 def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
     """The function and the source by name; differs where what the function gives may differ.
@@ -117,7 +124,7 @@ class _Code:
         for base in cls.__bases__:
             self.add(base)
         for name, member in sorted(vars(cls).items()):
-            if name in ("__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__"):
+            if name in _NOT_THE_AUTHORS or (name == "__annotations__" and not member):
                 continue
             if isinstance(member, (staticmethod, classmethod)):
                 member = member.__func__

@@ -39,6 +39,8 @@ class Cache:
         place = os.fspath(where)
         if not place:
             raise ArgumentError('cache must be "memory" or a directory, got an empty text')
+        if "\0" in place:
+            raise ArgumentError(f"cache: {place!r} has a NUL character, which no file name has")
         # pathlib makes "memory" of "./memory", and who has a Path means a directory.
         in_memory = isinstance(where, str) and place == MEMORY
         bound = read_bytes_count("max_bytes", max_bytes)

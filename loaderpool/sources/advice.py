@@ -1,4 +1,4 @@
-"""Why an object cannot be read by index, and what to pass instead."""
+"""Why an object cannot be read by index, or its parts one by one, and what to pass instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, MappingView
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-__all__ = ["is_stream", "refusal"]
+from loaderpool.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["is_stream", "listed", "refusal"]
 
 
 _NO_STREAMS = (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)
@@ -45,6 +47,24 @@ def refusal(obj: Any) -> str | None:
             return f"is a number: did you mean range({obj})?"
         return f"is {obj!r}, a {type(obj).__name__}: pass a sequence, arrays, or range(n) for just the index"
     return _of_tensorflow(obj) or _of_hdf5(obj) or _unordered(obj) or _without_index(obj)
+
+
+def listed(name: str, value: Any) -> list[Any]:
+    """The files, ranges or the like that the user gave, in their order.
+
+    Raises:
+        ArgumentTypeError: not a sequence of them, or without an order that is the same in each process.
+        ArgumentError: there are none.
+    """
+    if isinstance(value, (set, frozenset)):
+        raise ArgumentTypeError(f"{name} is a set, which has another order in each process: pass sorted({name})")
+    if isinstance(value, Mapping):
+        raise ArgumentTypeError(f"{name} is a {type(value).__name__}: pass list({name}), or list({name}.items())")
+    if isinstance(value, (str, bytes)) or not hasattr(type(value), "__len__"):
+        raise ArgumentTypeError(f"{name} must be a sequence of files, ranges or the like, got {value!r}")
+    if not len(value):
+        raise ArgumentError(f"{name} is empty: nothing would ever be read")
+    return list(value)
 
 
 def _of_tensorflow(obj: Any) -> str | None:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
+from loaderpool import machine
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError, SpecMismatchError
 from loaderpool.sources.extras import import_extra
 from loaderpool.sources.file_records import fingerprint_of
@@ -184,7 +185,7 @@ def _identity_of(descriptor: Any) -> tuple[int, int] | None:
 
 
 _lost: list[Any] = []
-_open: KeptOpen[_OpenFile] = KeptOpen(_KEPT_OPEN)
+_open: KeptOpen[_OpenFile] = KeptOpen(machine.descriptors_to_keep(_KEPT_OPEN))
 
 
 def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:

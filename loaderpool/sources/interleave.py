@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from loaderpool.config import whole_number
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.signatures import check_signature
+from loaderpool.sources.advice import listed
 
 __all__ = ["Interleave", "interleave"]
 
@@ -42,16 +44,14 @@ def interleave(
     Raises:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
     """
-    if isinstance(files, (str, bytes)) or not hasattr(type(files), "__len__"):
-        raise ArgumentTypeError(f"files must be a sequence of them, got {files!r}")
-    if not len(files):
-        raise ArgumentError("files is empty: nothing would ever be read")
+    given = listed("files", files)
     if not callable(open_fn):
-        raise ArgumentTypeError(f"open_fn must be callable as open_fn(file), got a {type(open_fn).__name__}")
+        raise ArgumentTypeError(f"open_fn must be callable as open_fn(file), got {open_fn!r}")
+    check_signature("open_fn", open_fn, "file", may_take=())
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error must be "raise" or "skip" (the rest of that file), got {on_error!r}')
     return Interleave(
-        list(files),
+        given,
         open_fn,
         whole_number("cycle_length", cycle_length, at_least=1, hint="files that are open at once"),
         whole_number("block_length", block_length, at_least=1, hint="records that a file gives in its turn"),

@@ -7,14 +7,15 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from loaderpool import machine
 from loaderpool.errors import SourceError
 from loaderpool.sources.kept_open import KeptOpen
 
 __all__ = ["Files", "Stamp", "changed", "check_stamp", "missing"]
 
 _KEPT_OPEN = 128
-"""Files open at once in a process, of all its sources. Fewer: a shuffle over many files opens one for most items. More:
-they would near the 1024 descriptors that many systems allow a process."""
+"""Files open at once in a process, of all its sources, where it may have enough. Fewer: a shuffle over many files opens
+one for most items. More: they would near the 1024 descriptors that many systems allow a process."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class _Descriptor:
             close(self.number)
 
 
-_open: KeptOpen[_Descriptor] = KeptOpen(_KEPT_OPEN)
+_open: KeptOpen[_Descriptor] = KeptOpen(machine.descriptors_to_keep(_KEPT_OPEN))
 
 
 class Files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ def checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
         kind: what the files are, such as "text".
 
     Raises:
-        ArgumentError: there is no path, or one is a pattern or a folder.
+        ArgumentError: there is no path, or one is a pattern, or no plain file.
         ArgumentTypeError: one is no path.
     """
     given = paths if isinstance(paths, (list, tuple)) else [paths]
@@ -33,6 +34,9 @@ def checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
             )
     if not given:
         raise ArgumentError(f"paths is empty: give at least one {kind} file; is a glob pattern before it wrong?")
+    for path in given:
+        if "\0" in os.fsdecode(path):
+            raise ArgumentError(f"paths: {os.fsdecode(path)!r} has a NUL character, which no file name has")
     absolute = tuple(os.path.abspath(os.fsdecode(path)) for path in given)
     for path, shown in zip(absolute, given, strict=True):
         if os.path.isdir(path):
@@ -43,7 +47,22 @@ def checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
                 f"paths: there is no file {path}. If it is meant as a pattern: those are not expanded here; pass "
                 f"sorted(glob.glob({os.fsdecode(shown)!r}))"
             )
+        _refuse_unless_plain(path)
     return absolute
+
+
+def _refuse_unless_plain(path: str) -> None:
+    """To open a pipe waits until somebody writes to it, and a device may have no end; one that is not there passes."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # said where it is opened
+        return
+    if stat.S_ISREG(mode):
+        return
+    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise ArgumentError(
+        f"paths: {path} is {kind}, and no plain file that can be read at any place: write what it gives to a file"
+    )
 
 
 def described_paths(paths: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.item_names import MOST_GENERATORS
+from loaderpool.sources.advice import listed
 
 __all__ = ["ReplicatedSource"]
 
@@ -36,19 +37,18 @@ class ReplicatedSource:
                 else ""
             )
             raise ArgumentTypeError(f"make_generator must be callable, got a {type(make_generator).__name__}{hint}")
-        if shards is not None and (isinstance(shards, (str, bytes)) or not hasattr(type(shards), "__len__")):
-            raise ArgumentTypeError(f"shards must be a sequence of files, ranges or the like, got {shards!r}")
-        if shards is not None and not len(shards):
-            raise ArgumentError("shards is empty: nothing would ever be generated")
-        if shards is not None and len(shards) > MOST_GENERATORS:
+        if (
+            shards is not None and hasattr(type(shards), "__len__") and len(shards) > MOST_GENERATORS
+        ):  # before they are listed
             raise ArgumentError(
-                f"shards has {len(shards):,} elements, more than the {MOST_GENERATORS:,} that can be told apart: let "
-                "each be several files, or give the list as the source of a Loader"
+                f"shards has {len(shards):,} elements, more than the {MOST_GENERATORS:,} that can be told apart: "
+                "let each be several files, or give the list as the source of a Loader"
             )
+        given = None if shards is None else listed("shards", shards)
         if cycle_length is not None and shards is None:
             raise ArgumentError("cycle_length is how many shards are open at once: give shards, too")
         self.make_generator = make_generator
-        self.shards = None if shards is None else list(shards)
+        self.shards = given
         self.cycle_length = cycle_length
         self.takes_rng = "rng" in _parameters(make_generator)
         self._check_signature()

@@ -307,6 +307,7 @@ def test_mistakes_are_named() -> None:
         (of_shard, {"shards": range(1 << 23)}, lp.ArgumentError, "shards has 8,388,608 elements"),
         (of_shard, {"shards": "abc"}, lp.ArgumentTypeError, "shards must be a sequence"),
         (of_shard, {"shards": 3}, lp.ArgumentTypeError, "shards must be a sequence"),
+        (of_shard, {"shards": {"a", "b"}}, lp.ArgumentTypeError, "shards is a set, which has another order"),
         (of_shard, {"shards": [1], "num_shards": 2}, lp.ArgumentError, "one would have nothing"),
         (of_shard, {"shards": [1], "cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
         (nothing, {"cycle_length": 2}, lp.ArgumentError, "give shards, too"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import json
 import os
 import textwrap
@@ -207,3 +208,20 @@ def test_a_data_frame() -> None:
     frames[0].describe()  # fills what it keeps for itself
     first, second, other = (describe(len, None, frame) for frame in frames)
     assert first == second != other
+
+
+def test_what_python_notes_on_a_class_does_not_count() -> None:
+    """A class is told by `pickle`, `copy` and `inspect` what they found out about it, and not only by its author."""
+
+    class Scaler:
+        def __init__(self, base: int) -> None:
+            self.base = base
+
+        def __call__(self, item: int) -> int:
+            return item * self.base
+
+    first = describe(Scaler(2), None, range(3))
+    copy.deepcopy(Scaler(2))
+    assert Scaler.__annotations__ == {}  # made by asking for it
+    assert describe(Scaler(2), None, range(3)) == first
+    assert describe(Scaler(3), None, range(3)) != first

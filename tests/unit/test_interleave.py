@@ -118,16 +118,28 @@ def test_it_travels() -> None:
     assert list(pickle.loads(pickle.dumps(stream))) == list(stream)
 
 
+def no_argument() -> list[int]:
+    return []
+
+
 def test_mistakes_are_named() -> None:
     files: Any
     for files, options, error, match in [
         ([], {}, lp.ArgumentError, "files is empty"),
         ("abc", {}, lp.ArgumentTypeError, "files must be a sequence"),
         (iter([1]), {}, lp.ArgumentTypeError, "files must be a sequence"),
+        ({"a", "b"}, {}, lp.ArgumentTypeError, r"files is a set, .* in each process: pass sorted\(files\)"),
+        ({"a": 1}, {}, lp.ArgumentTypeError, r"files is a dict: pass list\(files\), or list\(files.items\(\)\)"),
         ([1], {"cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
         ([1], {"block_length": 0}, lp.ArgumentError, "block_length must be at least 1"),
         ([1], {"prefetch": -1}, lp.ArgumentError, "prefetch must be at least 0"),
         ([1], {"open_fn": 3}, lp.ArgumentTypeError, "open_fn must be callable"),
+        (
+            [1],
+            {"open_fn": no_argument},
+            lp.ArgumentTypeError,
+            r"open_fn must be callable as open_fn\(file\), but .* is",
+        ),
         ([1], {"on_error": "replace"}, lp.ArgumentError, "on_error must be"),
     ]:
         with pytest.raises(error, match=match):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gc
 import gzip
 import lzma
@@ -172,6 +173,29 @@ def test_few_of_many_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.
     assert sum(map(descriptors_of, paths)) == 3
 
 
+def test_few_are_open_where_a_process_may_have_few(tmp_path: Path) -> None:
+    """All descriptors in use would fail whatever else needs one, an import even."""
+    for number in range(100):
+        write(tmp_path / f"{number:02}", f"{number}\n")
+
+    def read() -> None:
+        import pathlib
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        import loaderpool as lp
+
+        paths = sorted(pathlib.Path().iterdir())
+        source = lp.TextLines(paths)
+        assert len(list(source)) == 100
+        import wave  # noqa: F401
+
+        with lp.Loader(source, len, batch_size=50, workers=0) as loader:
+            assert [batch.shape for batch in loader] == [(50,), (50,)]
+
+    run_child(read, cwd=tmp_path).check()
+
+
 def test_a_fork_opens_files_of_its_own_and_leaves_the_others_alone() -> None:
     def fork() -> None:
         import gc
@@ -300,8 +324,30 @@ def test_compressed_files_are_refused_with_what_to_do(tmp_path: Path, pack: Any,
         (("x", "utf-8", "yes"), lp.ArgumentTypeError, "strip must be True or False, got 'yes'"),
         (("x", "utf-8", True, "wrong"), lp.ArgumentError, "errors: unknown error handler name 'wrong'"),
         (("no/such/file.txt",), FileNotFoundError, "no/such/file.txt"),
+        (("a\0b",), lp.ArgumentError, r"paths: 'a\\x00b' has a NUL character, which no file name has"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         lp.TextLines(*arguments)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lp.TextLines,
+        lp.JsonLines,
+        lp.Csv,
+        lp.TarSamples,
+        lp.TFRecords,
+        lp.ParquetRows,
+        functools.partial(lp.HDF5, keys="x"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
+    """A pipe nobody writes to would be waited for without end, and a device may have no end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name, kind in (("pipe", "a pipe"), ("link", "a device")):
+        with pytest.raises(lp.ArgumentError, match=rf"paths: .*/{name} is {kind}, and no plain file .* write"):
+            read(tmp_path / name)
