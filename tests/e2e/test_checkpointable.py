@@ -56,7 +56,13 @@ def wide(item: int, rng: np.random.Generator) -> Any:
     return np.full(WIDE, item, np.float32), rng.random()
 
 
+def records(shard: int) -> Iterator[Any]:
+    for number in range(3 * shard + 5):
+        yield np.int64(100 * shard + number), np.random.rand()
+
+
 ALL: dict[str, Callable[..., lp.Loader]] = {
+    "generators": lambda **how: lp.Loader.from_generator(records, shards=[0, 1, 2, 3, 4], batch_size=2, seed=4, **how),
     **SHAPES,
     "buckets": lambda **how: lp.Loader(
         range(90),
