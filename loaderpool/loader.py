@@ -80,7 +80,8 @@ class Loader:
             `element_spec`, where that has None for the axis behind the batch axis.
         on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
             of either and a budget: a number of errors, or their share of the rows, that a pass may have.
-        timeout_s: seconds that one sample may take; past them its worker is replaced and the sample is an error.
+        timeout_s: seconds that one sample may take, or one item of a generator; past them its worker is replaced, and
+            the sample is an error.
         memory_limit: bytes for buffered batches, a number or such as "512MiB"; None: a quarter of what is free, at most
             2 GiB.
         setup: called once in each worker before its first sample: open files there.
@@ -273,7 +274,8 @@ class Loader:
         Copies differ by what `loaderpool.worker_info()` tells them: index, count, seed and epoch. Each opens its own
         files, and has its own state of `random` and `numpy.random`. Their batches take turns, and a batch has items of
         one copy; a pass ends when all have ended. What comes is fixed by the number of copies, so give `workers`; with
-        `shards` it is the same for any number of workers.
+        `shards` it is the same for any number of workers. A generator is run again up to its place where a worker has
+        died and after `load_state_dict`.
 
         Args:
             make_generator: called as `make_generator()` in each worker at an epoch's begin, or as

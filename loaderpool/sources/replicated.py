@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.item_names import MOST_GENERATORS
 from loaderpool.sources.advice import listed
 
 __all__ = ["ReplicatedSource"]
@@ -36,6 +37,13 @@ class ReplicatedSource:
                 else ""
             )
             raise ArgumentTypeError(f"make_generator must be callable, got a {type(make_generator).__name__}{hint}")
+        if (
+            shards is not None and hasattr(type(shards), "__len__") and len(shards) > MOST_GENERATORS
+        ):  # before they are listed
+            raise ArgumentError(
+                f"shards has {len(shards):,} elements, more than the {MOST_GENERATORS:,} that can be told apart: "
+                "let each be several files, or give the list as the source of a Loader"
+            )
         given = None if shards is None else listed("shards", shards)
         if cycle_length is not None and shards is None:
             raise ArgumentError("cycle_length is how many shards are open at once: give shards, too")

@@ -56,16 +56,6 @@ def wide(item: int, rng: np.random.Generator) -> Any:
     return np.full(WIDE, item, np.float32), rng.random()
 
 
-class Stream:
-    """What can only be iterated, and begins anew each time."""
-
-    def __init__(self, items: int) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.items))
-
-
 ALL: dict[str, Callable[..., lp.Loader]] = {
     **SHAPES,
     "buckets": lambda **how: lp.Loader(
@@ -78,9 +68,15 @@ ALL: dict[str, Callable[..., lp.Loader]] = {
         boundaries=[3, 6],
         **how,
     ),
-    "stream": lambda **how: lp.Loader(Stream(50), lambda i, rng: (i, rng.random()), batch_size=4, **how),
-    "stream in a window": lambda **how: lp.Loader(Stream(48), wide, batch_size=4, shuffle=9, **how),
-    "stream that skips": lambda **how: lp.Loader(Stream(101), failing, batch_size=4, on_error="skip", **how),
+    "stream": lambda **how: lp.Loader(
+        lp.interleave([range(50)], iter), lambda i, rng: (i, rng.random()), batch_size=4, **how
+    ),
+    "stream in a window": lambda **how: lp.Loader(
+        lp.interleave([range(48)], iter), wide, batch_size=4, shuffle=9, **how
+    ),
+    "stream that skips": lambda **how: lp.Loader(
+        lp.interleave([range(101)], iter), failing, batch_size=4, on_error="skip", **how
+    ),
     "wide": lambda **how: lp.Loader(range(60), wide, batch_size=4, shuffle=True, seed=8, **how),
     "ragged": lambda **how: lp.Loader(
         range(50), lambda i: {"r": np.arange(i % 5), "n": i}, batch_size=4, shuffle=True, ragged=True, **how

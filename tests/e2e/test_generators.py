@@ -304,6 +304,7 @@ def test_mistakes_are_named() -> None:
         (of_shard, {}, lp.ArgumentTypeError, r"must be callable as make_generator\(\)"),
         (nothing, {"shards": [1]}, lp.ArgumentTypeError, r"must be callable as make_generator\(shard\)"),
         (of_shard, {"shards": []}, lp.ArgumentError, "shards is empty"),
+        (of_shard, {"shards": range(1 << 23)}, lp.ArgumentError, "shards has 8,388,608 elements"),
         (of_shard, {"shards": "abc"}, lp.ArgumentTypeError, "shards must be a sequence"),
         (of_shard, {"shards": 3}, lp.ArgumentTypeError, "shards must be a sequence"),
         (of_shard, {"shards": {"a", "b"}}, lp.ArgumentTypeError, "shards is a set, which has another order"),

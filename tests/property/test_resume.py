@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import loaderpool as lp
 from tests.support.batches import Place, shared_pools
+from tests.support.streams import Numbers
 
 pytestmark = pytest.mark.may_leak(reason="the examples share a pool; the fixture looks when the last has run")
 
@@ -62,16 +63,6 @@ def fails_at_some(item: Any, rng: np.random.Generator) -> Any:
     return drawn(item, rng)
 
 
-class Stream:
-    """What can only be iterated, and begins anew each time."""
-
-    def __init__(self, items: int) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[str]:
-        return (f"item {number}" for number in range(self.items))
-
-
 @st.composite
 def sources(draw: st.DrawFn, lines: lp.TextLines) -> Any:
     """A source of some ten items, of every kind that is read by index."""
@@ -97,7 +88,7 @@ def streams(draw: st.DrawFn) -> Any:
     """A source that is read from its beginning to its end, and how many items that are."""
     if draw(st.booleans()):
         size = draw(st.integers(1, LINES))
-        return Stream(size), size
+        return Numbers(size), size
     counts = draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
     files = [range(100 * file, 100 * file + count) for file, count in enumerate(counts)]
     return lp.interleave(files, iter, draw(st.integers(1, 4)), draw(st.integers(1, 3))), sum(counts)
@@ -170,7 +161,7 @@ def epochs_of(make: Callable[..., lp.Loader], count: int) -> list[list[Any]]:
 wheres = st.sampled_from([0, 2])
 limits = st.sampled_from([None, "4MiB", "64MiB"])
 ways = st.sampled_from(["iterator", "loader", "counted"])
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=45, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def stopped(loader: lp.Loader, batches: Any, taken: int, way: str) -> dict[str, Any]:
