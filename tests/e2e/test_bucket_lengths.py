@@ -162,7 +162,7 @@ def test_a_function_that_ends_its_worker_is_named(on: Place) -> None:
         return item
 
     for place in (on(2), {"workers": 1}):
-        with pytest.raises(lp.WorkerLostError, match="^bucket_by: a worker .* status 7 at source index 3") as caught:
+        with pytest.raises(lp.WorkerLostError, match=r"^bucket_by: a worker .* status 7 at source index 3") as caught:
             lp.Loader(range(9), bucket_by=ends, boundaries=[5], **place)
         assert caught.value.index == 3
 
