@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import whole_number
-from loaderpool.errors import ArgumentError, ArgumentTypeError, SampleError
+from loaderpool.errors import ArgumentError, ArgumentTypeError, SampleError, UnpicklableError, WorkerLostError
 from loaderpool.pool import Pool
 from loaderpool.signatures import check_signature
 
@@ -87,6 +87,7 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
 
     Raises:
         SampleError: the function raised, or gave what is no length; names the item.
+        UnpicklableError, WorkerLostError: it cannot travel, or ended its workers.
     """
     pool, made = arguments["pool"], None
     if pool is None and config.workers != 0:
@@ -106,16 +107,19 @@ def _called(
     from loaderpool.loader import Loader  # which begins with this module
 
     lengths = np.empty(size, np.int64)
-    loader = Loader(
-        arguments["source"],
-        _LengthOf(arguments["bucket_by"]),
-        batch_size=_AT_ONCE,
-        seed=config.seed,
-        timeout_s=config.timeout_s,
-        setup=arguments["setup"],
-        max_restarts_per_item=config.max_restarts_per_item,
-        **where,
-    )
+    try:
+        loader = Loader(
+            arguments["source"],
+            _LengthOf(arguments["bucket_by"]),
+            batch_size=_AT_ONCE,
+            seed=config.seed,
+            timeout_s=config.timeout_s,
+            setup=arguments["setup"],
+            max_restarts_per_item=config.max_restarts_per_item,
+            **where,
+        )
+    except UnpicklableError as error:
+        raise UnpicklableError(str(error).replace(_SENT_AS, "bucket_by")) from error.__cause__
     loader._book.looks_ahead = False
     try:
         with loader:
@@ -124,11 +128,19 @@ def _called(
                 lengths[filled : filled + len(batch)] = batch
                 filled += len(batch)
         return lengths
+    except WorkerLostError as error:
+        if error.index is not None:  # else no item's length was being asked for
+            error.args = (f"bucket_by: {error}",)
+        raise
     except SampleError as error:
         failure, cause = getattr(error, "failure", None), error.__cause__
         if failure is None:
             raise
     raise sample_error(failure, cause, preface="bucket_by: ") from cause
+
+
+# How a message names the user's function, which travels as a part of this one.
+_SENT_AS = "fn → attribute ._function of _LengthOf"
 
 
 class _LengthOf:

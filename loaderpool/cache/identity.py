@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loaderpool.cache.contents import Contents
+from loaderpool.sources.recognise import Sized
 
 __all__ = ["describe", "mark_of"]
 
@@ -62,7 +63,8 @@ def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
     contents = Contents(code.add)
     contents.feed(source)
     size = f"{len(source)} items" if hasattr(type(source), "__len__") else ""
-    found["source"] = f"{type(source).__name__} {size} {contents.hexdigest()}"
+    given = source.items if isinstance(source, Sized) else source
+    found["source"] = f"{type(given).__name__} {size} {contents.hexdigest()}"
     found["code of source"] = code.hexdigest()
     found |= {f"{what} of source": digest for what, digest in code.values.items()}
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,29 @@ def test_a_worker_that_dies_over_a_length_is_replaced(paths: list[str], tmp_path
     with lp.Loader(paths, load_sound, workers=2, **{**HOW, "bucket_by": dies}) as loader:
         assert_same(read(loader), two_epochs[: len(two_epochs) // 2])
         assert loader.statistics().restarts == 1
+
+
+def test_a_function_that_cannot_travel_is_named_as_the_user_gave_it(on: Place) -> None:
+    lock = threading.Lock()
+
+    def locked(item: int) -> int:
+        with lock:
+            return item
+
+    with pytest.raises(lp.UnpicklableError, match=r"to the workers: bucket_by → .*'lock'.* of type _thread.lock"):
+        lp.Loader(range(9), bucket_by=locked, boundaries=[5], **on(2))
+
+
+def test_a_function_that_ends_its_worker_is_named(on: Place) -> None:
+    def ends(item: int) -> int:
+        if item == 3:
+            os._exit(7)
+        return item
+
+    for place in (on(2), {"workers": 1}):
+        with pytest.raises(lp.WorkerLostError, match=r"^bucket_by: a worker .* status 7 at source index 3") as caught:
+            lp.Loader(range(9), bucket_by=ends, boundaries=[5], **place)
+        assert caught.value.index == 3
 
 
 def test_a_pool_that_was_started_for_lengths_ends_with_what_failed() -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderpool as lp
 from loaderpool.cache.identity import describe, mark_of
+from loaderpool.sources import as_source
 from tests.support.child import run_child
 
 PROGRAM = """
@@ -225,3 +227,8 @@ def test_what_python_notes_on_a_class_does_not_count() -> None:
     assert Scaler.__annotations__ == {}  # made by asking for it
     assert describe(Scaler(2), None, range(3)) == first
     assert describe(Scaler(3), None, range(3)) != first
+
+
+def test_a_source_goes_by_the_name_that_the_user_knows(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("a\nb\n")
+    assert describe(len, None, as_source(lp.TextLines(tmp_path / "x.txt")))["source"].startswith("TextLines 2 items ")
