@@ -23,7 +23,7 @@ from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
-from loaderpool.sources.stream import StreamSource, read_batches
+from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.spec import ElementSpec
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import StreamedItems
@@ -129,7 +129,7 @@ class LocalEngine:
     def _put(self, batch: tuple[int, list[Any]] | None) -> int:
         """Have these items be the next job's; returns how many there are."""
         if batch is None:
-            raise SourceError("source is empty: the stream ended before its first item")
+            raise SourceError(nothing_there(self.config.drop_remainder))
         assert isinstance(self.work.items, StreamedItems)
         self.work.items.put(*batch)
         return len(batch[1])

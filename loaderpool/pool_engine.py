@@ -31,7 +31,7 @@ from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring, with_chunk
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
-from loaderpool.sources.stream import StreamSource
+from loaderpool.sources.stream import StreamSource, nothing_there
 from loaderpool.spec import ElementSpec
 from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
@@ -232,7 +232,7 @@ class PoolEngine:
                 self.session.order(Control.PROBE, self.number, self._first_epoch, feed.offset)
             elif not feed.made:
                 self._make_error = feed.make_error or functools.partial(
-                    SourceError, "source is empty: the stream ended before its first item"
+                    SourceError, nothing_there(self.config.drop_remainder)
                 )
                 self._is_passing_error = not self.feeds.is_one_shot
         for run in self._sharing.active if self._sharing is not None else ():

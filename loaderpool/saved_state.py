@@ -87,6 +87,8 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position
         epoch, num_shards = (_whole(state, name) for name in ("epoch", "num_shards"))
         position = state["position"]
         taken = {int(first): int(count) for first, count in state["taken"]}
+        if not num_shards:
+            raise ValueError("num_shards is 0")
         lanes = _read_lanes(state.get("lanes"))
         saved = dict(state["loader"])
     except (KeyError, TypeError, ValueError) as error:

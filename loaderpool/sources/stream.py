@@ -14,7 +14,7 @@ from loaderpool.errors import SourceError
 from loaderpool.plan.order import Plan
 from loaderpool.plan.window import shuffled
 
-__all__ = ["StreamSource", "read_batches"]
+__all__ = ["StreamSource", "nothing_there", "read_batches"]
 
 
 class StreamSource:
@@ -59,6 +59,13 @@ class StreamSource:
         return f"<stream of a {self.kind}>"
 
 
+def nothing_there(drops_remainder: bool) -> str:
+    """What is said of a stream that gives no batch."""
+    if drops_remainder:
+        return "the stream ended before its first batch was full, and drop_remainder=True leaves out what is smaller"
+    return "source is empty: the stream ended before its first item"
+
+
 def read_batches(
     stream: StreamSource, plan: Plan, *, window: int, seed: int, epoch: int
 ) -> Iterator[tuple[int, list[Any]]]:
@@ -74,16 +81,22 @@ def read_batches(
         epoch: keys it, too.
 
     Raises:
+        SourceError: the stream ends long before the plan's start.
         Exception: whatever reading an item raises; items of an unfinished batch are lost.
     """
     items = stream.open()
     if window:
         items = shuffled(items, window, seed, epoch)
     position = sum(1 for _ in itertools.islice(items, plan.start))
-    if position < plan.start:  # it is shorter than it was
-        return
     rows = plan.most_rows
     width, mine = rows * plan.num_shards, rows * plan.shard_index
+    if position <= plan.start - width:
+        raise SourceError(
+            f"the stream has only {position} items, and the place to go on from is behind item {plan.start}: it is not "
+            "the stream that the state was saved for, or has become shorter"
+        )
+    if position < plan.start:  # the place is behind its last batch, which was a smaller one
+        return
     while len(block := list(itertools.islice(items, width))) == width:
         yield position + mine, block[mine : mine + rows]
         position += width

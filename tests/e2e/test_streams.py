@@ -656,3 +656,26 @@ def test_files_interleaved_are_a_stream_that_can_go_on(on: Place, tmp_path: Path
     with lp.Loader(source, int, batch_size=4, **on(3)) as loader:
         loader.load_state_dict(state)
         assert_same(before + read(loader), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_is_not_the_saved_one_is_an_error_and_no_other_epoch(on: Place, workers: int) -> None:
+    with lp.Loader(Numbers(), make, batch_size=BATCH, **on(workers)) as loader:
+        batches = iter(loader)
+        for _ in range(6):
+            next(batches)
+        state = batches.state_dict()
+    loader = lp.Loader(Numbers(20), make, batch_size=BATCH, **on(workers))
+    with loader:
+        loader.load_state_dict(state)
+        with pytest.raises(lp.SourceError, match="has only 20 items"):
+            read(loader)
+        with pytest.raises(lp.StateError, match="num_shards is 0"):
+            loader.load_state_dict({**state, "num_shards": 0})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_without_a_full_batch_says_that_it_dropped_it(on: Place, workers: int) -> None:
+    loader = lp.Loader(Numbers(7), make, batch_size=BATCH, drop_remainder=True, **on(workers))
+    with loader, pytest.raises(lp.SourceError, match="drop_remainder=True leaves out"):
+        read(loader)
