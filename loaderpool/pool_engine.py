@@ -100,7 +100,7 @@ class PoolEngine:
         self.stretches: dict[int, Stretch] = {}  # until the supervisor says that they are over
         self.ring: Ring | None = None
         self._sharing: Sharing | None = None
-        self.latest_chunk = 1  # batches of the latest delivery
+        self.largest_chunk = 1  # batches of a delivery of a stream
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
         self.feeds: StreamFeeds | None = None
         for_workers = {**payload, "cache": None if cache is None else cache.plan}
@@ -220,8 +220,10 @@ class PoolEngine:
         least = _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted + 1
         if self._form is None or self.ring is None:
             return Ahead(least, least, _FEED_BYTES)
-        # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
-        chunk = min(self._form.max_chunk, 2 * self.latest_chunk)
+        # Chunks can only grow where more is there than the workers are at; but items should not lie here long. What was
+        # cut stays out, however slow what stands before it in its worker's pipe is: so this must never shrink, or all
+        # that may be read ahead could be in that one chunk while the other workers have nothing.
+        chunk = min(self._form.max_chunk, 2 * self.largest_chunk)
         return Ahead(least, least * chunk, max(_FEED_BYTES, self.ring.plan.limit_bytes // _FEED_SHARE))
 
     def _on_feed_news(self, feed: Feed) -> None:

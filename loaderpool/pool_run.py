@@ -258,7 +258,7 @@ class PoolRun:
             if isinstance(stretch.shelf, LaneShelf):
                 self._move_window(stretch.shelf)
             if self.feed is not None:
-                engine.latest_chunk = arrival.count
+                engine.largest_chunk = max(engine.largest_chunk, arrival.count)
                 self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.done_before)
             engine.session.note_progress()
             fault_points.reach("trainer.delivering")
