@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.cache.setting import as_cache
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.functions import check_augment, check_cached, check_functions
@@ -21,12 +20,13 @@ from loaderpool.sources import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.stream import StreamSource
 from loaderpool.spec import ElementSpec
-from loaderpool.worker.items import StreamedItems
-from loaderpool.worker.lanes import LaneItems
 
+# What streams, generators and caches need comes with the first of them: `import loaderpool` is not to wait for it.
 if TYPE_CHECKING:
+    from loaderpool.cache.setting import Cache
     from loaderpool.lengths import Lengths
     from loaderpool.loader import Loader
+    from loaderpool.worker.lanes import LaneItems
 
 __all__ = ["CheckedArguments", "check_arguments", "payload_of", "with_lengths"]
 
@@ -76,7 +76,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     config = LoaderConfig.checked(**{name: arguments[name] for name in _CONFIG_NAMES})
     _check_pool(arguments["pool"], arguments["workers"], arguments["max_restarts"])
     fn, batch_fn, setup = arguments["fn"], arguments["batch_fn"], arguments["setup"]
-    augment, cache = arguments["augment"], as_cache(arguments["cache"])
+    augment, cache = arguments["augment"], _cache(arguments["cache"])
     check_functions(fn, batch_fn, setup, config)
     check_augment(augment, fn, batch_fn)
     if cache is not None:
@@ -95,6 +95,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     plan: BasePlan
     needs_lengths = False
     if isinstance(source, StreamSource):
+        from loaderpool.worker.items import StreamedItems
+
         plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, ReplicatedSource):
         pool = arguments["pool"]
@@ -128,6 +130,14 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "cache": cache,  # the engine puts what comes of it in its place
     }
     return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload, needs_lengths)
+
+
+def _cache(given: Any) -> Cache | None:
+    if given is None:
+        return None
+    from loaderpool.cache.setting import as_cache
+
+    return as_cache(given)
 
 
 def _lengths_given(bucket_by: Any, size: int) -> Lengths | None:
@@ -200,6 +210,8 @@ def _check_order(source: Source | StreamSource | ReplicatedSource, config: Loade
 
 
 def _lane_items(source: ReplicatedSource, plan: Plan, config: LoaderConfig) -> LaneItems:
+    from loaderpool.worker.lanes import LaneItems
+
     return LaneItems(
         source.make_generator,
         source.takes_rng,

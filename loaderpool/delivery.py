@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.cache.shared import SharedCache
 from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES, PackedCounts, packed_counts
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 
 if TYPE_CHECKING:
+    from loaderpool.cache.shared import SharedCache
     from loaderpool.worker.failures import Failure, RowFailure
 
 __all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty", "data_bytes"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from loaderpool.arguments import CheckedArguments
-from loaderpool.cache.shared import SharedCache
 from loaderpool.delivery import Engine
-from loaderpool.loader_cache import make_cache
 from loaderpool.pool import Pool
+
+if TYPE_CHECKING:
+    from loaderpool.cache.shared import SharedCache
 
 __all__ = ["end_engine", "start_engine", "without_workers"]
 
@@ -47,8 +49,11 @@ def start_engine(
     with contextlib.ExitStack() as undo:
         if own_pool is not None:
             undo.callback(own_pool.close)
-        shared = None if payload["cache"] is None else make_cache(payload["cache"], payload, checked.plan.size)
-        if shared is not None:
+        shared = None
+        if payload["cache"] is not None:
+            from loaderpool.loader_cache import make_cache  # which `import loaderpool` shall not wait for
+
+            shared = make_cache(payload["cache"], payload, checked.plan.size)
             undo.callback(shared.close)
         started = _start(checked, pool, epoch, shared, own_pool)
         undo.pop_all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import pickle
 import types
@@ -95,6 +94,8 @@ def _describe_source(source: Any) -> str:
     if isinstance(source, (list, np.ndarray)) and len(source):
         last = len(source) - 1
         items = [source[last * part // (_SHOWN_ITEMS - 1)] for part in range(_SHOWN_ITEMS)]
+    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
     state = hashlib.blake2b(digest_size=8)
     for item in items:
         plain = isinstance(item, (str, bytes, int, float))
@@ -107,6 +108,8 @@ def _describe_source(source: Any) -> str:
 
 def _mark(value: Any) -> str:
     """A checksum of plain values, in lists and tuples too; of others their type."""
+    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
     state = hashlib.blake2b(digest_size=8)
 
     def feed(each: Any) -> None:
@@ -140,6 +143,8 @@ def _describe_function(function: Any) -> str:
 
 
 def _code_mark(code: types.CodeType) -> str:
+    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
     state = hashlib.blake2b(digest_size=8)
 
     def feed(each: types.CodeType) -> None:

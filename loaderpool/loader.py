@@ -21,7 +21,6 @@ from loaderpool.errors import (
     StateError,
 )
 from loaderpool.fingerprint import Fingerprint
-from loaderpool.loader_cache import CacheWatch
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.form import BatchForm
 from loaderpool.passes import EpochHooks, PassBook
@@ -160,6 +159,8 @@ class Loader:
         self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch, own_pool)
         shared = self._engine.cache
         if shared is not None:
+            from loaderpool.loader_cache import CacheWatch  # which `import loaderpool` shall not wait for
+
             self._book.at_end = CacheWatch(shared)
         if pool is not None or self._own_pool is not None or shared is not None:
             self._finalizer = weakref.finalize(self, end_engine, self._engine, self._own_pool)
