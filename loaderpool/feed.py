@@ -167,7 +167,7 @@ class Feed:
             fault_points.reach("feed.at_end")
         except StreamFailed as error:
             make_error = error.make_error
-        except BaseException as error:  # no memory, say: whatever it is, somebody waits to be told
+        except BaseException as error:  # of the stream, or no memory, say: whatever it is, somebody waits to be told
             make_error = functools.partial(
                 reading_error, what_ended(error, self.epoch), self.plan.start_after(self.epoch, self.made)
             )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from loaderpool.bundling import Frame, frames, what_ended
+from loaderpool.bundling import Frame, frames
 from loaderpool.errors import LoaderpoolError
-from loaderpool.failures import reading_error
-from loaderpool.plan.order import Plan
 
 __all__ = ["FrameSource", "NextFrame", "OwnFrames", "StreamFailed"]
 
@@ -64,7 +61,8 @@ class FrameSource(Protocol):
         """The frame of the next batch, which has this number; None: the stream has ended. Blocks until it is read.
 
         Raises:
-            StreamFailed: it has ended by an error.
+            StreamFailed: it has ended by an error, which this makes.
+            BaseException: reading it has raised that, here.
         """
 
     def cancel(self) -> None:
@@ -79,20 +77,14 @@ class OwnFrames:
 
     Args:
         batches: of `read_batches`.
-        epoch: that they are of.
-        plan: likewise.
     """
 
-    def __init__(self, batches: Iterator[tuple[int, list[Any]]], epoch: int, plan: Plan) -> None:
-        self._frames, self._epoch, self._plan = frames(batches), epoch, plan
+    def __init__(self, batches: Iterator[tuple[int, list[Any]]]) -> None:
+        self._frames = frames(batches)
 
     def next(self, batch: int) -> Frame | None:
         """See `FrameSource`."""
-        try:
-            return next(self._frames, None)
-        except BaseException as error:
-            ended = what_ended(error, self._epoch)
-        raise StreamFailed(functools.partial(reading_error, ended, self._plan.start_after(self._epoch, batch)))
+        return next(self._frames, None)
 
     def cancel(self) -> None:
         """See `FrameSource`. Who waits in the user's code goes on waiting there."""

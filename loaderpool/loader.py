@@ -50,8 +50,9 @@ class Loader:
         source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
             arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a DataFrame (by row), or any object with
             `__len__` and `__getitem__`. Items may be any picklable objects. What can only be iterated (a database
-            cursor, a queue's items, a generator, a file of lines) is a stream: it is read once a pass, in order, on a
-            thread of this process, and its items are dealt to the workers.
+            cursor, a queue's items, a generator, a file of lines) is a stream: it is read once a pass, in order, in a
+            process of its own if it can be pickled and begins anew each time, else on a thread of this process; its
+            items are dealt to the workers.
         fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
             With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
             write into that (a structure of arrays like its result, lying in the batch itself; None at the first call)

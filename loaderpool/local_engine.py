@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from loaderpool.bundling import OURS
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.errors import SourceError
-from loaderpool.failures import sample_error, source_error
+from loaderpool.failures import sample_error
 from loaderpool.form_choice import choose_form
+from loaderpool.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import is_empty
@@ -25,7 +24,6 @@ from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.spec import ElementSpec
-from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Filled, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
@@ -107,10 +105,14 @@ class LocalEngine:
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
     ) -> LocalRun:
-        """See `delivery.Engine`."""
+        """See `delivery.Engine`. The rest of generators begins where `lanes` says, that of others without `taken`."""
         self.form()
-        reading = None if self._stream is None else self._reading_for(self._stream, first_epoch, plan)
-        return LocalRun(self, first_epoch, limit, plan, taken, reading, lanes)
+        if self._stream is not None:
+            reading = self._reading_for(self._stream, first_epoch, plan)
+            return StreamRun(self.make, self.forget, first_epoch, plan, taken, reading)
+        if plan.lanes:
+            return GeneratorRun(self.make, self.forget, first_epoch, plan, lanes)
+        return IndexedRun(self.make, self.forget, first_epoch, plan, limit, taken)
 
     def _open(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
         assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
@@ -120,10 +122,8 @@ class LocalEngine:
     def _reading_for(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
         """The reading of a pass: the one that the probe began, if it is of this epoch."""
         first, self._first_reading = self._first_reading, None
-        if first is not None:
-            is_same = epoch == first.epoch or not self.config.shuffle_window or stream.is_one_shot
-            if is_same and not plan.begins_at:
-                return first
+        if first is not None and stream.serves(first.epoch, epoch, plan, self.config.shuffle_window):
+            return first
         return self._open(stream, epoch, plan)
 
     def _put(self, batch: tuple[int, list[Any]] | None) -> int:
@@ -188,131 +188,8 @@ class LocalEngine:
                 self._is_making = was_making
         self._end_forgotten()
         if plan.lanes and filled.oversize is None and is_empty(anchor):
-            raise _LaneEnded
+            raise LaneEnded
         if filled.oversize is not None:
             anchor = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(anchor, 0)
         return Delivery(form, anchor, number, 1, rows, filled.row_failures)
-
-
-class _LaneEnded(Exception):
-    """The generator whose turn it was has no more."""
-
-
-class StreamReading:
-    """One pass over a stream, batch by batch.
-
-    Args:
-        batches: positions of first items, and the items.
-        epoch: the pass.
-        plan: of its batches.
-    """
-
-    def __init__(self, batches: Iterator[tuple[int, list[Any]]], epoch: int, plan: Plan) -> None:
-        self._batches, self.epoch, self._plan = batches, epoch, plan
-        self._seen: list[tuple[int, list[Any]]] = []  # at most one: read, and not taken
-        self._taken = 0
-        self.is_over = False
-
-    def peek(self) -> tuple[int, list[Any]] | None:
-        """What `take` will give."""
-        if not self._seen and not self.is_over:
-            try:
-                self._seen = list(itertools.islice(self._batches, 1))
-            except Exception as error:
-                if type(error) in OURS:
-                    raise
-                failure = describe_failure(error, epoch=self.epoch, worker=None)
-                raise source_error(failure, self._plan.start_after(self.epoch, self._taken), error) from error
-        self.is_over = not self._seen
-        return self._seen[0] if self._seen else None
-
-    def take(self) -> tuple[int, list[Any]] | None:
-        """The next batch; None: the stream is at its end.
-
-        Raises:
-            SourceReadError: reading the stream raised.
-        """
-        batch = self.peek()
-        self._seen = []
-        self._taken += 1
-        return batch
-
-
-class LocalRun:
-    """Batches of consecutive epochs, each made when it is taken."""
-
-    def __init__(
-        self,
-        engine: LocalEngine,
-        first_epoch: int,
-        limit: int,
-        plan: BasePlan,
-        taken: Mapping[int, int],
-        reading: StreamReading | None = None,
-        lanes: LanePlaces | None = None,
-    ) -> None:
-        self._taken, self._reading = taken, reading
-        self.wait_ns = 0
-        self._engine, self._plan = engine, plan
-        self.first_epoch = first_epoch
-        self._next = 0
-        self._limit = limit
-        self._places = lanes or LanePlaces((0,) * plan.lanes)
-        self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
-        if plan.lanes:
-            self._next = self._places.begin_at
-        self.is_over = False
-
-    def take(self) -> Delivery:
-        """The next batch."""
-        if self._reading is not None:
-            return self._take_read(self._reading)
-        if self._plan.lanes:
-            return self._take_turn(self._plan.lanes)
-        self._next += self._taken.get(self._next, 0)  # stretches never touch each other
-        if self.is_over or self._next >= self._limit:
-            raise StopIteration
-        number = self._next
-        epoch, batch = divmod(number, self._plan.batches_per_epoch)
-        self._next += 1
-        return self._engine.make(self.first_epoch + epoch, batch, number, self._plan)
-
-    @property
-    def is_at_end(self) -> bool:
-        """See `delivery.EngineRun`."""
-        if self._plan.lanes:
-            return len(self.ended_lanes) == self._plan.lanes
-        return self._reading is not None and self._reading.is_over
-
-    def _take_turn(self, lanes: int) -> Delivery:
-        """The next batch of the generators that take turns."""
-        while not self.is_over and len(self.ended_lanes) < lanes:
-            number, self._next = self._next, self._next + 1
-            batch, lane = divmod(number, lanes)
-            if lane in self.ended_lanes or batch < self._places.taken[lane]:
-                continue
-            try:
-                return self._engine.make(self.first_epoch, number, number, self._plan)
-            except _LaneEnded:
-                self.ended_lanes[lane] = batch
-        raise StopIteration
-
-    def _take_read(self, reading: StreamReading) -> Delivery:
-        while not self.is_over:
-            items = reading.take()
-            if items is None:
-                break
-            number, self._next = self._next, self._next + 1
-            if not any(first <= number < first + count for first, count in self._taken.items()):
-                return self._engine.make(self.first_epoch, number, number, self._plan, items)
-        raise StopIteration
-
-    def extend(self, limit: int) -> None:
-        """More batches are wanted."""
-        self._limit = limit
-
-    def end(self) -> None:
-        """Nobody wants the rest."""
-        self.is_over = True
-        self._engine.forget(self.first_epoch)

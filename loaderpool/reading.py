@@ -46,7 +46,6 @@ class PassLog:
         delivered: how many of its batches came from the engine.
         omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
         numbers: without an order: those of the batches that came, as they came.
-        is_rest: whether it begins behind the epoch's beginning.
         lanes: of generators: how many batches of each came.
         taken_before: without an order: numbers of batches that were taken before.
 
@@ -69,7 +68,7 @@ class PassLog:
         self.epoch, self.plan = epoch, plan
         numbers = (n for first, count in taken.items() for n in range(first, first + count)) if taken else ()
         self.taken_before = frozenset(numbers)
-        self.is_rest = bool(plan.begins_at or self.taken_before or lanes is not None)
+        self._places_before = lanes
         self.lanes = LaneLog(plan.lanes, lanes) if plan.lanes else None
         self.numbers: list[int] | None = [] if keeps_numbers and self.lanes is None else None
         self.delivered = 0
@@ -80,6 +79,11 @@ class PassLog:
     def batches(self) -> int:
         """How many batches the whole pass has; of a stream, until its end, more than there can be."""
         return self._end if self._end is not None else self.plan.batches_per_epoch - len(self.taken_before)
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it begins behind the epoch's beginning."""
+        return bool(self.plan.begins_at or self.taken_before or self._places_before is not None)
 
     def close(self) -> None:
         """The stream has ended: there are no more than were delivered."""

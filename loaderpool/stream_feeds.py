@@ -124,8 +124,7 @@ class StreamFeeds:
         """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
         feed, self.first = self.first, None
         if feed is not None:
-            is_same = epoch == feed.epoch or not self._config.shuffle_window or self.is_one_shot
-            if is_same and not plan.begins_at:
+            if self._stream.serves(feed.epoch, epoch, plan, self._config.shuffle_window):
                 return feed
             feed.stop()
         return self._open(epoch, plan)
@@ -140,7 +139,7 @@ class StreamFeeds:
         if self._readers is not None:
             return ReadFrames(self._readers, epoch, plan)
         window, seed = self._config.shuffle_window, self._config.seed
-        return OwnFrames(read_batches(self._stream, plan, window=window, seed=seed, epoch=epoch), epoch, plan)
+        return OwnFrames(read_batches(self._stream, plan, window=window, seed=seed, epoch=epoch))
 
     def free(self, in_use: Collection[int]) -> None:
         """Give back the memory of feeds that are over, but of those with these ids."""

@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 
 from tests.support import leaks, tensorflow_runtime
+from tests.support.batches import Place, shared_pools
 
 # These run whole pools; whatever they leave would also spoil the tests after them.
 GUARDED_DIRECTORIES = {"e2e", "faults", "stress"}
@@ -54,3 +55,10 @@ def tf() -> Any:
     """TensorFlow with three logical CPU devices and no GPU; skips where it is not installed (scripts/test has it)."""
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'")
     return tensorflow_runtime.load()
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[Place]:
+    """Gives the arguments that have a loader use one of the pools that the tests of this file share."""
+    with shared_pools() as place:
+        yield place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import os
@@ -16,7 +15,7 @@ from loaderpool.sources.extras import import_extra
 from loaderpool.sources.file_records import fingerprint_of
 from loaderpool.sources.kept_open import KeptOpen
 from loaderpool.sources.open_files import Stamp, check_stamp, missing
-from loaderpool.sources.parts import position_of
+from loaderpool.sources.parts import position_of, row_in_part
 from loaderpool.sources.paths import checked_paths, described_paths
 from loaderpool.structure import Structure
 
@@ -96,9 +95,7 @@ class HDF5:
         return self._ends[-1]
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        position = position_of(index, len(self))
-        number = bisect.bisect_right(self._ends, position)
-        row = position - (self._ends[number - 1] if number else 0)
+        number, row = row_in_part(position_of(index, len(self)), self._ends)
         file = _open.get(self._owner, number, self._opened)
         file.check()
         values: list[Any] = []

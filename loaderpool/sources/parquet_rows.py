@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from loaderpool.sources.extras import import_extra
 from loaderpool.sources.file_records import fingerprint_of
 from loaderpool.sources.kept_open import KeptOpen
 from loaderpool.sources.open_files import Stamp, check_stamp, missing
-from loaderpool.sources.parts import position_of
+from loaderpool.sources.parts import position_of, row_in_part
 from loaderpool.sources.paths import checked_paths, described_paths
 
 __all__ = ["ParquetRows"]
@@ -102,9 +101,7 @@ class ParquetRows:
         return self._ends[-1]
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        position = position_of(index, len(self))
-        number = bisect.bisect_right(self._ends, position)
-        row = position - (self._ends[number - 1] if number else 0)
+        number, row = row_in_part(position_of(index, len(self)), self._ends)
         group = self._kept.get(0, number, self._unpacked)
         path, stamp = group.file
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import operator
+from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from loaderpool.errors import ArgumentError, SourceError
@@ -10,7 +12,7 @@ from loaderpool.sources.recognise import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.stream import StreamSource
 
-__all__ = ["named_source", "position_of"]
+__all__ = ["named_source", "position_of", "row_in_part"]
 
 
 def named_source(source: Any, name: str) -> Source:
@@ -30,6 +32,17 @@ def named_source(source: Any, name: str) -> Source:
             "list(source) where it fits in memory"
         )
     return found
+
+
+def row_in_part(position: int, ends: Sequence[int]) -> tuple[int, int]:
+    """Which of several parts a position lies in, and which of its rows it is.
+
+    Args:
+        position: in all of them, one behind the other.
+        ends: how many rows there are up to the end of each.
+    """
+    number = bisect.bisect_right(ends, position)
+    return number, position - (ends[number - 1] if number else 0)
 
 
 def position_of(index: SupportsIndex, size: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loaderpool.errors import SourceError
+from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.window import shuffled
 
@@ -54,6 +55,17 @@ class StreamSource:
             )
         self.was_opened = True
         return iter(self.items)
+
+    def serves(self, read_for: int, epoch: int, plan: BasePlan, window: int) -> bool:
+        """Whether what is read ahead, from the first item on for one epoch, is what a pass of another one needs.
+
+        Args:
+            read_for: the epoch that it is read for.
+            epoch: of the pass.
+            plan: of the pass's batches.
+            window: items that are shuffled among each other, in an order that the epoch keys; 0 for none.
+        """
+        return not plan.begins_at and (epoch == read_for or not window or self.is_one_shot)
 
     def __repr__(self) -> str:
         return f"<stream of a {self.kind}>"

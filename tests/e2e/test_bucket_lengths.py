@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +13,28 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.replay import Replay
-from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.batches import Place, assert_same, read
 from tests.support.child import run_child
-from tests.support.sounds import frames_of, load_sound, write_sounds
+from tests.support.sounds import BY_LENGTH, frames_of, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-FILES = 150
-HOW: dict[str, Any] = {
-    "bucket_by": frames_of, "boundaries": [200, 400, 700], "batch_sizes": [8, 4, 3, 2],
-    "pad": True, "shuffle": True, "seed": 5,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_sounds(tmp_path_factory.mktemp("sounds"), FILES, 50, 1000)
-
-
-@pytest.fixture(scope="module")
-def two_epochs(paths: list[str]) -> list[Any]:
-    with lp.Loader(paths, load_sound, workers=0, **HOW) as loader:
-        return read(loader, passes=2)
-
 
 # ---- lengths ----
 
 
-def test_lengths_may_be_given_as_they_are(paths: list[str], two_epochs: list[Any], on: Place) -> None:
-    lengths = [frames_of(path) for path in paths]
+def test_lengths_may_be_given_as_they_are(sounds: list[str], two_epochs: list[Any], on: Place) -> None:
+    lengths = [frames_of(path) for path in sounds]
 
     class Series:
         def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
             return np.array(lengths, np.uint16)
 
     for given in (lengths, tuple(lengths), np.array(lengths, np.int32), Series()):
-        with lp.Loader(paths, load_sound, **on(2), **{**HOW, "bucket_by": given}) as loader:
+        with lp.Loader(sounds, load_sound, **on(2), **{**BY_LENGTH, "bucket_by": given}) as loader:
             assert_same(read(loader), two_epochs[: len(two_epochs) // 2])
 
 
-def test_the_function_is_called_once_for_each_item_while_the_loader_is_made(paths: list[str], tmp_path: Path) -> None:
+def test_the_function_is_called_once_for_each_item_while_the_loader_is_made(sounds: list[str], tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def noted(path: str) -> int:
@@ -67,28 +42,28 @@ def test_the_function_is_called_once_for_each_item_while_the_loader_is_made(path
             file.write(f"{os.getpid()} {path}\n")
         return frames_of(path)
 
-    with lp.Loader(paths, load_sound, workers=2, **{**HOW, "bucket_by": noted}) as loader:
+    with lp.Loader(sounds, load_sound, workers=2, **{**BY_LENGTH, "bucket_by": noted}) as loader:
         lines = [line.split() for line in log.read_text().splitlines()]
-        assert sorted(path for _, path in lines) == sorted(paths)
+        assert sorted(path for _, path in lines) == sorted(sounds)
         assert str(os.getpid()) not in {pid for pid, _ in lines}, "by workers"
         assert len(loader) == len(read(loader))
         with loader.replace(workers=0, boundaries=[500], batch_sizes=[4, 2]) as other:
             assert len(other) == len(read(other))
         Replay(loader, 3).run()
-        assert len(log.read_text().splitlines()) == len(paths), "and never again"
-        with loader.replace(source=paths[:9]) as shorter:
+        assert len(log.read_text().splitlines()) == len(sounds), "and never again"
+        with loader.replace(source=sounds[:9]) as shorter:
             assert sum(len(batch["frames"]) for batch in shorter) == 9
 
 
-def test_lengths_are_found_with_the_setup_and_on_the_pool_that_is_there(paths: list[str]) -> None:
+def test_lengths_are_found_with_the_setup_and_on_the_pool_that_is_there(sounds: list[str]) -> None:
     opened: dict[str, int] = {}
 
     def setup() -> None:
-        opened.update((path, frames_of(path)) for path in paths)
+        opened.update((path, frames_of(path)) for path in sounds)
 
     with lp.Pool(2) as pool:
-        how = {**HOW, "bucket_by": lambda path: opened[path]}
-        with lp.Loader(paths, load_sound, setup=setup, pool=pool, **how) as loader:
+        how = {**BY_LENGTH, "bucket_by": lambda path: opened[path]}
+        with lp.Loader(sounds, load_sound, setup=setup, pool=pool, **how) as loader:
             assert len(loader) == len(read(loader))
 
 
@@ -127,11 +102,11 @@ def test_numpy_numbers_are_lengths(on: Place) -> None:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [5, 6, 7, 8], [4]]
 
 
-def test_a_worker_that_dies_over_a_length_is_replaced(paths: list[str], tmp_path: Path, two_epochs: list[Any]) -> None:
+def test_a_worker_that_dies_over_a_length_is_replaced(sounds: list[str], tmp_path: Path, two_epochs: list[Any]) -> None:
     once = tmp_path / "once"
 
     def dies(path: str) -> int:
-        if path == paths[40]:
+        if path == sounds[40]:
             try:
                 os.close(os.open(once, os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -139,7 +114,7 @@ def test_a_worker_that_dies_over_a_length_is_replaced(paths: list[str], tmp_path
                 pass
         return frames_of(path)
 
-    with lp.Loader(paths, load_sound, workers=2, **{**HOW, "bucket_by": dies}) as loader:
+    with lp.Loader(sounds, load_sound, workers=2, **{**BY_LENGTH, "bucket_by": dies}) as loader:
         assert_same(read(loader), two_epochs[: len(two_epochs) // 2])
         assert loader.statistics().restarts == 1
 

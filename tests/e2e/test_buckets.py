@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -15,45 +14,22 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.replay import Replay
-from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.batches import Place, assert_same, read
 from tests.support.processes import parents
-from tests.support.sounds import frames_of, load_sound, write_sounds
+from tests.support.sounds import BY_LENGTH, SOUNDS, frames_of, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
-FILES = 150
-HOW: dict[str, Any] = {
-    "bucket_by": frames_of, "boundaries": [200, 400, 700], "batch_sizes": [8, 4, 3, 2],
-    "pad": True, "shuffle": True, "seed": 5,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_sounds(tmp_path_factory.mktemp("sounds"), FILES, 50, 1000)
-
-
-@pytest.fixture(scope="module")
-def two_epochs(paths: list[str]) -> list[Any]:
-    with lp.Loader(paths, load_sound, workers=0, **HOW) as loader:
-        return read(loader, passes=2)
-
 
 def bucket_of(length: int) -> int:
-    return sum(length >= boundary for boundary in HOW["boundaries"])
+    return sum(length >= boundary for boundary in BY_LENGTH["boundaries"])
 
 
-def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(paths: list[str], two_epochs: list[Any]) -> None:
-    sizes = HOW["batch_sizes"]
+def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(sounds: list[str], two_epochs: list[Any]) -> None:
+    sizes = BY_LENGTH["batch_sizes"]
     per_epoch = len(two_epochs) // 2
     for epoch in (two_epochs[:per_epoch], two_epochs[per_epoch:]):
-        assert sorted(n for batch in epoch for n in batch["frames"].tolist()) == sorted(map(frames_of, paths))
+        assert sorted(n for batch in epoch for n in batch["frames"].tolist()) == sorted(map(frames_of, sounds))
         rests = []
         for batch in epoch:
             (bucket,) = {bucket_of(length) for length in batch["frames"].tolist()}
@@ -66,8 +42,8 @@ def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(paths: list[str],
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_workers_make_the_same_bits(workers: int, paths: list[str], two_epochs: list[Any], on: Place) -> None:
-    with lp.Loader(paths, load_sound, **on(workers), **HOW) as loader:
+def test_workers_make_the_same_bits(workers: int, sounds: list[str], two_epochs: list[Any], on: Place) -> None:
+    with lp.Loader(sounds, load_sound, **on(workers), **BY_LENGTH) as loader:
         assert 2 * len(loader) == len(two_epochs)
         assert_same(read(loader, passes=2), two_epochs)
         assert loader.element_spec["sound"].shape == (None, None)
@@ -91,12 +67,12 @@ def test_a_chunk_of_tiny_batches_is_the_same_batches(on: Place) -> None:
             assert loader.form.max_chunk > 1
 
 
-def test_a_worker_that_is_killed_and_a_resize_change_nothing(paths: list[str], two_epochs: list[Any]) -> None:
+def test_a_worker_that_is_killed_and_a_resize_change_nothing(sounds: list[str], two_epochs: list[Any]) -> None:
     def slow(path: str, rng: np.random.Generator) -> Any:
         time.sleep(0.002)
         return load_sound(path, rng)
 
-    with lp.Loader(paths, slow, workers=2, **HOW) as loader:
+    with lp.Loader(sounds, slow, workers=2, **BY_LENGTH) as loader:
         got, batches = [], iter(loader)
         for number, batch in enumerate(batches):
             got.append({name: part.copy() for name, part in batch.items()})
@@ -125,11 +101,11 @@ def over_json(state: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (3, 1), (2, 0)])
 def test_the_rest_is_the_same_to_the_bit(
-    before: int, after: int, paths: list[str], two_epochs: list[Any], on: Place
+    before: int, after: int, sounds: list[str], two_epochs: list[Any], on: Place
 ) -> None:
     length = len(two_epochs) // 2
     for taken in (0, 1, length // 2, length - 2, length - 1, length, length + 5):
-        with lp.Loader(paths, load_sound, **on(before), **HOW) as stopped:
+        with lp.Loader(sounds, load_sound, **on(before), **BY_LENGTH) as stopped:
             batches = iter(stopped)
             for number in range(taken):
                 if number == length:
@@ -137,20 +113,20 @@ def test_the_rest_is_the_same_to_the_bit(
                 next(batches)
             state = over_json(batches.state_dict())  # type: ignore[attr-defined]
             del batches
-        with lp.Loader(paths, load_sound, **on(after), memory_limit="8MiB", **HOW) as again:
+        with lp.Loader(sounds, load_sound, **on(after), memory_limit="8MiB", **BY_LENGTH) as again:
             again.load_state_dict(state)
             assert_same(read(again), two_epochs[taken : length if taken < length else 2 * length])
             if taken < length:
                 assert_same(read(again), two_epochs[length:])
 
 
-def test_a_supervisor_that_dies_in_the_rest_changes_no_bit(paths: list[str], two_epochs: list[Any]) -> None:
+def test_a_supervisor_that_dies_in_the_rest_changes_no_bit(sounds: list[str], two_epochs: list[Any]) -> None:
     def slow(path: str, rng: np.random.Generator) -> Any:
         time.sleep(0.004)
         return load_sound(path, rng)
 
     length = len(two_epochs) // 2
-    with lp.Loader(paths, slow, workers=2, **HOW) as loader:
+    with lp.Loader(sounds, slow, workers=2, **BY_LENGTH) as loader:
         batches = iter(loader)
         for _ in range(7):
             next(batches)
@@ -181,32 +157,32 @@ def test_going_on_again_and_again_takes_no_memory(on: Place) -> None:
         assert taken[-1] == taken[5] > 0
 
 
-def test_without_an_order_nothing_is_repeated_or_dropped(paths: list[str], two_epochs: list[Any], on: Place) -> None:
+def test_without_an_order_nothing_is_repeated_or_dropped(sounds: list[str], two_epochs: list[Any], on: Place) -> None:
     def plain(batch: Any) -> tuple[bytes, bytes]:
         return batch["frames"].tobytes(), batch["sound"].tobytes()
 
     expected = sorted(map(plain, two_epochs[: len(two_epochs) // 2]))
     for taken in (1, len(expected) // 2, len(expected) - 1):
-        with lp.Loader(paths, load_sound, deterministic=False, **on(3), **HOW) as stopped:
+        with lp.Loader(sounds, load_sound, deterministic=False, **on(3), **BY_LENGTH) as stopped:
             batches = iter(stopped)
             got = [plain(next(batches)) for _ in range(taken)]
             state = over_json(batches.state_dict())  # type: ignore[attr-defined]
             del batches
         for after in (2, 0):
-            with lp.Loader(paths, load_sound, deterministic=False, **on(after), **HOW) as again:
+            with lp.Loader(sounds, load_sound, deterministic=False, **on(after), **BY_LENGTH) as again:
                 again.load_state_dict(state)
                 assert sorted(got + [plain(batch) for batch in again]) == expected
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 3), (2, 5)])
 @pytest.mark.parametrize("drop_remainder", [False, True])
-def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool, paths: list[str], on: Place) -> None:
+def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool, sounds: list[str], on: Place) -> None:
     """All shards have the same bucket at each step, also after their number has changed in mid-epoch."""
-    how = {**HOW, "bucket_by": [frames_of(path) for path in paths], "drop_remainder": drop_remainder}
+    how = {**BY_LENGTH, "bucket_by": [frames_of(path) for path in sounds], "drop_remainder": drop_remainder}
 
     def shard(index: int, shards: int) -> lp.Loader:
         where = on(index % 3)
-        return lp.Loader(range(FILES), lambda i: i, num_shards=shards, shard_index=index, **where, **how)
+        return lp.Loader(range(SOUNDS), lambda i: i, num_shards=shards, shard_index=index, **where, **how)
 
     seen: list[int] = []
     states, steps = [], []
@@ -230,13 +206,13 @@ def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool
         seen += chain.from_iterable(rest)
         rests.append([bucket_of(how["bucket_by"][batch[0]]) for batch in rest])
     assert len({tuple(step) for step in steps}) == len({tuple(rest) for rest in rests}) == 1
-    assert len(set(seen)) == FILES - left_out and len(seen) - len(set(seen)) == repeated
+    assert len(set(seen)) == SOUNDS - left_out and len(seen) - len(set(seen)) == repeated
     assert bool(left_out) <= drop_remainder
 
 
-def test_a_state_of_other_buckets_is_refused_with_what_differs(paths: list[str], on: Place) -> None:
-    how = {**HOW, "bucket_by": [frames_of(path) for path in paths]}
-    with lp.Loader(paths, load_sound, **on(1), **how) as loader:
+def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str], on: Place) -> None:
+    how = {**BY_LENGTH, "bucket_by": [frames_of(path) for path in sounds]}
+    with lp.Loader(sounds, load_sound, **on(1), **how) as loader:
         state = over_json(loader.state_dict())
         other_lengths = [*how["bucket_by"][:-1], 10**6]
         changes: list[dict[str, Any]] = [
@@ -264,25 +240,28 @@ def padding_share(batches: list[Any]) -> float:
     return float((padded - sum(batch["frames"].sum() for batch in batches)) / padded)
 
 
-def test_the_share_of_padding_is_told(paths: list[str], two_epochs: list[Any], on: Place) -> None:
+def test_the_share_of_padding_is_told(sounds: list[str], two_epochs: list[Any], on: Place) -> None:
     for workers in (0, 2):
-        with lp.Loader(paths, load_sound, **on(workers), **HOW) as loader:
+        with lp.Loader(sounds, load_sound, **on(workers), **BY_LENGTH) as loader:
             assert loader.statistics().padding_share == 0.0
             for _ in loader:
                 pass
             by_length = loader.statistics().padding_share
             assert by_length == padding_share(two_epochs[: len(two_epochs) // 2])
-        with lp.Loader(paths, load_sound, batch_size=4, pad=True, shuffle=True, **on(workers)) as loader:
+        with lp.Loader(sounds, load_sound, batch_size=4, pad=True, shuffle=True, **on(workers)) as loader:
             batches = read(loader)
             assert loader.statistics().padding_share == padding_share(batches) > by_length > 0
 
 
-def test_what_is_not_padded_counts_for_nothing(paths: list[str], on: Place) -> None:
+def test_what_is_not_padded_counts_for_nothing(sounds: list[str], on: Place) -> None:
     how: dict[str, Any]
-    for how in ({"ragged": True}, {"ragged": True, **{k: HOW[k] for k in ("bucket_by", "boundaries", "batch_sizes")}}):
-        with lp.Loader(paths, load_sound, batch_size=4, **how, **on(2)) as loader:
+    for how in (
+        {"ragged": True},
+        {"ragged": True, **{k: BY_LENGTH[k] for k in ("bucket_by", "boundaries", "batch_sizes")}},
+    ):
+        with lp.Loader(sounds, load_sound, batch_size=4, **how, **on(2)) as loader:
             rows = [row for batch in loader for row in map(len, batch["sound"])]
-            assert sorted(rows) == sorted(map(frames_of, paths))
+            assert sorted(rows) == sorted(map(frames_of, sounds))
             assert loader.statistics().padding_share == 0.0
     with lp.Loader(range(20), lambda i: (np.zeros(i % 3), "text" * i, i), batch_size=4, pad=True, **on(1)) as loader:
         shapes = [batch[0].shape for batch in loader]
@@ -293,23 +272,23 @@ def test_what_is_not_padded_counts_for_nothing(paths: list[str], on: Place) -> N
 # ---- with other settings ----
 
 
-def test_a_batch_is_what_batch_fn_makes_of_a_bucket(paths: list[str], on: Place) -> None:
+def test_a_batch_is_what_batch_fn_makes_of_a_bucket(sounds: list[str], on: Place) -> None:
     def together(some: list[str], rng: np.random.Generator) -> Any:
         longest = max(map(frames_of, some))
         return np.array([longest] * len(some)), rng.random(len(some))
 
-    how = {**HOW, "pad": False}
-    with lp.Loader(paths, batch_fn=together, workers=0, **how) as loader:
+    how = {**BY_LENGTH, "pad": False}
+    with lp.Loader(sounds, batch_fn=together, workers=0, **how) as loader:
         expected = read(loader)
         replay = Replay(loader, 17)
         assert_same(replay.run(), expected[replay.call.batch])
-    with lp.Loader(paths, batch_fn=together, **on(2), **how) as loader:
+    with lp.Loader(sounds, batch_fn=together, **on(2), **how) as loader:
         assert_same(read(loader), expected)
-    assert sum(len(lengths) for lengths, _ in expected) == FILES
+    assert sum(len(lengths) for lengths, _ in expected) == SOUNDS
 
 
-def test_a_sample_is_replayed(paths: list[str], two_epochs: list[Any], on: Place) -> None:
-    with lp.Loader(paths, load_sound, **on(2), **HOW) as loader:
+def test_a_sample_is_replayed(sounds: list[str], two_epochs: list[Any], on: Place) -> None:
+    with lp.Loader(sounds, load_sound, **on(2), **BY_LENGTH) as loader:
         for index, epoch in ((0, 0), (75, 1), (149, 1)):
             replay = Replay(loader, index, epoch)
             sample = replay.run()
@@ -322,12 +301,12 @@ def test_a_sample_is_replayed(paths: list[str], two_epochs: list[Any], on: Place
             )
 
 
-def test_what_another_shard_has_is_said(paths: list[str], on: Place) -> None:
-    how = {**HOW, "bucket_by": [frames_of(path) for path in paths], "drop_remainder": True, "num_shards": 2}
-    with lp.Loader(paths, load_sound, **on(1), **how) as loader:
+def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
+    how = {**BY_LENGTH, "bucket_by": [frames_of(path) for path in sounds], "drop_remainder": True, "num_shards": 2}
+    with lp.Loader(sounds, load_sound, **on(1), **how) as loader:
         mine = set(chain.from_iterable(batch["frames"].tolist() for batch in loader))
         told = []
-        for index in range(FILES):
+        for index in range(SOUNDS):
             try:
                 Replay(loader, index)
             except lp.ArgumentError as error:
@@ -336,7 +315,7 @@ def test_what_another_shard_has_is_said(paths: list[str], on: Place) -> None:
                 assert how["bucket_by"][index] in mine
         others = [text for text in told if "shard_index=1, and this loader's is shard_index=0" in text]
         tail = f"in the tail of {loader._plan.rows_left_out} rows"
-        assert len(others) == loader._plan.rows_per_epoch == FILES - len(told)
+        assert len(others) == loader._plan.rows_per_epoch == SOUNDS - len(told)
         assert sum(tail in text for text in told) == loader._plan.rows_left_out == len(told) - len(others)
 
 
@@ -388,7 +367,7 @@ def test_samples_of_one_shape_need_no_padding(on: Place) -> None:
         assert [batch.shape for batch in loader] == [(5, 2), (5, 3), (5, 4)] * 2
 
 
-def test_statistics_begin_with_no_rate(paths: list[str], on: Place) -> None:
+def test_statistics_begin_with_no_rate(sounds: list[str], on: Place) -> None:
     """A first batch counts with the rows that it has, not with the most that any has."""
     lengths = [300] * 3 + [10] * 64
     with lp.Loader(

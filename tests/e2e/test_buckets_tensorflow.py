@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, read, shared_pools
-from tests.support.sounds import frames_of, load_sound, write_sounds
+from tests.support.batches import Place, assert_same, read
+from tests.support.sounds import BY_LENGTH, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-FILES = 150
-HOW: dict[str, Any] = {
-    "bucket_by": frames_of, "boundaries": [200, 400, 700], "batch_sizes": [8, 4, 3, 2],
-    "pad": True, "shuffle": True, "seed": 5,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_sounds(tmp_path_factory.mktemp("sounds"), FILES, 50, 1000)
-
-
-@pytest.fixture(scope="module")
-def two_epochs(paths: list[str]) -> list[Any]:
-    with lp.Loader(paths, load_sound, workers=0, **HOW) as loader:
-        return read(loader, passes=2)
 
 
 def over_json(state: dict[str, Any]) -> Any:
@@ -66,9 +42,9 @@ def test_without_shuffle_it_is_what_tf_data_makes(tf: Any, on: Place) -> None:
                 assert_same([batch.numpy() for batch in ours], expected)
 
 
-def test_a_dataset_goes_on(tf: Any, paths: list[str], two_epochs: list[Any], on: Place) -> None:
+def test_a_dataset_goes_on(tf: Any, sounds: list[str], two_epochs: list[Any], on: Place) -> None:
     length = len(two_epochs) // 2
-    with lp.Loader(paths, load_sound, **on(2), **HOW) as loader:
+    with lp.Loader(sounds, load_sound, **on(2), **BY_LENGTH) as loader:
         dataset = loader.as_dataset(epochs=2)
         assert dataset.cardinality().numpy() == 2 * length
         for _ in zip(range(length + 4), dataset, strict=False):
@@ -81,7 +57,7 @@ def test_a_dataset_goes_on(tf: Any, paths: list[str], two_epochs: list[Any], on:
         assert_same(got, two_epochs[length + 4 :])
 
 
-def test_keras_fits(tf: Any, paths: list[str], on: Place) -> None:
+def test_keras_fits(tf: Any, sounds: list[str], on: Place) -> None:
     keras = pytest.importorskip("keras")
 
     def sample(path: str) -> Any:
@@ -92,6 +68,6 @@ def test_keras_fits(tf: Any, paths: list[str], on: Place) -> None:
     outputs = keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(keras.layers.Conv1D(4, 8)(inputs)))
     model = keras.Model(inputs, outputs)
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-    with lp.Loader(paths, sample, **on(2), **{**HOW, "drop_remainder": True}) as loader:
+    with lp.Loader(sounds, sample, **on(2), **{**BY_LENGTH, "drop_remainder": True}) as loader:
         history = model.fit(loader.as_dataset(), epochs=2, verbose=0)
         assert len(history.history["loss"]) == 2 and model.optimizer.iterations.numpy() == 2 * len(loader)

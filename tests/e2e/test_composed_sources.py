@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.batches import Place, assert_same, read
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 @pytest.fixture(scope="module")

@@ -6,25 +6,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, copied, indices_in, read, shared_pools
+from tests.support.batches import Place, assert_same, copied, indices_in, read
 
 pytestmark = [
     pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run"),
     pytest.mark.corner,
 ]
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def draw_python(index: int) -> Any:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,12 @@ import pytest
 
 import loaderpool as lp
 from tests.e2e.test_resume import over_json, plain, take
-from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.batches import Place, assert_same, read
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 FILES, ROWS = 3, 40
 TOTAL = FILES * ROWS
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 @pytest.fixture(scope="module")

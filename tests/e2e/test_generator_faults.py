@@ -14,15 +14,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, read, shared_pools
+from tests.support.batches import Place, read
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 # ---- items ----

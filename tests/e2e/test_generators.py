@@ -15,17 +15,11 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, copied, read, shared_pools
+from tests.support.batches import Place, assert_same, copied, read
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 SHARDS = [range(100 * shard, 100 * shard + 3 + 2 * shard) for shard in range(11)]
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def numbers_in(batches: list[Any]) -> list[int]:

@@ -7,7 +7,6 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,18 +18,12 @@ import loaderpool as lp
 from loaderpool.passes import Pass
 from loaderpool.ragged import RaggedArray
 from loaderpool.reading import Reading
-from tests.support.batches import Place, assert_same, copied, indices_in, read, shared_pools
+from tests.support.batches import Place, assert_same, copied, indices_in, read
 from tests.support.child import run_child
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 2, 3])
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def made(rows: list[Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loaderpool as lp
-from tests.support.batches import Place, copied, indices_in, shared_pools
+from tests.support.batches import Place, copied, indices_in
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 BATCHES = 150
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def stamped(index: int) -> Any:

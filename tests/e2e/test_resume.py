@@ -13,18 +13,12 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, shared_pools
+from tests.support.batches import Place
 from tests.support.processes import parents
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 ITEMS = 101
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def sample(item: int, rng: np.random.Generator) -> Any:

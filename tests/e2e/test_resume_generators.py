@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 import loaderpool as lp
 from tests.e2e.test_generators import SHARDS, WAYS, of_shard
 from tests.e2e.test_resume import over_json
-from tests.support.batches import Place, assert_same, copied, read, shared_pools
+from tests.support.batches import Place, assert_same, copied, read
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def take(batches: Iterator[Any], count: int) -> list[Any]:

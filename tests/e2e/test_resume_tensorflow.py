@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,15 +9,12 @@ import pytest
 import loaderpool as lp
 from tests.e2e.test_generators import SHARDS, of_shard
 from tests.e2e.test_resume import SHAPES, over_json, plain, take
-from tests.support.batches import Place, shared_pools
+from tests.support.batches import Place
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-
-@pytest.fixture(scope="module")
-def on(tf: Any) -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
+pytestmark = [
+    pytest.mark.usefixtures("tf"),  # loaded before the pools: what it leaves is not theirs
+    pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run"),
+]
 
 
 def test_through_tf_data_the_consumer_counts(on: Place, tf: Any) -> None:

@@ -16,18 +16,12 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, read, shared_pools
+from tests.support.batches import Place, let_go_in_a_fork, read
 from tests.support.child import run_child
 from tests.support.processes import is_alive, wait_gone
 from tests.support.streams import Blocking, Ending, Failing, Large, Numbers, Telling, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def pids_in(batches: Any) -> set[int]:
@@ -492,21 +486,10 @@ def test_a_reader_ends_with_a_trainer_whose_fork_lives_on(tmp_path: Path) -> Non
 
 def test_a_fork_of_the_trainer_in_mid_stream_disturbs_nobody(on: Place) -> None:
     with lp.Loader(Telling(200), batch_size=4, **on(2)) as loader:
-        batches = iter(loader)
-        got = [next(batches) for _ in range(3)]
-        pid = os.fork()
-        if pid == 0:  # a child that lets go of all it inherited, and ends as Python does
-            status = 1
-            try:
-                with pytest.raises(lp.ForeignProcessError):
-                    next(batches)
-                del batches
-                loader.close()
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert numbers_in([*got, *batches]) == list(range(200))
+        held = [iter(loader)]
+        got = [next(held[0]) for _ in range(3)]
+        let_go_in_a_fork(loader, held)
+        assert numbers_in([*got, *held[0]]) == list(range(200))
 
 
 def test_ctrl_c_at_the_terminal_is_the_trainers_alone(on: Place) -> None:

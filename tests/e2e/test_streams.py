@@ -20,19 +20,13 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, copied, read, shared_pools
+from tests.support.batches import Place, assert_same, copied, let_go_in_a_fork, read
 from tests.support.child import run_child
 from tests.support.streams import Numbers, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 ITEMS, BATCH = 101, 8
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def numbers_in(batches: Iterable[Any]) -> list[int]:
@@ -559,21 +553,10 @@ def test_the_trainer_ends_while_its_source_waits_on_the_thread(how: str) -> None
 
 def test_a_fork_in_mid_stream_does_not_read_on(on: Place) -> None:
     with lp.Loader(iter(Numbers(400)), make, batch_size=4, **on(2)) as loader:
-        batches = iter(loader)
-        got = [int(next(batches)[0][0]) for _ in range(3)]
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                with pytest.raises(lp.ForeignProcessError):
-                    next(batches)
-                del batches
-                loader.close()
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        got += [int(batch[0][0]) for batch in batches]
+        held = [iter(loader)]
+        got = [int(next(held[0])[0][0]) for _ in range(3)]
+        let_go_in_a_fork(loader, held)
+        got += [int(batch[0][0]) for batch in held[0]]
     assert got == list(range(0, 400, 4))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,11 @@ import pytest
 
 import loaderpool as lp
 from tests.e2e.test_streams import BATCH
-from tests.support.batches import Place, assert_same, read, shared_pools
+from tests.support.batches import Place, assert_same, read
 from tests.support.child import run_child
 from tests.support.streams import Numbers, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def test_through_tf_data(on: Place, tf: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,18 @@ from hypothesis import strategies as st
 
 import loaderpool as lp
 from tests.property.test_resume import bits, lines, loaders
-from tests.support.batches import Place, shared_pools
+from tests.support.batches import Place
 
-pytestmark = pytest.mark.may_leak(reason="the examples share a pool; the fixture looks when the last has run")
+pytestmark = [
+    pytest.mark.usefixtures("tf"),  # loaded before the pools: what it leaves is not theirs
+    pytest.mark.may_leak(reason="the examples share a pool; the fixture looks when the last has run"),
+]
 
 __all__ = ["lines"]  # a fixture
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 EPOCHS = 2
 AT_ONCE = 3  # where in a place is how many come with the next call, which is a matter of time
-
-
-@pytest.fixture(scope="module")
-def on(tf: Any) -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 def fetch_of(loader: lp.Loader) -> Any:

@@ -15,18 +15,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import loaderpool as lp
-from tests.support.batches import Place, shared_pools
+from tests.support.batches import Place
 from tests.support.streams import Numbers
 
 pytestmark = pytest.mark.may_leak(reason="the examples share a pool; the fixture looks when the last has run")
 
 LINES = 60
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,20 @@
-"""Batches as tests compare them: to the bit, in dtype, shape and structure; and pools that a module's tests share."""
+"""Batches as tests compare them: to the bit, in dtype, shape and structure; pools that tests share; users that fork."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 import loaderpool as lp
 from loaderpool.ragged import RaggedArray
 from tests.support import leaks
 
-__all__ = ["Place", "assert_same", "copied", "indices_in", "read", "shared_pools"]
+__all__ = ["Place", "assert_same", "copied", "indices_in", "let_go_in_a_fork", "read", "shared_pools"]
 
 # Arguments of a Loader that say where it runs: a pool's workers, or (0) this process.
 Place = Callable[[int], dict[str, Any]]
@@ -81,3 +83,19 @@ def shared_pools() -> Iterator[Place]:
         finally:
             while pools:  # each holds the mapping that its arrays may look at
                 pools.popitem()[1].close()
+
+
+def let_go_in_a_fork(loader: lp.Loader, held: list[Iterator[Any]]) -> None:
+    """Fork a child that is refused a batch and lets go of all it inherited: the iterators held, and the loader."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with pytest.raises(lp.ForeignProcessError):
+                next(held[0])
+            held.clear()
+            loader.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["frames_of", "load_sound", "write_sounds"]
+__all__ = ["BY_LENGTH", "SOUNDS", "frames_of", "load_sound", "write_sounds"]
+
+SOUNDS = 150  # how many the fixture `sounds` has
 
 
 def write_sounds(folder: Path, count: int, least: int, most: int, seed: int = 0) -> list[str]:
@@ -37,3 +39,10 @@ def load_sound(path: str, rng: np.random.Generator) -> dict[str, Any]:
     with wave.open(path) as file:
         frames = np.frombuffer(file.readframes(file.getnframes()), np.int16)
     return {"sound": frames * np.float32(rng.uniform(0.5, 2.0)), "frames": len(frames)}
+
+
+# How a loader of the fixture `sounds` batches them: in four buckets.
+BY_LENGTH: dict[str, Any] = {
+    "bucket_by": frames_of, "boundaries": [200, 400, 700], "batch_sizes": [8, 4, 3, 2],
+    "pad": True, "shuffle": True, "seed": 5,
+}  # fmt: skip

@@ -1,0 +1,24 @@
+"""Fixtures that several of these files share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import read
+from tests.support.sounds import BY_LENGTH, SOUNDS, load_sound, write_sounds
+
+
+@pytest.fixture(scope="session")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Paths of sound files of varied length."""
+    return write_sounds(tmp_path_factory.mktemp("sounds"), SOUNDS, 50, 1000)
+
+
+@pytest.fixture(scope="session")
+def two_epochs(sounds: list[str]) -> list[Any]:
+    """What any loader of these gives under `BY_LENGTH`, made in this process."""
+    with lp.Loader(sounds, load_sound, workers=0, **BY_LENGTH) as loader:
+        return read(loader, passes=2)
