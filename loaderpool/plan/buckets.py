@@ -38,6 +38,10 @@ _KEPT_RESTS = 4
 """Rests of epochs that are kept, with their tables. Fewer: passes that go on side by side make them again and again."""
 
 
+_STRETCH = 1024
+"""Batches between two places at which an epoch's table says what is taken."""
+
+
 class _Epoch(NamedTuple):
     """The global batches of one epoch, in their order."""
 
@@ -45,6 +49,7 @@ class _Epoch(NamedTuple):
     buckets: npt.NDArray[np.int64]  # of each batch
     firsts: npt.NDArray[np.int64]  # where in `positions` it begins
     rows: npt.NDArray[np.int64]  # how many it has there, over all shards
+    full_before: npt.NDArray[np.int64]  # for each stretch of batches the full ones of each bucket that come before it
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,9 @@ class BucketPlan(BasePlan):
             return self.buckets.counts
         table = self._epoch(epoch)
         full = min(batches, sum(full for full, _ in self._stock))
-        taken = np.bincount(table.buckets[:full], minlength=len(self.batch_sizes)) * self.batch_sizes * self.num_shards
+        stretch = full // _STRETCH
+        since = np.bincount(table.buckets[stretch * _STRETCH : full], minlength=len(self.batch_sizes))
+        taken = (table.full_before[stretch] + since) * self.batch_sizes * self.num_shards
         for rest in range(full, batches):
             taken[table.buckets[rest]] += table.rows[rest]
         if self.taken:
@@ -254,17 +261,26 @@ class BucketPlan(BasePlan):
             buckets.append(np.full(full, bucket, np.int64))
             firsts.append(self.buckets.firsts[bucket] + taken[bucket] + step * np.arange(full, dtype=np.int64))
             rows.append(np.full(full, step, np.int64))
-        joined = _Epoch(positions, *(np.concatenate(parts) for parts in (buckets, firsts, rows)))
-        order = positions[joined.firsts + joined.rows - 1].argsort(kind="stable")
+        numbers, begins, lengths = (np.concatenate(parts) for parts in (buckets, firsts, rows))
+        order = positions[begins + lengths - 1].argsort(kind="stable")
         rests = [(bucket, rest) for bucket, (_, rest) in enumerate(self._stock) if rest]
         ends = [first + count for first, count in zip(self.buckets.firsts, self.buckets.counts, strict=True)]
         return _Epoch(
             positions,
-            np.append(joined.buckets[order], [bucket for bucket, _ in rests]).astype(np.int64),
-            np.append(joined.firsts[order], [ends[bucket] - rest for bucket, rest in rests]).astype(np.int64),
-            np.append(joined.rows[order], [rest for _, rest in rests]).astype(np.int64),
+            np.append(numbers[order], [bucket for bucket, _ in rests]).astype(np.int64),
+            np.append(begins[order], [ends[bucket] - rest for bucket, rest in rests]).astype(np.int64),
+            np.append(lengths[order], [rest for _, rest in rests]).astype(np.int64),
+            _counts_before(numbers[order], len(self.batch_sizes)),
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels: the fields, and no tables."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+
+
+def _counts_before(buckets: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """For each stretch of batches, and for what would follow the last one, how many of each bucket come before it."""
+    stretches = len(buckets) // _STRETCH + 1
+    keys = np.arange(len(buckets)) // _STRETCH * count + buckets
+    within = np.bincount(keys, minlength=stretches * count).reshape(stretches, count)
+    return np.concatenate([np.zeros((1, count), np.int64), within.cumsum(axis=0)[:-1]])
