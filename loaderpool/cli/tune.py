@@ -51,12 +51,15 @@ def tune(
 
     TARGET is package.module:name, a Loader or a function without arguments that makes one. Each number is measured on
     a loader of its own, in two rounds, forth and back. Nothing is trained: the rates are what the loader can deliver
-    to a training step that takes no time.
+    to a training step that takes no time. A cache is left out, so that each number finds the same work to do.
     """
     cpus = cpu_budget()
     counts = counts or default_counts(cpus.usable)
     loader = load_target(target)
     loader.close()  # its own workers would idle beside the measured ones, in memory that those want
+    has_cache = loader._arguments["cache"] is not None
+    if has_cache:  # on disk what one number fills would be there for the next; in memory, for the passes of the faster
+        loader = loader.replace(cache=None)
     batch_size = loader.config.batch_size
     unit = "samples" if batch_size is not None else "elements"
     with progress(len(counts) * _ROUNDS, _ROUNDS, unit) as watcher:
@@ -72,6 +75,8 @@ def tune(
     say(console, f"Use workers={recommendation.workers}: {recommendation.reason}.", style="bold")
     for note in recommendation.notes:
         say(console, f"Note: {note}")
+    if has_cache:
+        say(console, "Note: measured without the loader's cache, as in an epoch that fills it; later ones are faster.")
     write_json(console, json_to, tune_data(target, batch_size, cpus, seconds, recommendation))
     if plot_path is not None:
         from loaderpool.cli.plot import write_plot  # matplotlib takes most of a second to import

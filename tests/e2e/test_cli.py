@@ -43,6 +43,10 @@ def make_waiting():
     return lp.Loader(range(50), wait, batch_size=4, workers=2)
 
 
+def make_cached():
+    return lp.Loader(range(50), wait, batch_size=4, workers=2, cache="kept")
+
+
 def make_failing():
     return lp.Loader(range(50), fail, batch_size=4, workers=1)
 
@@ -134,6 +138,14 @@ def test_tune_measures_recommends_and_writes_files(command: Callable[..., ChildR
     assert f"Use workers=2: {data['recommendation']['reason']}." in result.stdout.splitlines()
     assert "decided by" in result.stdout and "The ideal is " in result.stdout
     assert "round 2 of 2" in result.stderr
+
+
+def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: Path) -> None:
+    """Fifty samples, each kept after it was made once, would come at once in all but the first window."""
+    result = command("tune", "jobs:make_cached", "--seconds", "0.6", "--workers", "0,1", "--json", "r.json").check()
+    data = json.loads((project / "r.json").read_text())
+    assert all(each["samples_per_s"] < 1 / 0.005 for each in data["measurements"])
+    assert "Note: measured without the loader's cache" in result.stdout
 
 
 def test_output_that_is_no_terminal_is_plain_and_uncut(command: Callable[..., ChildResult]) -> None:
