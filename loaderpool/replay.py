@@ -98,7 +98,8 @@ class Replay:
 def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
     plan = engine.plan
     if plan.is_open:
-        raise ArgumentError("the source is a stream, which has no index to read: run the loader with workers=0 instead")
+        what = "generators, which have" if plan.lanes else "a stream, which has"
+        raise ArgumentError(f"the source is {what} no index to read: run the loader with workers=0 instead")
     if not 0 <= index < plan.size:
         raise ArgumentError(f"the source has no index {index}: it has {plan.size:,} items, 0 to {plan.size - 1}")
     position = plan.position_of(epoch, index)

@@ -274,3 +274,11 @@ def test_a_wrong_call_is_one_clear_line(
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert says in line
     assert not result.stdout
+
+
+def test_what_has_no_index_says_what_it_is() -> None:
+    with lp.Loader(iter(range(9)), workers=0) as loader, pytest.raises(lp.ArgumentError, match="a stream, which has"):
+        Replay(loader, 0, 0)
+    generators = lp.Loader.from_generator(lambda shard: iter(range(shard)), shards=[1, 2], batch_size=1, workers=0)
+    with generators as loader, pytest.raises(lp.ArgumentError, match="generators, which have no index"):
+        Replay(loader, 0, 0)
