@@ -19,7 +19,8 @@ except ModuleNotFoundError:
 from .abandon import run_abandoned
 from .report import machine_line, print_growth, print_results, print_trainer_deaths, summary
 from .shapes import SHAPES
-from .storm import Plan, Result, plan_rounds, run_round
+from .rounds import Plan, Result, plan_rounds
+from .storm import run_round
 from .trainers import LATE_S, run_trainer_deaths
 
 __all__ = ["main"]
