@@ -9,12 +9,15 @@ import resource
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 
 try:
     from rich.console import Console
 except ModuleNotFoundError:
     sys.exit("scripts/stress prints its tables with rich: pip install 'loaderpool[cli]', or run scripts/test once")
+
+import loaderpool as lp
 
 from .abandon import run_abandoned
 from .report import machine_line, print_growth, print_results, print_trainer_deaths, summary
@@ -31,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     os.environ["PYTHONFAULTHANDLER"] = "1"  # so that a supervisor that hangs can be made to show its stack
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    warnings.simplefilter("error", lp.CacheWarning)  # a damaged entry is made anew, so nothing else would show it
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=200)
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{summary(results)}.\n")
     leaks = []
     if options.passes and options.only is None:
-        found = run_abandoned(options.passes, options.seed, options.deadline, _say)
+        found = run_abandoned(options.passes, options.shape or SHAPES, options.seed, options.deadline, _say)
         leaks = [each for each in found if each.is_leak]
         print_growth(console, found, options.markdown)
         print(f"{options.passes:,} passes abandoned; {len(leaks)} kinds of leak.\n")

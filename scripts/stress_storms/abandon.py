@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
 import os
 import random
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ __all__ = ["Growth", "Holdings", "growth", "run_abandoned", "take_holdings"]
 # Row ranges take seconds a pass; the others are here.
 _LEFT_OUT = ("row ranges of slow batches",)
 _WORKERS = 2
+_WAYS = ("break", "exception", "drop", "close", "cycle")
 _FRESH_EVERY = 20  # passes, one is over a loader of its own, which is dropped with it
 _SETTLE_S = 5.0
+_SHARED_MEMORY = Path("/dev/shm")
 # A ring has as many slots as its most runs at once have needed: two iterators, the next epoch's run that stands ready,
 # and one that was left and is not answered yet.
 _MOST_RUNS = 4
@@ -33,7 +37,7 @@ _MOST_KEPT = 12  # batches, of an iterator
 _MOST_TAKEN = 60
 # Over 500 passes the trainer's own memory was seen to grow by 0.1 MiB. The whole tree's goes up and down by 4 MiB, for
 # a worker that was forked a moment ago has few pages of its own. Smaller slacks cry wolf, larger ones miss small leaks.
-_SLACKS = {"arena_bytes": 1 << 20, "trainer_bytes": 2 << 20, "own_bytes": 8 << 20}
+_SLACKS = {"arena_bytes": 1 << 20, "trainer_bytes": 2 << 20, "own_bytes": 8 << 20, "file_bytes": 0}
 
 
 class _ConsumerFailedError(Exception):
@@ -47,7 +51,9 @@ class Holdings:
     processes: int
     threads: int  # of all of them
     descriptors: int  # of all of them
+    files: int  # in the folder for temporary files, where caches on disk are, too, and ours in /dev/shm
     arena_bytes: int  # pages of shared memory that are taken
+    file_bytes: int  # of the files
     trainer_bytes: int  # this process's heap and anonymous memory
     own_bytes: int  # the same of all of them, shared pages counted once
     # All memory of all of them. Not judged: which pages of the arena happen to be mapped hangs on how old the workers
@@ -74,7 +80,18 @@ def take_holdings() -> Holdings:
     """What is held now. A process that ends meanwhile is not counted."""
     tree = [os.getpid(), *descendants(os.getpid())]
     threads, descriptors, own, pss = (_sum_over(tree, look) for look in (_threads, count_fds, _own_bytes, read_pss))
-    return Holdings(len(tree), threads, descriptors, _arena_bytes(), _own_bytes(os.getpid()), own, pss)
+    files = _files()
+    return Holdings(
+        len(tree),
+        threads,
+        descriptors,
+        len(files),
+        _arena_bytes(),
+        sum(files.values()),
+        _own_bytes(os.getpid()),
+        own,
+        pss,
+    )
 
 
 def growth(before: Holdings, after: Holdings) -> list[Growth]:
@@ -87,28 +104,35 @@ def growth(before: Holdings, after: Holdings) -> list[Growth]:
     return found
 
 
-def run_abandoned(passes: int, seed: int, deadline_s: float, say: Callable[[str], None]) -> list[Growth]:
+def run_abandoned(
+    passes: int, shapes: Iterable[str], seed: int, deadline_s: float, say: Callable[[str], None]
+) -> list[Growth]:
     """Leave so many passes early, in every way there is.
 
     Args:
         passes: how many, after as many again as it takes to know each loader.
+        shapes: over which.
         seed: of what is drawn.
         deadline_s: for each, and for the loaders' start.
         say: is told how far it is.
     """
     draw = random.Random(f"{seed}/abandon")
-    faults = Faults("", os.getpid(), 0)
-    names = [name for name in SHAPES if name not in _LEFT_OUT]
-    with lp.Pool(_WORKERS) as pool:
-        loaders = {name: make(SHAPES[name], faults, seed, pool=pool) for name in names}
+    names = [name for name in shapes if name not in _LEFT_OUT]
+    with _temporary_folder() as folder, lp.Pool(_WORKERS) as pool:
+        faults = Faults(folder, os.getpid(), 0)
+        loaders = {
+            name: make(SHAPES[name], faults, seed, pool=pool) for name in names if not SHAPES[name].is_one_shot
+        }
 
         def leave_one(number: int) -> None:
             name = draw.choice(names)
-            is_fresh = number % _FRESH_EVERY == 0
+            shape = SHAPES[name]
+            is_fresh = number % _FRESH_EVERY == 0 or shape.is_one_shot
             where: dict[str, Any] = {"pool": pool} if number % (2 * _FRESH_EVERY) else {"workers": 1}
-            loader = make(SHAPES[name], faults, seed, **where) if is_fresh else loaders[name]
+            loader = make(shape, faults, seed, **where) if is_fresh else loaders[name]
+            ways = [*_WAYS, *(() if shape.is_one_shot else ("two at once",))]
             with watched(deadline_s, f"abandoned pass {number} ({name})"):
-                _leave(loader, draw)
+                _leave(loader, draw, ways if shape.is_one_shot or shape.is_sequence else [*ways, "saved"])
 
         def settle() -> Holdings:
             # Every loader in the same state: a worker is as large as what it did last.
@@ -133,6 +157,21 @@ def run_abandoned(passes: int, seed: int, deadline_s: float, say: Callable[[str]
         return growth(before, after)
 
 
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """Where temporary files of this process and those that it starts come from now on, so that they can be counted."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = None
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
+
+
 def _grow_ring(loader: lp.Loader) -> None:
     """Have as many slots as it ever will, for those that a ring has it keeps."""
     for _ in loader:  # its slots are as large as they will be
@@ -142,10 +181,10 @@ def _grow_ring(loader: lp.Loader) -> None:
     del kept
 
 
-def _leave(loader: lp.Loader, draw: random.Random) -> None:
+def _leave(loader: lp.Loader, draw: random.Random, ways: Sequence[str]) -> None:
     """One pass, taken for some batches and left."""
     take = draw.choice((0, 1, 1, 2, 3, draw.randrange(_MOST_TAKEN)))
-    how = draw.choice(("break", "exception", "drop", "close", "cycle", "two at once"))
+    how = draw.choice(ways)
     if how == "break":
         for number, _ in enumerate(loader):
             if number >= take:
@@ -162,6 +201,12 @@ def _leave(loader: lp.Loader, draw: random.Random) -> None:
         for _ in range(take):
             next(one, None)
             next(other, None)
+    elif how == "saved":
+        batches = iter(loader)
+        for _ in range(take):
+            next(batches, None)
+        loader.load_state_dict(batches.state_dict())
+        next(iter(loader))
     else:
         batches = iter(loader)
         kept = [next(batches, None) for _ in range(min(take, _MOST_KEPT))]
@@ -183,7 +228,7 @@ def _settled() -> Holdings:
     while time.monotonic() < deadline:
         time.sleep(0.2)
         now = take_holdings()
-        if dataclasses.astuple(now)[:4] == dataclasses.astuple(latest)[:4]:  # numbers and arena; memory never rests
+        if dataclasses.astuple(now)[:6] == dataclasses.astuple(latest)[:6]:  # numbers, arena and files; memory never rests
             return now
         latest = now
     return latest
@@ -209,6 +254,15 @@ def _own_bytes(pid: int) -> int:
 
 def _threads(pid: int) -> int:
     return threading.active_count() if pid == os.getpid() else len(os.listdir(f"/proc/{pid}/task"))
+
+
+def _files() -> dict[str, int]:
+    """Bytes of each file that this process and those below it may have left."""
+    found = {}
+    for path in (*Path(tempfile.gettempdir()).rglob("*"), *_SHARED_MEMORY.glob("*loaderpool*")):
+        with contextlib.suppress(FileNotFoundError):  # deleted in between
+            found[str(path)] = path.stat().st_blocks * 512
+    return found
 
 
 def _arena_bytes() -> int:

@@ -104,9 +104,9 @@ def test_what_grows_is_a_leak(leak: str, told: str) -> None:
 import os
 hoard = []
 leave = abandon._leave
-def leaking(loader, draw):
+def leaking(*arguments):
     {leak}
-    leave(loader, draw)
+    leave(*arguments)
 abandon._leave = leaking
 """
     result = storm("--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4", only_single(bent))
