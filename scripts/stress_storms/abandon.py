@@ -120,9 +120,7 @@ def run_abandoned(
     names = [name for name in shapes if name not in _LEFT_OUT]
     with _temporary_folder() as folder, lp.Pool(_WORKERS) as pool:
         faults = Faults(folder, os.getpid(), 0)
-        loaders = {
-            name: make(SHAPES[name], faults, seed, pool=pool) for name in names if not SHAPES[name].is_one_shot
-        }
+        loaders = {name: make(SHAPES[name], faults, seed, pool=pool) for name in names if not SHAPES[name].is_one_shot}
 
         def leave_one(number: int) -> None:
             name = draw.choice(names)
@@ -228,7 +226,9 @@ def _settled() -> Holdings:
     while time.monotonic() < deadline:
         time.sleep(0.2)
         now = take_holdings()
-        if dataclasses.astuple(now)[:6] == dataclasses.astuple(latest)[:6]:  # numbers, arena and files; memory never rests
+        if (
+            dataclasses.astuple(now)[:6] == dataclasses.astuple(latest)[:6]
+        ):  # numbers, arena and files; memory never rests
             return now
         latest = now
     return latest

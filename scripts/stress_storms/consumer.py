@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import random
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import loaderpool as lp
 
 from .companion import Companion
 from .killer import Killer
+from .readings import Reading
 from .rounds import WORKERS, Result, Round
 from .streams import Twin, compare, digest
 from .succession import Succession
@@ -47,37 +49,44 @@ class Consumer:
         """One pass, compared with the twin's."""
         draw, result, shape, epoch = self._draw, self._result, self._round.shape, self._result.passes
         expected, errors = self._twin.epoch(epoch)
-        whole = len(expected)
         is_whole = shape.is_sequence or draw.random() >= _LEFT
-        end = whole if is_whole else draw.randrange(1, whole)
+        end = len(expected) if is_whole else draw.randrange(1, len(expected))
         is_saved = not (shape.is_sequence or shape.is_one_shot) and draw.random() < _SAVED
         stops = sorted(draw.sample(range(1, end), min(draw.randrange(1, 4), end - 1))) if is_saved else []
-        self._loaders.stand_before(epoch)
-        before = self._loaders.loader.statistics().errors
-        is_one_loaders = not stops
+        stops += [] if is_whole else [end]
+        loaders = self._loaders
+        loaders.stand_before(epoch)
+        is_one_loaders, before = len(stops) <= (not is_whole), loaders.loader.statistics().errors
         got: list[bytes] = []
-        is_over = False
-        while not is_over:
-            batches, had = iter(self._loaders.loader), len(got)
-            until = stops[0] if stops else None if is_whole else end
+        place = None
+        while True:
+            reading, had = loaders.read(place), len(got)
             try:
-                is_over = self._take(batches, got, until)
+                is_over = self._take(reading, got, stops[0] if stops else None)
             except lp.SourceLostError:
-                is_one_loaders = False
-                is_over = self._go_on_after_loss(batches, len(got) == whole)
-            else:
-                if stops and not is_over:
-                    del stops[0]
-                    self._loaders.go_on(self._save(batches, len(got) - had))
-                else:
+                is_one_loaders, is_over = False, not self._may_go_on()
+                place = reading.save(len(got) - had, draw)
+                if len(got) == len(expected):  # the loss came before the stream's end: nothing of it is left
+                    loaders.loader.load_state_dict(json.loads(place))
                     is_over = True
-            if len(got) > had and batches.epoch != epoch:
-                result.mismatches.append(f"pass {epoch} says it is epoch {batches.epoch}")
+                elif draw.random() < 0.5:
+                    loaders.succeed()
+            else:
+                is_over = is_over or len(got) == stops.pop(0) == end
+                if not is_over:
+                    place = reading.save(len(got) - had, draw)
+                    loaders.succeed()
+                    result.saves += 1
+            if len(got) > had and reading.epoch not in (None, epoch):
+                result.mismatches.append(f"pass {epoch} says it is epoch {reading.epoch}")
+                is_over = True
+            del reading
+            if is_over:
                 break
-        del batches
         found = compare(got, expected, is_ordered=self._round.is_ordered, is_whole=is_whole)
-        if is_whole and is_one_loaders and self._loaders.loader.statistics().errors - before != errors:
-            found.append(f"{self._loaders.loader.statistics().errors - before} samples failed, the twin has {errors}")
+        failed = loaders.loader.statistics().errors - before
+        if is_whole and is_one_loaders and failed != errors:
+            found.append(f"{failed} samples failed, the twin has {errors}")
         result.mismatches += [f"epoch {epoch}: {each}" for each in found]
         self.check_held(f"after epoch {epoch}")
         result.passes += 1
@@ -97,9 +106,9 @@ class Consumer:
             self._result.companion_batches = self._companion.batches
             self._companion.close()
 
-    def _take(self, batches: lp.LoaderIterator, got: list[bytes], until: int | None) -> bool:
-        """Take batches until there are so many; whether that was the pass's end."""
-        for batch in batches:
+    def _take(self, reading: Reading, got: list[bytes], until: int | None) -> bool:
+        """Take batches until there are so many; whether the pass has ended before."""
+        for batch in reading:
             seen = digest(batch)
             got.append(seen)
             self._killer.has_first_batch = True
@@ -108,23 +117,14 @@ class Consumer:
                 return False
         return True
 
-    def _go_on_after_loss(self, batches: lp.LoaderIterator, is_complete: bool) -> bool:
-        """A reader's death has ended the pass; have the rest of it read anew; whether there is none."""
-        result, state = self._result, batches.state_dict()
+    def _may_go_on(self) -> bool:
+        """A reader's death has ended the pass; whether there was one."""
+        result = self._result
         result.losses += 1
-        if result.losses > self._round.budget.reader_kills:
-            result.mismatches.append(f"{result.losses} passes have lost their reader, which was not killed so often")
+        if result.losses <= self._round.budget.reader_kills:
             return True
-        if not is_complete and self._draw.random() < 0.5:
-            self._loaders.go_on(state)
-        else:
-            self._loaders.loader.load_state_dict(state)
-        return is_complete
-
-    def _save(self, batches: lp.LoaderIterator, taken: int) -> dict[str, Any]:
-        loader = self._loaders.loader
-        ways = (batches.state_dict, loader.state_dict, lambda: loader.state_dict(batches_taken=taken))
-        return self._draw.choice(ways)()
+        result.mismatches.append(f"{result.losses} passes have lost their reader, which was not killed so often")
+        return False
 
     def _live_with(self, batch: Any, seen: bytes, name: str) -> None:
         draw = self._draw

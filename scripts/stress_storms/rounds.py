@@ -26,6 +26,7 @@ class Round:
     draws: str  # the seed of all that is drawn in it
     is_resized: bool = False  # in mid-pass, time and again
     has_companion: bool = False  # another loader on the same pool, read by turns
+    is_dataset: bool = False  # read through tf.data, its iterators saved by TensorFlow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Plan:
     resized_every: int = 3  # rounds
     companion_every: int = 5  # rounds
     shapes: tuple[str, ...] = tuple(SHAPES)
+    is_dataset: bool = False  # all rounds are; no reader is killed then
 
 
 @dataclasses.dataclass
@@ -79,7 +81,7 @@ def plan_rounds(plan: Plan) -> Iterator[Round]:
                 int(has_stop),
                 shape.kill_every_s,
                 shape.spares_first,
-                plan.reader_kills if shape.has_reader else 0,
+                plan.reader_kills if shape.has_reader and not plan.is_dataset else 0,
             )
             yield Round(
                 number,
@@ -90,5 +92,6 @@ def plan_rounds(plan: Plan) -> Iterator[Round]:
                 f"{plan.seed}/{number}",
                 is_resized=number % plan.resized_every == 1,
                 has_companion=number % plan.companion_every == 2,
+                is_dataset=plan.is_dataset,
             )
             number += 1

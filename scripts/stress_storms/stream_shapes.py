@@ -137,7 +137,9 @@ class _OfGeneratedGlobals(Function):
 
 STREAM_SHAPES = (
     shape_of("stream, read by a process", _OfItem, 1200, source=_Items, has_reader=True, batch_size=6),
-    shape_of("iterator, read once, in a window", _OfItem, 800, source=_once, is_one_shot=True, batch_size=6, shuffle=40),
+    shape_of(
+        "iterator, read once, in a window", _OfItem, 800, source=_once, is_one_shot=True, batch_size=6, shuffle=40
+    ),
     shape_of("tiny items, read on a thread", _OfTinyItem, 9000, source=_TinyItems, batch_size=4, faults_one_in=997),
     shape_of("files interleaved", _OfLine, 1200, source=_of_files, has_reader=True, batch_size=6, shuffle=30),
     shape_of(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import loaderpool as lp
 from tests.support.processes import descendants, describe, wait_gone
 
 from .killer import Killer, find_readers
+from .readings import DatasetReading, LoopReading, Reading
 from .rounds import WORKERS, Result, Round
 from .shapes import Faults, make
 
@@ -49,15 +48,19 @@ class Succession:
     def stand_before(self, epoch: int) -> None:
         """Have a loader whose next pass is of that epoch."""
         if self._round.shape.is_one_shot and self._is_read:
-            self._succeed()
+            self.succeed()
             self.loader.epoch = epoch
         self._is_read = True
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """Have another loader whose next pass is the rest of the saved one."""
-        self._succeed()
-        self.loader.load_state_dict(json.loads(json.dumps(state)))
-        self._result.saves += 1
+    def read(self, place: Any) -> Reading:
+        """Begin to take a pass, from a saved place on if there is one."""
+        return (DatasetReading if self._round.is_dataset else LoopReading)(self.loader, place, self._faults.folder)
+
+    def succeed(self) -> None:
+        """Have another loader."""
+        self.close()
+        self._killer.has_first_batch = False
+        self.loader = self._make(self._draw.choice(WORKERS), memory_limit=self._draw.choice(_MEMORY_LIMITS))
 
     def close(self) -> None:
         """Close the loader, and look for what it leaves behind."""
@@ -67,11 +70,6 @@ class Succession:
         mine = descendants(os.getpid()) if self._pool is None else find_readers()
         self.loader.close()
         result.mismatches += [f"left behind by close(): {describe(pid)}" for pid in wait_gone(mine, _GONE_S)]
-
-    def _succeed(self) -> None:
-        self.close()
-        self._killer.has_first_batch = False
-        self.loader = self._make(self._draw.choice(WORKERS), memory_limit=self._draw.choice(_MEMORY_LIMITS))
 
     def _make(self, workers: int, **settings: Any) -> lp.Loader:
         where: dict[str, Any] = {"workers": workers} if self._pool is None else {"pool": self._pool}
