@@ -22,8 +22,8 @@ import loaderpool as lp
 from .abandon import run_abandoned
 from .readings import can_be_dataset
 from .report import machine_line, print_growth, print_results, print_trainer_deaths, summary
-from .shapes import SHAPES
 from .rounds import Plan, Result, plan_rounds
+from .shapes import SHAPES
 from .storm import run_round
 from .trainers import LATE_S, run_trainer_deaths
 

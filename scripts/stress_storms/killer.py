@@ -1,28 +1,19 @@
-"""Ends workers, supervisors and readers of this process at random moments.
-
-Nobody else is ever met: a process is held by a pidfd first, then found below this process in the tree, then signalled
-through that same pidfd, so a pid that was reused in between is of no consequence.
-"""
+"""Ends workers, supervisors and readers of this process at random moments."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import os
 import random
-import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from tests.support.processes import parents
+from .targets import find_readers, find_supervisors, find_workers, held, send, send_through
 
-__all__ = ["Budget", "Counts", "Killer", "find_readers", "find_supervisors", "find_workers"]
+__all__ = ["Budget", "Counts", "Killer"]
 
-_SUPERVISOR, _READER = b"loaderpool-supervisor", b"loaderpool-reader"
 _BRIEF_STOP_S = (0.02, 0.6)  # a worker that is stopped for so long is left alone
 _LONG_STOP_COSTS_S = 6.0  # until it is replaced, and somewhat more
 
@@ -53,25 +44,6 @@ class Budget:
     every_s: float  # on average
     waits_for_first: bool = False  # batch; nobody dies before it
     reader_kills: int = 0
-
-
-def find_supervisors() -> list[int]:
-    """Supervisors that this process has started and that are alive."""
-    return _find_children(_SUPERVISOR)
-
-
-def find_readers() -> list[int]:
-    """Readers of this process's streams that are alive."""
-    return _find_children(_READER)
-
-
-def _find_children(mark: bytes) -> list[int]:
-    return [pid for pid, parent in parents().items() if parent == os.getpid() and _is_marked(pid, mark)]
-
-
-def find_workers(supervisor: int) -> list[int]:
-    """Workers of a supervisor that are alive."""
-    return [pid for pid, parent in parents().items() if parent == supervisor and _state(pid)[0] not in "ZX"]
 
 
 class Killer(threading.Thread):
@@ -152,7 +124,7 @@ class Killer(threading.Thread):
             if several < 0.06:  # all at once
                 for supervisor in find_supervisors():
                     for worker in find_workers(supervisor):
-                        done.kills += _send(worker, supervisor, number)
+                        done.kills += send(worker, supervisor, number)
                 return
             done.kills += self._signal_worker(number)
             if several < 0.15:  # and whoever is there a moment later, perhaps the replacement in its first steps
@@ -181,25 +153,25 @@ class Killer(threading.Thread):
 
     def _send_supervisor(self, pid: int) -> bool:
         with self._first_batch_turn:
-            return self._has_first_batch and _send(pid, os.getpid(), signal.SIGKILL)
+            return self._has_first_batch and send(pid, os.getpid(), signal.SIGKILL)
 
     def _strike_reader(self) -> bool:
         readers = find_readers()
-        return bool(readers) and _send(self._draw.choice(readers), os.getpid(), signal.SIGKILL)
+        return bool(readers) and send(self._draw.choice(readers), os.getpid(), signal.SIGKILL)
 
     def _signal_worker(self, number: int) -> bool:
         for supervisor in find_supervisors():
             workers = find_workers(supervisor)
             if workers:
-                return _send(self._draw.choice(workers), supervisor, number)
+                return send(self._draw.choice(workers), supervisor, number)
         return False
 
     def _stop_briefly(self) -> None:
         found = [(reader, os.getpid()) for reader in find_readers()]
         found += [(worker, supervisor) for supervisor in find_supervisors() for worker in find_workers(supervisor)]
         if found:
-            with _held(*self._draw.choice(found)) as pidfd:
-                if pidfd is not None and _through(pidfd, signal.SIGSTOP):
+            with held(*self._draw.choice(found)) as pidfd:
+                if pidfd is not None and send_through(pidfd, signal.SIGSTOP):
                     self.counts.brief_stops += 1
                     self._stopped.append((time.monotonic() + self._draw.uniform(*_BRIEF_STOP_S), os.dup(pidfd)))
 
@@ -207,70 +179,5 @@ class Killer(threading.Thread):
         now = time.monotonic()
         for entry in [entry for entry in self._stopped if entry[0] <= now]:
             self._stopped.remove(entry)
-            _through(entry[1], signal.SIGCONT)
+            send_through(entry[1], signal.SIGCONT)
             os.close(entry[1])
-
-
-def _send(pid: int, parent: int, number: int) -> bool:
-    with _held(pid, parent) as pidfd:
-        return pidfd is not None and _through(pidfd, number)
-
-
-@contextlib.contextmanager
-def _held(pid: int, parent: int) -> Iterator[int | None]:
-    """A pidfd of the process, if it is a supervisor or reader of ours, or a supervisor's worker; else None."""
-    assert pid > 1
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        yield None
-        return
-    try:
-        yield pidfd if _is_ours(pid, parent) else None
-    finally:
-        os.close(pidfd)
-
-
-def _is_ours(pid: int, parent: int) -> bool:
-    me = os.getpid()
-    if _parent(pid) != parent:
-        return False
-    if parent == me:
-        return _is_marked(pid, _SUPERVISOR) or _is_marked(pid, _READER)
-    return _parent(parent) == me and _is_marked(parent, _SUPERVISOR)
-
-
-def _through(pidfd: int, number: int) -> bool:
-    """Signal the process unless it is dead already."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    if poll.poll(0):
-        return False
-    try:
-        signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _is_marked(pid: int, mark: bytes) -> bool:
-    return mark in _read(f"/proc/{pid}/cmdline", lambda data: data.split(b"\0"), [])
-
-
-def _state(pid: int) -> str:
-    return _stat(pid)[0]
-
-
-def _parent(pid: int) -> int:
-    return int(_stat(pid)[1])
-
-
-def _stat(pid: int) -> list[str]:
-    return _read(f"/proc/{pid}/stat", lambda data: data.decode(errors="replace").rpartition(")")[2].split(), ["X", "0"])
-
-
-def _read(path: str, parse: Callable[[bytes], list], missing: list) -> list:  # type: ignore[type-arg]
-    try:
-        return parse(Path(path).read_bytes()) or missing
-    except OSError:
-        return missing

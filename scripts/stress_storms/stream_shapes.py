@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -94,7 +95,7 @@ def _unequal(items: int) -> list[range]:
     """Shards of very unequal size, an empty one among them."""
     weights = [number * (1 + number % 3) for number in range(_SHARDS)]
     edges = [items * sum(weights[:number]) // sum(weights) for number in range(_SHARDS + 1)]
-    return [range(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+    return [range(first, last) for first, last in itertools.pairwise(edges)]
 
 
 class _Generator(Function):

@@ -9,10 +9,11 @@ from typing import Any
 import loaderpool as lp
 from tests.support.processes import descendants, describe, wait_gone
 
-from .killer import Killer, find_readers
+from .killer import Killer
 from .readings import DatasetReading, LoopReading, Reading
 from .rounds import WORKERS, Result, Round
 from .shapes import Faults, make
+from .targets import find_readers
 
 __all__ = ["Succession"]
 
@@ -21,7 +22,7 @@ _GONE_S = 10.0  # after close
 
 
 class Succession:
-    """One loader after the other, each with another number of workers and another memory limit, on the same pool or none.
+    """One loader after the other, each with other workers and another memory limit, on one pool or a pool each.
 
     Attributes:
         loader: the present one.
