@@ -157,7 +157,8 @@ class Killer(threading.Thread):
 
     def _strike_reader(self) -> bool:
         readers = find_readers()
-        return bool(readers) and send(self._draw.choice(readers), os.getpid(), signal.SIGKILL)
+        number = signal.SIGTERM if self._draw.random() < 0.1 else signal.SIGKILL
+        return bool(readers) and send(self._draw.choice(readers), os.getpid(), number)
 
     def _signal_worker(self, number: int) -> bool:
         for supervisor in find_supervisors():

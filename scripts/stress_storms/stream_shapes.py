@@ -78,6 +78,16 @@ class _OfItem(Function):
         return item["number"], item["numbers"].sum(), rng.random(3)
 
 
+class _OfFailingItem(Function):
+    def __call__(self, item: dict[str, Any], rng: np.random.Generator) -> Any:
+        number = item["number"]
+        self.faults.meet(number)
+        self.faults.wait(0.0005)
+        if number % 11 == 3 or 40 <= number < 45:  # the latter a whole batch, which is then left out
+            raise ValueError(f"item {number} is broken")
+        return item["numbers"][: 1 + number % 7], rng.random(3)
+
+
 class _OfTinyItem(Function):
     def __call__(self, item: int, rng: np.random.Generator) -> Any:
         self.faults.meet(item)
@@ -129,6 +139,13 @@ class _OfGenerated(Function):
         return {"number": item[0], "drawn": item[1], "noise": rng.random((5, 5))}
 
 
+class _Whole(Function):
+    def __call__(self, item: tuple[int, float], rng: np.random.Generator) -> Any:
+        self.faults.meet(item[0])
+        self.faults.wait(0.001)
+        return rng.random((4 + item[0] % 3, 6)), np.array([item[1]])
+
+
 class _OfGeneratedGlobals(Function):
     def __call__(self, item: tuple[int, float]) -> Any:
         self.faults.meet(item[0])
@@ -138,6 +155,16 @@ class _OfGeneratedGlobals(Function):
 
 STREAM_SHAPES = (
     shape_of("stream, read by a process", _OfItem, 1200, source=_Items, has_reader=True, batch_size=6),
+    shape_of(
+        "stream, rows fail, skip",
+        _OfFailingItem,
+        900,
+        source=_Items,
+        has_reader=True,
+        batch_size=5,
+        on_error="skip",
+        pad=True,
+    ),
     shape_of(
         "iterator, read once, in a window", _OfItem, 800, source=_once, is_one_shot=True, batch_size=6, shuffle=40
     ),
@@ -152,6 +179,16 @@ STREAM_SHAPES = (
         cycle_length=5,
         batch_size=6,
         shuffle=True,
+    ),
+    shape_of(
+        "generators of whole elements",
+        _Whole,
+        300,
+        source=_Generator,
+        shards=_unequal,
+        cycle_length=4,
+        batch_size=None,
+        faults_one_in=43,
     ),
     shape_of(
         "generators, global random streams",
