@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import os
 import resource
@@ -29,6 +30,8 @@ from .trainers import LATE_S, run_trainer_deaths
 
 __all__ = ["main"]
 
+_M_ARENA_MAX = -8  # of malloc.h
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
@@ -37,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PYTHONFAULTHANDLER"] = "1"  # so that a supervisor that hangs can be made to show its stack
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     warnings.simplefilter("error", lp.CacheWarning)  # a damaged entry is made anew, so nothing else would show it
+    # Or each thread that reads a stream has a heap of its own, in which what it freed stays: memory would seem to grow.
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=200)
@@ -128,8 +133,8 @@ def _same(options: argparse.Namespace) -> str:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/stress", description=__doc__)
     parser.add_argument("--seconds", type=float, help="storm for so long, instead of for a number of kills")
-    parser.add_argument("--kills", type=int, default=1000, metavar="N", help="of workers, at least (1,000)")
-    parser.add_argument("--supervisor-kills", type=int, default=20, metavar="N", help="at least (20)")
+    parser.add_argument("--kills", type=int, default=1600, metavar="N", help="of workers, at least (1,600)")
+    parser.add_argument("--supervisor-kills", type=int, default=50, metavar="N", help="at least (50)")
     parser.add_argument("--reader-kills", type=int, default=2, metavar="N", help="in a round that has a reader (2)")
     parser.add_argument("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
     parser.add_argument("--trainers", type=int, default=50, metavar="N", help="to die (50); 0: none")
