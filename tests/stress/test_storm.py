@@ -79,7 +79,9 @@ class Bent(shapes._Sample):  # one batch hangs on who made it
         import os
         return super().__call__(item, rng)["noise"] * (1 + (item == 11 and os.getpid() != self.faults.trainer))
 """
-    result = storm("--seconds 60 --seed 2 --passes 0 --kills-a-round 4 --stops-every 0", only_single(bent))
+    result = storm(
+        "--seconds 60 --seed 2 --passes 0 --kills-a-round 4 --supervisor-kills 2 --stops-every 0", only_single(bent)
+    )
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.search(
         r"MISMATCH round 0: epoch 0: batch \d+ as delivered is none of the twin's: corrupted", result.stderr
@@ -97,7 +99,10 @@ class Bent(shapes._Sample):
             self.faults.wait(0.01)
         return super().__call__(item, rng)
 """
-    result = storm("--seconds 60 --seed 2 --passes 0 --deadline 4 --kills-a-round 4 --stops-every 0", only_single(bent))
+    result = storm(
+        "--seconds 60 --seed 2 --passes 0 --deadline 4 --kills-a-round 4 --supervisor-kills 2 --stops-every 0",
+        only_single(bent),
+    )
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.search(r"HANG: round 0 \(single batches, .*, pass 0 still ran after 4 s", result.stderr)
     assert "in take_pass" in result.stderr  # the trainer's
@@ -130,7 +135,9 @@ def leaking(*arguments):
     leave(*arguments)
 abandon._leave = leaking
 """
-    result = storm("--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4 --stops-every 0", only_single(bent))
+    result = storm(
+        "--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4 --supervisor-kills 2 --stops-every 0", only_single(bent)
+    )
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"LEAK {told}" in result.stderr and "LEAK processes" not in result.stderr
 
