@@ -1,7 +1,8 @@
 """Passes over a loader: which epoch each is, where its run stands, and what is parked for the next one.
 
-A run reads ahead over the end of its epoch. When a pass has delivered its last batch the run is parked, and the next
-pass, if it is the next epoch, goes on with it: its first batches are made already.
+A run reads ahead over the end of its epoch. When a pass has its last delivery the run is parked, and may go on with
+all of the next epoch; the next pass, if it is that epoch, goes on with it: its first batches are made already. What can
+be done at that delivery is not left for the gap between the epochs, in which a consumer waits.
 """
 
 from __future__ import annotations
@@ -133,50 +134,79 @@ class PassBook:
             return self._take_run(place)
 
     def _take_run(self, wanted: Position | None) -> tuple[EngineRun, PassLog]:
+        goes_on = self._take_parked(wanted)
+        if goes_on is not None:
+            return goes_on
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
-        ahead = 0 if self.has_hooks or not self.looks_ahead else min(self.plan.batches_per_epoch, engine.read_ahead())
         with self._lock:
-            if wanted is None:
-                epoch = self.epoch
-                place = None if self._resume is None else self._place(epoch)
-            else:
-                epoch, place = wanted.epoch, wanted
-            self.epoch = max(self.epoch, epoch + 1)
-            parked, self._parked = self._parked, None
-        is_rest = place is not None and place.is_rest
+            place = self._place(self.epoch) if wanted is None else wanted
+            self.epoch = max(self.epoch, place.epoch + 1)
+        self.drop_parked()
         try:
-            per_epoch = self.plan.batches_per_epoch
-            if place is None:
-                log = PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
+            if not place.is_rest:
+                log = self._whole_log(place.epoch)
+                limit = self._wanted(1)
             else:
+                # It has another number of batches than the epochs behind it: it is a run of its own.
                 log = self.log_at(place)
-            if parked is not None:
-                run, stands_before = parked
-                if stands_before == epoch and not is_rest:
-                    run.extend((epoch - run.first_epoch + 1) * per_epoch + ahead)
-                    return run, log
-                run.end()
-            # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
-            limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
+                limit = log.plan.batches_per_epoch
             if log.plan.is_open:
                 limit = 0  # it grows as the stream is read
-            if place is None:
-                return engine.begin(epoch, limit, log.plan, {}), log
-            return engine.begin(epoch, limit, log.plan, place.taken, place.lanes), log
+            return engine.begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
+        except BaseException:
+            self.give_up_epoch(place.epoch)
+            raise
+
+    def _take_parked(self, wanted: Position | None) -> tuple[EngineRun, PassLog] | None:
+        """The parked run, if the epoch it stands before is wanted, whole."""
+        with self._lock:
+            if self._parked is None:
+                return None
+            run, epoch = self._parked
+            if wanted is not None:
+                fits = wanted.epoch == epoch and not wanted.is_rest
+            else:
+                fits = self.epoch == epoch and (self._resume is None or self._resume.epoch != epoch)
+            if not fits:
+                return None
+            self.epoch = max(self.epoch, epoch + 1)
+            self._parked = None
+        try:
+            if not self._reads_ahead:
+                run.extend(self._wanted(epoch + 1 - run.first_epoch))
+            return run, self._whole_log(epoch)
         except BaseException:
             self.give_up_epoch(epoch)
-            if parked is not None:
-                parked[0].end()
+            run.end()
             raise
+
+    def _whole_log(self, epoch: int) -> PassLog:
+        return PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
+
+    def _wanted(self, epochs: int) -> int:
+        """So many batches of a run are wanted, or may be made ahead, when so many of its epochs are wanted."""
+        wanted = epochs * self.plan.batches_per_epoch
+        return wanted + min(self.plan.batches_per_epoch, self.engine().read_ahead()) if self._reads_ahead else wanted
+
+    @property
+    def _reads_ahead(self) -> bool:
+        return self.looks_ahead and not self.has_hooks
 
     def park(self, run: EngineRun, log: PassLog) -> None:
         """Keep a run, of which this pass has had its epoch, for the pass that comes next."""
         epoch = log.epoch + 1
-        with self._lock:
-            if self._parked is None and self.epoch == epoch and log.plan is self.plan and log.batches == log.delivered:
-                self._parked = (run, epoch)
+        if self.epoch == epoch and log.plan is self.plan:
+            try:
+                if self._reads_ahead:
+                    run.extend(self._wanted(epoch + 1 - run.first_epoch))
+            except LoaderpoolError:  # the loader was closed meanwhile
+                run.end()
                 return
+            with self._lock:
+                if self._parked is None and self.epoch == epoch:
+                    self._parked = (run, epoch)
+                    return
         run.end()
 
     def note_begun(self, epoch: int) -> None:
@@ -262,11 +292,10 @@ class Pass:
         if self._is_over:
             raise StopIteration
         try:
-            if self._run is None:
+            if self.log is None:
                 self._run, self.log = book.open_run(self._place)
                 self._reading.add(self.log)
             log = self.log
-            assert log is not None
             if self._budget is not None:
                 self._budget.check()
             delivery = self._take(self._run, log)
@@ -284,12 +313,15 @@ class Pass:
         if delivery is None:
             if self._goes_on:
                 self._goes_on = self._is_over = False
+                self.log = None
                 return self.next_delivery()
             raise StopIteration
         if not log.delivered:
             book.tally.passes += 1
             book.note_begun(log.epoch)
         log.note(delivery, self._run)
+        if log.delivered >= log.batches and self._budget is None and not book.has_hooks:
+            self._let_go_on(log)
         return delivery
 
     def _admit(self, delivery: Delivery) -> Delivery:
@@ -299,11 +331,13 @@ class Pass:
             self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
         return self._budget.admit(delivery)
 
-    def _take(self, run: EngineRun, log: PassLog) -> Delivery | None:
+    def _take(self, run: EngineRun | None, log: PassLog) -> Delivery | None:
         """The run's next delivery; None: the epoch is over, or this pass was closed."""
         book = self._book
         if log.delivered >= log.batches:
             self._finish(log)
+            return None
+        if run is None:  # closed on another thread
             return None
         waited = run.wait_ns
         try:
@@ -334,11 +368,15 @@ class Pass:
         if run is not None:
             run.end()
 
+    def _let_go_on(self, log: PassLog) -> None:
+        """The run has nothing more for this pass, and may go on for the next one."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._book.park(run, log)
+
     def _finish(self, log: PassLog) -> None:
         self._is_over = True
-        run, self._run = self._run, None
-        assert run is not None
-        self._book.park(run, log)
+        self._let_go_on(log)
         if self._book.has_hooks:
             self._owe_end()
             self._book.settle_ends()
