@@ -87,7 +87,8 @@ def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(tmp_path: P
         (backup,) = [each for each in (tmp_path / kind).iterdir() if each.is_dir()]
         training = json.loads((backup / "training.json").read_text())
         assert training["loader"]["position"] > 0 and training["step"] > 0, "in the middle of an epoch"
-    code = f"with_two_devices(); print(json.dumps([[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]))"
+    twice = f"[[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]"
+    code = f"with_two_devices()\nprint(json.dumps({twice}))"
     result = trained(code, tmp_path).check()
     for kind, (again, whole) in zip(KINDS, json.loads(result.stdout.splitlines()[-1]), strict=True):
         assert again[1] == whole[1], f"{kind}: another number of steps"

@@ -109,7 +109,7 @@ def leaking(loader, draw):
     leave(loader, draw)
 abandon._leave = leaking
 """
-    result = storm("--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4", only_single(bent))
+    result = storm("--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4 --trainers 0", only_single(bent))
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"LEAK {told}" in result.stderr and "LEAK processes" not in result.stderr
 
