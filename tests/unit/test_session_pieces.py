@@ -26,7 +26,8 @@ from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.form import BatchForm, batch_form, spec_of_batches
 from loaderpool.memory.lease import Lender, ReturnPipe
 from loaderpool.messages import MESSAGE_BYTES, Control, pack, unpack_all
-from loaderpool.passes import Pass, PassBook
+from loaderpool.pass_book import PassBook
+from loaderpool.passes import Pass
 from loaderpool.plan.order import Plan
 from loaderpool.reading import Reading
 from loaderpool.ring import Ring, plan_ring
