@@ -1,224 +1,15 @@
-"""Passes over a loader: which epoch each is, where its run stands, and what is parked for the next one.
-
-A run reads ahead over the end of its epoch. When a pass has delivered its last batch the run is parked, and the next
-pass, if it is the next epoch, goes on with it: its first batches are made already.
-"""
+"""One pass over a loader: the deliveries of one epoch, from the run that makes them to who asks for them."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
-
-from loaderpool.config import LoaderConfig
-from loaderpool.delivery import Delivery, Engine, EngineRun
+from loaderpool.delivery import Delivery, EngineRun
 from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.interrupts import wait_for_the_end
-from loaderpool.last_error import LastError
-from loaderpool.plan.base import BasePlan
+from loaderpool.pass_book import PassBook
 from loaderpool.reading import PassLog, Position, Reading
-from loaderpool.tally import Tally
 
-__all__ = ["EpochHooks", "Pass", "PassBook"]
-
-
-class EpochHooks(Protocol):
-    """What happens in the trainer between epochs: a Sequence's `on_epoch_begin` and `on_epoch_end`."""
-
-    def anew(self) -> EpochHooks:
-        """The same for another loader, which is told of changes from now on."""
-
-    @property
-    def changes_data(self) -> bool:
-        """Whether any hook is overridden, so that nothing may be made ahead over an epoch's edge."""
-
-    def before_epoch(self) -> dict[str, Any] | None:
-        """Run the hook of an epoch's begin; returns what it changed, for `Engine.update`."""
-
-    def after_epoch(self) -> dict[str, Any] | None:
-        """Run the hook of an epoch's end; returns what it changed."""
-
-    def told(self) -> None:
-        """What the latest call returned was sent; else the next one returns it, too."""
-
-
-class PassBook:
-    """What passes of one loader share. The lock guards epoch numbers and the parked run, never a wait.
-
-    Args:
-        engine: gives the engine, started now if it was not.
-        config: the loader's settings.
-        plan: its plan.
-        hooks: hooks between epochs, or None.
-    """
-
-    def __init__(
-        self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
-    ) -> None:
-        self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
-        self.epoch = 0  # of the next pass
-        self.tally = Tally()
-        self._last_error = LastError()
-        self._parked: tuple[EngineRun, int] | None = None  # a run, and the epoch it stands before
-        self._resume: Position | None = None  # where the pass of its epoch begins
-        self.latest = Reading()  # of the latest iterator that has begun
-        self.latest_is_dataset = False
-        self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
-        self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
-        self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
-        # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
-        self.live: dict[int, weakref.ref[Any]] = {}
-        self._lock = threading.Lock()
-        # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
-        # the hook of the epoch before: its batches must not be made of what that hook is about to change.
-        self._hook_turn = threading.RLock()
-        self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
-        self.was_placed = False  # somebody has said where the next pass begins
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make `epoch`, the whole of it, the next pass's."""
-        self.resume_at(Position(epoch))
-
-    def resume_at(self, position: Position) -> None:
-        """The next pass begins there; where nothing of that epoch is left, with the next one."""
-        if position.is_rest and not self.log_at(position).batches:
-            position = Position(position.epoch + 1)
-        with self._lock:
-            self.epoch = position.epoch
-            self._resume = position if position.is_rest else None
-            self.was_placed = True
-
-    def next_log(self) -> PassLog:
-        """What the next pass will be, nothing delivered yet."""
-        return self.log_at(self._place(self.epoch))
-
-    def _place(self, epoch: int) -> Position:
-        resume = self._resume
-        return resume if resume is not None and resume.epoch == epoch else Position(epoch)
-
-    def log_at(self, place: Position) -> PassLog:
-        """What a pass that begins there will be, nothing delivered yet."""
-        plan = self.plan.after(place.start)
-        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic, lanes=place.lanes)
-
-    @property
-    def last_error(self) -> BaseException | None:
-        """The error that ended the latest failed pass, whole but for its frames where nobody keeps it."""
-        return self._last_error.get()
-
-    def note_error(self, error: BaseException) -> None:
-        """This error ended a pass."""
-        self._last_error.note(error)
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether something of the user's runs between epochs."""
-        return self.hooks is not None and self.hooks.changes_data
-
-    def open_run(self, place: Position | None = None) -> tuple[EngineRun, PassLog]:
-        """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
-
-        Args:
-            place: where it shall stand instead.
-        """
-        if not self.has_hooks:
-            return self._take_run(place)
-        assert self.hooks is not None
-        with self._hook_turn:
-            self.settle_ends()
-            self._tell(self.hooks.before_epoch())
-            return self._take_run(place)
-
-    def _take_run(self, wanted: Position | None) -> tuple[EngineRun, PassLog]:
-        engine = self.engine()
-        engine.form()  # outside the lock: it waits for the first sample
-        ahead = 0 if self.has_hooks or not self.looks_ahead else min(self.plan.batches_per_epoch, engine.read_ahead())
-        with self._lock:
-            if wanted is None:
-                epoch = self.epoch
-                place = None if self._resume is None else self._place(epoch)
-            else:
-                epoch, place = wanted.epoch, wanted
-            self.epoch = max(self.epoch, epoch + 1)
-            parked, self._parked = self._parked, None
-        is_rest = place is not None and place.is_rest
-        try:
-            per_epoch = self.plan.batches_per_epoch
-            if place is None:
-                log = PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
-            else:
-                log = self.log_at(place)
-            if parked is not None:
-                run, stands_before = parked
-                if stands_before == epoch and not is_rest:
-                    run.extend((epoch - run.first_epoch + 1) * per_epoch + ahead)
-                    return run, log
-                run.end()
-            # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
-            limit = log.plan.batches_per_epoch if is_rest else per_epoch + ahead
-            if log.plan.is_open:
-                limit = 0  # it grows as the stream is read
-            if place is None:
-                return engine.begin(epoch, limit, log.plan, {}), log
-            return engine.begin(epoch, limit, log.plan, place.taken, place.lanes), log
-        except BaseException:
-            self.give_up_epoch(epoch)
-            if parked is not None:
-                parked[0].end()
-            raise
-
-    def park(self, run: EngineRun, log: PassLog) -> None:
-        """Keep a run, of which this pass has had its epoch, for the pass that comes next."""
-        epoch = log.epoch + 1
-        with self._lock:
-            if self._parked is None and self.epoch == epoch and log.plan is self.plan and log.batches == log.delivered:
-                self._parked = (run, epoch)
-                return
-        run.end()
-
-    def note_begun(self, epoch: int) -> None:
-        """The pass that took this epoch has delivered: where it began is no later one's beginning."""
-        with self._lock:
-            if self._resume is not None and self._resume.epoch == epoch:
-                self._resume = None
-
-    def give_up_epoch(self, epoch: int) -> None:
-        """The pass that took this epoch delivered nothing: it does not count."""
-        with self._lock:
-            if self.epoch == epoch + 1:
-                self.epoch = epoch
-
-    def drop_parked(self) -> None:
-        """End the parked run, if there is one."""
-        with self._lock:
-            parked, self._parked = self._parked, None
-        if parked is not None:
-            parked[0].end()
-
-    def owe_end(self) -> None:
-        """An epoch was handed over whole: its end's hook is due, before the next epoch begins at the latest."""
-        with self._hook_turn:
-            self._ends_owed += 1
-
-    def settle_ends(self) -> None:
-        """Run the hooks that are due and send on what they changed. Blocks: while another thread runs one."""
-        if not self.has_hooks:
-            return
-        assert self.hooks is not None
-        with self._hook_turn:
-            while self._ends_owed:
-                self._ends_owed -= 1
-                self._tell(self.hooks.after_epoch())
-
-    def _tell(self, changes: dict[str, Any] | None) -> None:
-        if changes:
-            assert self.hooks is not None
-            with contextlib.suppress(ClosedError):  # then there is nobody to tell
-                self.engine().update(changes)
-                self.hooks.told()
+__all__ = ["Pass"]
 
 
 class Pass:
@@ -262,11 +53,10 @@ class Pass:
         if self._is_over:
             raise StopIteration
         try:
-            if self._run is None:
+            if self.log is None:
                 self._run, self.log = book.open_run(self._place)
                 self._reading.add(self.log)
             log = self.log
-            assert log is not None
             if self._budget is not None:
                 self._budget.check()
             delivery = self._take(self._run, log)
@@ -284,12 +74,15 @@ class Pass:
         if delivery is None:
             if self._goes_on:
                 self._goes_on = self._is_over = False
+                self.log = None
                 return self.next_delivery()
             raise StopIteration
         if not log.delivered:
             book.tally.passes += 1
             book.note_begun(log.epoch)
         log.note(delivery, self._run)
+        if log.delivered >= log.batches and self._budget is None and not book.has_hooks:
+            self._let_go_on(log)
         return delivery
 
     def _admit(self, delivery: Delivery) -> Delivery:
@@ -299,11 +92,13 @@ class Pass:
             self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
         return self._budget.admit(delivery)
 
-    def _take(self, run: EngineRun, log: PassLog) -> Delivery | None:
+    def _take(self, run: EngineRun | None, log: PassLog) -> Delivery | None:
         """The run's next delivery; None: the epoch is over, or this pass was closed."""
         book = self._book
         if log.delivered >= log.batches:
             self._finish(log)
+            return None
+        if run is None:  # closed on another thread
             return None
         waited = run.wait_ns
         try:
@@ -334,11 +129,15 @@ class Pass:
         if run is not None:
             run.end()
 
+    def _let_go_on(self, log: PassLog) -> None:
+        """The run has nothing more for this pass, and may go on for the next one."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._book.park(run, log)
+
     def _finish(self, log: PassLog) -> None:
         self._is_over = True
-        run, self._run = self._run, None
-        assert run is not None
-        self._book.park(run, log)
+        self._let_go_on(log)
         if self._book.has_hooks:
             self._owe_end()
             self._book.settle_ends()

@@ -13,7 +13,7 @@ from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
 from loaderpool.fingerprint import Fingerprint
-from loaderpool.passes import PassBook
+from loaderpool.pass_book import PassBook
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.reading import Position

@@ -8,7 +8,7 @@ from loaderpool import machine
 from loaderpool.cache.words import CacheCounts
 from loaderpool.delivery import Engine
 from loaderpool.memory.board import Field
-from loaderpool.passes import PassBook
+from loaderpool.pass_book import PassBook
 from loaderpool.pool_engine import PoolEngine
 from loaderpool.supervisor.placing import Placement
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics

@@ -19,7 +19,8 @@ import numpy as np
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.delivery import data_bytes
 from loaderpool.errors import ClosedError
-from loaderpool.passes import Pass, PassBook
+from loaderpool.pass_book import PassBook
+from loaderpool.passes import Pass
 from loaderpool.reading import Frontier, Position, Reading
 
 __all__ = ["Cursor", "Cursors", "EpochIsOver"]

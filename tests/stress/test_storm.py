@@ -136,7 +136,8 @@ def leaking(*arguments):
 abandon._leave = leaking
 """
     result = storm(
-        "--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4 --supervisor-kills 2 --stops-every 0", only_single(bent)
+        "--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4 --supervisor-kills 2 --stops-every 0 --trainers 0",
+        only_single(bent),
     )
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"LEAK {told}" in result.stderr and "LEAK processes" not in result.stderr

@@ -25,7 +25,8 @@ from loaderpool.errors import ClosedError
 from loaderpool.local_engine import LocalEngine
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
-from loaderpool.passes import Pass, PassBook
+from loaderpool.pass_book import PassBook
+from loaderpool.passes import Pass
 from loaderpool.pool_engine import PoolEngine
 from loaderpool.reading import Reading
 from loaderpool.supervisor import instructions as told

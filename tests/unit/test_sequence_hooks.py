@@ -10,7 +10,7 @@ import pytest
 from loaderpool.adapters.keras import SequenceHooks
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.passes import PassBook
+from loaderpool.pass_book import PassBook
 from loaderpool.plan.order import Plan
 
 

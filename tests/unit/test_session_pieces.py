@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import loaderpool as lp
 from loaderpool import capacity, machine
 from loaderpool.config import MAX_WORKERS
-from loaderpool.errors import LoaderpoolError, MemoryLimitError, SampleError
+from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
 from loaderpool.interrupts import InterruptsHeld
 from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
@@ -26,7 +26,8 @@ from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.form import BatchForm, batch_form, spec_of_batches
 from loaderpool.memory.lease import Lender, ReturnPipe
 from loaderpool.messages import MESSAGE_BYTES, Control, pack, unpack_all
-from loaderpool.passes import Pass, PassBook
+from loaderpool.pass_book import PassBook
+from loaderpool.passes import Pass
 from loaderpool.plan.order import Plan
 from loaderpool.reading import Reading
 from loaderpool.ring import Ring, plan_ring
@@ -545,7 +546,7 @@ class FakeEngine:
     def read_ahead(self) -> int:
         return 0
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Any) -> Any:
+    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Any, lanes: Any) -> Any:
         self.runs.append(FakeRun(self, first_epoch, limit))
         return self.runs[-1]
 
@@ -634,6 +635,7 @@ def test_a_pass_that_could_not_begin_does_not_count(
         with pytest.raises(MemoryLimitError):
             Pass(book, Reading()).next_delivery()
     assert book.epoch == 0
+    book.looks_ahead = False  # so that the run is asked for more when a pass takes it
     finish(Pass(book, Reading()))
     with monkeypatch.context() as refusing:
         refusing.setattr(engine.runs[0], "extend", refuse)
@@ -642,6 +644,40 @@ def test_a_pass_that_could_not_begin_does_not_count(
     assert book.epoch == 1 and engine.runs[0].is_over
     after = Pass(book, Reading())
     assert finish(after) == 3 and after.epoch == 1
+
+
+def test_what_may_be_made_ahead_is_said_with_the_last_delivery(passes: tuple[FakeEngine, PassBook]) -> None:
+    engine, book = passes
+    one_pass = Pass(book, Reading())
+    one_pass.next_delivery()
+    one_pass.next_delivery()
+    assert engine.runs[0].limit == 3
+    one_pass.next_delivery()
+    assert engine.runs[0].limit == 6
+    one_pass.close()  # nothing of its epoch is left to lose
+    assert not engine.runs[0].is_over
+    after = Pass(book, Reading())
+    assert finish(after) == 3 and after.epoch == 1 and len(engine.runs) == 1
+    assert engine.runs[0].limit == 9
+    book.looks_ahead = False
+    assert finish(Pass(book, Reading())) == 3
+    assert engine.runs[0].limit == 9
+    assert finish(Pass(book, Reading())) == 3
+    assert engine.runs[0].limit == 12
+
+
+def test_a_loader_closed_before_its_run_is_parked_keeps_the_last_delivery(
+    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, book = passes
+    one_pass = Pass(book, Reading())
+    one_pass.next_delivery()
+
+    def closed(*_: int) -> None:
+        raise ClosedError("this Loader is closed")
+
+    monkeypatch.setattr(engine, "read_ahead", closed)
+    assert finish(one_pass) == 2 and engine.runs[0].is_over
 
 
 def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoch(

@@ -1,0 +1,249 @@
+"""What passes over one loader share: which epoch is next, where it begins, and the run that is parked for it.
+
+A run reads ahead over the end of its epoch. When a pass has its last delivery the run is parked, and may go on with
+all of the next epoch; the next pass, if it is that epoch, goes on with it: its first batches are made already. What can
+be done at that delivery is not left for the gap between the epochs, in which a consumer waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from loaderpool.config import LoaderConfig
+from loaderpool.delivery import Engine, EngineRun
+from loaderpool.errors import ClosedError, LoaderpoolError
+from loaderpool.last_error import LastError
+from loaderpool.plan.base import BasePlan
+from loaderpool.reading import PassLog, Position, Reading
+from loaderpool.tally import Tally
+
+__all__ = ["EpochHooks", "PassBook"]
+
+
+class EpochHooks(Protocol):
+    """What happens in the trainer between epochs: a Sequence's `on_epoch_begin` and `on_epoch_end`."""
+
+    def anew(self) -> EpochHooks:
+        """The same for another loader, which is told of changes from now on."""
+
+    @property
+    def changes_data(self) -> bool:
+        """Whether any hook is overridden, so that nothing may be made ahead over an epoch's edge."""
+
+    def before_epoch(self) -> dict[str, Any] | None:
+        """Run the hook of an epoch's begin; returns what it changed, for `Engine.update`."""
+
+    def after_epoch(self) -> dict[str, Any] | None:
+        """Run the hook of an epoch's end; returns what it changed."""
+
+    def told(self) -> None:
+        """What the latest call returned was sent; else the next one returns it, too."""
+
+
+class PassBook:
+    """What passes of one loader share. The lock guards epoch numbers and the parked run, never a wait.
+
+    Args:
+        engine: gives the engine, started now if it was not.
+        config: the loader's settings.
+        plan: its plan.
+        hooks: hooks between epochs, or None.
+    """
+
+    def __init__(
+        self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
+    ) -> None:
+        self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
+        self.epoch = 0  # of the next pass
+        self.tally = Tally()
+        self._last_error = LastError()
+        self._parked: tuple[EngineRun, int] | None = None  # a run, and the epoch it stands before
+        self._resume: Position | None = None  # where the pass of its epoch begins
+        self.latest = Reading()  # of the latest iterator that has begun
+        self.latest_is_dataset = False
+        self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
+        self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
+        self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
+        # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
+        self.live: dict[int, weakref.ref[Any]] = {}
+        self._lock = threading.Lock()
+        # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
+        # the hook of the epoch before: its batches must not be made of what that hook is about to change.
+        self._hook_turn = threading.RLock()
+        self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
+        self.was_placed = False  # somebody has said where the next pass begins
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch`, the whole of it, the next pass's."""
+        self.resume_at(Position(epoch))
+
+    def resume_at(self, position: Position) -> None:
+        """The next pass begins there; where nothing of that epoch is left, with the next one."""
+        if position.is_rest and not self.log_at(position).batches:
+            position = Position(position.epoch + 1)
+        with self._lock:
+            self.epoch = position.epoch
+            self._resume = position if position.is_rest else None
+            self.was_placed = True
+
+    def next_log(self) -> PassLog:
+        """What the next pass will be, nothing delivered yet."""
+        return self.log_at(self._place(self.epoch))
+
+    def _place(self, epoch: int) -> Position:
+        resume = self._resume
+        return resume if resume is not None and resume.epoch == epoch else Position(epoch)
+
+    def log_at(self, place: Position) -> PassLog:
+        """What a pass that begins there will be, nothing delivered yet."""
+        plan = self.plan.after(place.start)
+        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic, lanes=place.lanes)
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """The error that ended the latest failed pass, whole but for its frames where nobody keeps it."""
+        return self._last_error.get()
+
+    def note_error(self, error: BaseException) -> None:
+        """This error ended a pass."""
+        self._last_error.note(error)
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether something of the user's runs between epochs."""
+        return self.hooks is not None and self.hooks.changes_data
+
+    def open_run(self, place: Position | None = None) -> tuple[EngineRun, PassLog]:
+        """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
+
+        Args:
+            place: where it shall stand instead.
+        """
+        if not self.has_hooks:
+            return self._take_run(place)
+        assert self.hooks is not None
+        with self._hook_turn:
+            self.settle_ends()
+            self._tell(self.hooks.before_epoch())
+            return self._take_run(place)
+
+    def _take_run(self, wanted: Position | None) -> tuple[EngineRun, PassLog]:
+        goes_on = self._take_parked(wanted)
+        if goes_on is not None:
+            return goes_on
+        engine = self.engine()
+        engine.form()  # outside the lock: it waits for the first sample
+        with self._lock:
+            place = self._place(self.epoch) if wanted is None else wanted
+            self.epoch = max(self.epoch, place.epoch + 1)
+        self.drop_parked()
+        try:
+            if not place.is_rest:
+                log = self._whole_log(place.epoch)
+                limit = self._wanted(1)
+            else:
+                # It has another number of batches than the epochs behind it: it is a run of its own.
+                log = self.log_at(place)
+                limit = log.plan.batches_per_epoch
+            if log.plan.is_open:
+                limit = 0  # it grows as the stream is read
+            return engine.begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
+        except BaseException:
+            self.give_up_epoch(place.epoch)
+            raise
+
+    def _take_parked(self, wanted: Position | None) -> tuple[EngineRun, PassLog] | None:
+        """The parked run, if the epoch it stands before is wanted, whole."""
+        with self._lock:
+            if self._parked is None:
+                return None
+            run, epoch = self._parked
+            if wanted is not None:
+                fits = wanted.epoch == epoch and not wanted.is_rest
+            else:
+                fits = self.epoch == epoch and (self._resume is None or self._resume.epoch != epoch)
+            if not fits:
+                return None
+            self.epoch = max(self.epoch, epoch + 1)
+            self._parked = None
+        try:
+            if not self._reads_ahead:
+                run.extend(self._wanted(epoch + 1 - run.first_epoch))
+            return run, self._whole_log(epoch)
+        except BaseException:
+            self.give_up_epoch(epoch)
+            run.end()
+            raise
+
+    def _whole_log(self, epoch: int) -> PassLog:
+        return PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
+
+    def _wanted(self, epochs: int) -> int:
+        """So many batches of a run are wanted, or may be made ahead, when so many of its epochs are wanted."""
+        wanted = epochs * self.plan.batches_per_epoch
+        return wanted + min(self.plan.batches_per_epoch, self.engine().read_ahead()) if self._reads_ahead else wanted
+
+    @property
+    def _reads_ahead(self) -> bool:
+        return self.looks_ahead and not self.has_hooks
+
+    def park(self, run: EngineRun, log: PassLog) -> None:
+        """Keep a run, of which this pass has had its epoch, for the pass that comes next."""
+        epoch = log.epoch + 1
+        if self.epoch == epoch and log.plan is self.plan:
+            try:
+                if self._reads_ahead:
+                    run.extend(self._wanted(epoch + 1 - run.first_epoch))
+            except LoaderpoolError:  # the loader was closed meanwhile
+                run.end()
+                return
+            with self._lock:
+                if self._parked is None and self.epoch == epoch:
+                    self._parked = (run, epoch)
+                    return
+        run.end()
+
+    def note_begun(self, epoch: int) -> None:
+        """The pass that took this epoch has delivered: where it began is no later one's beginning."""
+        with self._lock:
+            if self._resume is not None and self._resume.epoch == epoch:
+                self._resume = None
+
+    def give_up_epoch(self, epoch: int) -> None:
+        """The pass that took this epoch delivered nothing: it does not count."""
+        with self._lock:
+            if self.epoch == epoch + 1:
+                self.epoch = epoch
+
+    def drop_parked(self) -> None:
+        """End the parked run, if there is one."""
+        with self._lock:
+            parked, self._parked = self._parked, None
+        if parked is not None:
+            parked[0].end()
+
+    def owe_end(self) -> None:
+        """An epoch was handed over whole: its end's hook is due, before the next epoch begins at the latest."""
+        with self._hook_turn:
+            self._ends_owed += 1
+
+    def settle_ends(self) -> None:
+        """Run the hooks that are due and send on what they changed. Blocks: while another thread runs one."""
+        if not self.has_hooks:
+            return
+        assert self.hooks is not None
+        with self._hook_turn:
+            while self._ends_owed:
+                self._ends_owed -= 1
+                self._tell(self.hooks.after_epoch())
+
+    def _tell(self, changes: dict[str, Any] | None) -> None:
+        if changes:
+            assert self.hooks is not None
+            with contextlib.suppress(ClosedError):  # then there is nobody to tell
+                self.engine().update(changes)
+                self.hooks.told()
