@@ -177,7 +177,7 @@ def delivered(batches: Iterable[Any], window: Window, look: Callable[[Any], _T],
 
     Args:
         batches: must not end before the window does.
-        window: the clock starts at the first delivery after its warm-up and stops at a delivery.
+        window: its warm-up begins at the first delivery; the clock starts at the first one after it, and stops at one.
         look: cheap against the making of a batch; its results are for the caller to verify.
         turn: the counted batches are a multiple of this. Where n workers each make a whole batch at a time, batches
             come n at a time, and a window that cuts a bunch would measure its own edge.
@@ -185,8 +185,10 @@ def delivered(batches: Iterable[Any], window: Window, look: Callable[[Any], _T],
     seen: list[_T] = []
     iterator: Iterator[Any] = iter(batches)
     clock = time.perf_counter
-    warm_until = clock() + window.warm_s
+    warm_until = 0.0
     for batch in iterator:
+        # From the first delivery on: what starts slowly is warm no sooner than others.
+        warm_until = warm_until or clock() + window.warm_s
         seen.append(look(batch))
         if clock() >= warm_until:
             break

@@ -13,7 +13,7 @@ from common import Measured, Window, delivered, require
 from .peer import Peer
 from .work import Array, Work, check_batches, check_items, check_tokens, items_of
 
-__all__ = ["VIEWS", "measure_rate"]
+__all__ = ["VIEWS", "measure_rate", "only_tensor", "tensor_as_array"]
 
 # own: the loader's batches. tf: tensors out of `for batch in dataset`. function: out of the same in a tf.function.
 VIEWS = ("own", "tf", "function")
@@ -38,9 +38,16 @@ def measure_rate(peer: Peer, work: Work, view: str, window: Window) -> Measured:
     return Measured(figures, dict(peer.facts))
 
 
-def tensor_as_array(tensor: Any) -> Array:
-    """A view of an eager tensor; `tensor.numpy()` would copy it."""
-    return np.asarray(memoryview(tensor))
+def tensor_as_array(element: Any) -> Array:
+    """A view of an element's one eager tensor; `tensor.numpy()` would copy it."""
+    return np.asarray(memoryview(only_tensor(element)))
+
+
+def only_tensor(element: Any) -> Any:
+    """The tensor itself, or the only one of a tuple or dict."""
+    if isinstance(element, dict):
+        return next(iter(element.values()))
+    return element[0] if isinstance(element, tuple) else element
 
 
 def _iterate(
@@ -94,7 +101,7 @@ def _call(dataset: Any, peer: Peer, work: Work, window: Window) -> dict[str, flo
     def take(iterator: Any) -> Any:
         total = tf.constant(0, tf.int64)
         for _ in tf.range(CALL_STEPS):
-            total += tf.cast(tf.reshape(next(iterator), [-1])[0], tf.int64)
+            total += tf.cast(tf.reshape(only_tensor(next(iterator)), [-1])[0], tf.int64)
         return total
 
     iterator = iter(dataset)

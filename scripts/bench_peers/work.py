@@ -16,8 +16,8 @@ from common import require
 __all__ = ["Array", "Work", "check_batches", "check_items", "check_tokens", "items_of", "make_batch"]
 
 Array = npt.NDArray[Any]
-# Items that a loader may be ahead of the oldest one that it has not delivered, where it promises no order.
-_OUT_OF_ORDER = 4096
+# Batches that a loader may be ahead of the oldest sample that it has not delivered, where it promises no order.
+_OUT_OF_ORDER = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,4 +109,4 @@ def check_items(work: Work, seen: Sequence[Array], is_whole: bool) -> None:
     expected = work.items if is_whole else len(found)
     require(len(found) == expected, f"{len(found)} samples came, not {expected}")
     late = int(unique[-1]) + 1 - len(unique)
-    require(late <= (0 if is_whole else _OUT_OF_ORDER), f"{late} samples are missing")
+    require(late <= (0 if is_whole else _OUT_OF_ORDER * work.batch_size), f"{late} samples are missing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from pathlib import Path
 
 import blocking_io
@@ -13,9 +14,9 @@ import tiny
 import wide
 from PIL import Image
 
-from .work import Array, Work
+from .work import Array, Work, make_batch
 
-__all__ = ["IMAGES_VARIABLE", "WORKS", "render_images"]
+__all__ = ["IMAGES_VARIABLE", "STEP_WIDTH", "WORKS", "batch_at", "render_images"]
 
 # Where `render_images` has put the files; in the environment, as spawned workers must know, too.
 IMAGES_VARIABLE = "LOADERPOOL_BENCH_IMAGES"
@@ -23,6 +24,10 @@ IMAGE_FILES = 64
 IMAGE_SIZE = (224, 224)
 STRAGGLER_EVERY, STRAGGLER_COST = 64, 50
 STRAGGLER_STEPS = 4_000  # of the others: about half a millisecond
+# What a training step takes: a row for each sample.
+STEP_WIDTH = 1024
+NAP_S = 0.002
+FRET_STEPS = 1_000
 
 
 def compute(item: int) -> Array:
@@ -73,6 +78,20 @@ def decoded_items(batch: Array) -> Array:
 
 def first_byte(item: int) -> int:
     return item & 255
+
+
+def nap(item: int) -> Array:
+    """float32[1024], after 2 ms of waiting: 16 workers make 250 batches of 32 a second, and use hardly any CPU."""
+    time.sleep(NAP_S)
+    return np.full(STEP_WIDTH, item, np.float32)
+
+
+def fret(item: int) -> Array:
+    """float32[1024], after about a tenth of a millisecond of Python."""
+    state = item
+    for _ in range(FRET_STEPS):
+        state = (state * cpu_bound.FACTOR + cpu_bound.ADDEND) % cpu_bound.MODULUS
+    return np.full(STEP_WIDTH, item, np.float32)
 
 
 def render_images(folder: Path) -> None:
@@ -130,5 +149,15 @@ WORKS = {
             "straggler", "1 sample in 64 costs 50 times more, batch 8", straggle, (2,), np.int64, 8, 10**5,
             period=STRAGGLER_EVERY // 8,
         ),
+        Work(
+            "step", "samples that wait, beside a training step", nap, (STEP_WIDTH,), np.float32, 32, 2**15, workers=16,
+            ideal=16 / NAP_S,
+        ),
+        Work("busystep", "samples that compute, beside a training step", fret, (STEP_WIDTH,), np.float32, 32, 2**15),
     )
 }  # fmt: skip
+
+
+def batch_at(name: str, position: int) -> Array:
+    """A whole batch of a work, for those who map a function over batches: what travels is a name and a number."""
+    return make_batch(WORKS[name], position)
