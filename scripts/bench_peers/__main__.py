@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shorter=2.0 if options.quick or options.gross else 1.0,
         patience_s=options.patience,
     )
-    started = time.monotonic()
+    started, shared_before = time.monotonic(), _shared_memory()
     with contextlib.ExitStack() as stack:
         render_images(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loaderpool-bench-"))))
         sink = stack.enter_context(options.json.open("a", encoding="utf-8")) if options.json else None
@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for verdict in judge(results):
             emit({"kind": "verdict", **dataclasses.asdict(verdict), "is_met": verdict.is_met(options.gross)})
     _print_report(results, options, (time.monotonic() - started) / 60)
+    if left := sorted(_shared_memory() - shared_before):
+        print(f"left in /dev/shm meanwhile, by somebody: {', '.join(left)}", file=sys.stderr)
     short = shortfalls(judge(results), options.gross)
     for line in short:
         print(f"SHORT {line}", file=sys.stderr)
@@ -142,6 +144,12 @@ def _choose_peers(options: argparse.Namespace, parser: argparse.ArgumentParser) 
 def _packages() -> tuple[str, ...]:
     needed, optional = requirements(REQUIREMENTS.read_text(encoding="utf-8"))
     return tuple(line.partition("==")[0].partition("[")[0] for line in (*needed, *optional))
+
+
+def _shared_memory() -> set[str]:
+    """What has a name in shared memory. What a peer leaves there stays until somebody removes it."""
+    folder = Path("/dev/shm")
+    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _missing() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ __all__ = ["draw"]
 
 OURS, PEER, LIMIT = "#1b6ca8", "#b8b8b8", "#e0a63a"
 COLUMNS = 3
+OUT_OF_SIGHT = 8
 
 
 def draw(results: Results, file: Path, caption: str) -> None:
@@ -30,8 +32,8 @@ def draw(results: Results, file: Path, caption: str) -> None:
             _draw_row(axis, results, rows[place])
         else:
             axis.axis("off")
-    figure.text(0.01, 0.002, caption, fontsize=7, color="#555555")
-    figure.tight_layout(rect=(0, 0.01, 1, 1))
+    figure.tight_layout(rect=(0, 0.4 / lines / 2.6, 1, 1))
+    figure.text(0.01, 0.002, textwrap.fill(caption, 220), fontsize=7, color="#555555")
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
@@ -39,6 +41,11 @@ def draw(results: Results, file: Path, caption: str) -> None:
 def _draw_row(axis: Any, results: Results, row: Row) -> None:
     found = [result for (key, _), result in results.items() if key == row.key and result.rounds]
     is_rate = row.figure == "rate"
+    ours = results.get((row.key, "loaderpool"))
+    if is_rate and ours and ours.rounds:
+        # A limit that is out of sight would leave no room for the others.
+        reach = OUT_OF_SIGHT * ours.median("rate")
+        found = [result for result in found if result.median("rate") < reach or result.contestant not in row.limits]
     found.sort(key=lambda result: result.median(row.figure), reverse=not is_rate)
     names = [result.contestant.replace("_", " ") for result in found]
     values = [result.median(row.figure) for result in found]

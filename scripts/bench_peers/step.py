@@ -1,8 +1,8 @@
 """How long does a training step take beside a loader that works?
 
 The step is some matrix products. "step": they run on one core, and samples wait, so that the trainer has its core for
-itself; the time from step to step counts, waiting for the batch included. "busystep": they run on all cores, and samples
-compute; there the step itself is slower, too, which is the fact `step_ms`.
+itself; the time from step to step counts, waiting for the batch included. "busystep": they run on all cores, and
+samples compute; there the step itself is slower, too, which is the fact `step_ms`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hugging Face datasets: `Dataset.to_tf_dataset(num_workers=...)`, which is its way into tf.data; it has no other view.
 
 - The work is done by the `collate_fn`, for whole batches: it is called in the workers.
-- `prefetch=True` and `shuffle=False` (the order of the others); `num_test_batches=1`: by the docs of `to_tf_dataset` more
-  are more accurate where forms vary, but take longer.
+- `prefetch=True` and `shuffle=False` (the order of the others); `num_test_batches=1`: by the docs of `to_tf_dataset`
+  more are more accurate where forms vary, but take longer.
 (https://huggingface.co/docs/datasets/use_with_tensorflow and the docstring of `Dataset.to_tf_dataset`, 5.2.)
 It turns uint8 into int64, so that a work of uint8 gives no result.
 """
