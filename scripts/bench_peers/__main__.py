@@ -84,7 +84,7 @@ def _print_report(results: Results, options: argparse.Namespace, minutes: float)
     notes = [report.machine_line(_packages()), f"{minutes:.0f} minutes"]
     if busy > QUIET_CPUS:
         notes.append(report.disturbance(busy))
-    caption = f"{'; '.join(notes)}. Command: `scripts/bench/peers{' --quick' if options.quick else ''}`."
+    caption = f"{'; '.join(notes)}. Command: `{_command(options)}`."
     print(f"{summary_table(results)}\n\n{caption}")
     if options.markdown:
         options.markdown.write_text(
@@ -94,6 +94,18 @@ def _print_report(results: Results, options: argparse.Namespace, minutes: float)
         from .chart import draw
 
         draw(results, options.chart, caption)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command, less where its results are written."""
+    words = ["scripts/bench/peers"]
+    words += [f"--{form}" for form in ("quick", "gross") if getattr(options, form)]
+    if options.rounds:
+        words += ["--rounds", str(options.rounds)]
+    for name in ("rows", "peers"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", *getattr(options, name)]
+    return " ".join(words)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -92,7 +92,7 @@ def _others() -> list[Row]:
     ]
     for kind, megabytes in (("array", "a 2 GB array"), ("dicts", "2 million small dicts")):
         what = f"{megabytes}, 4 workers: proportional memory over a serial run"
-        rows.append(Row(kind, "memory", "memory", what, ("forked",), (), "mb", "MB", is_once=True))
+        rows.append(Row(kind, "memory", "memory", what, ("forked",), ("torch",), "mb", "MB", is_once=True))
     for what in ("workers=2", "workers=16", "workers=64", "workers=256", "items=10^3", "items=10^6", "items=10^9",
                  "items=10^12", "components=1", "components=10", "components=100"):  # fmt: skip
         rows.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 
 from .goals import BEST_PEER, GOALS, Goal, Verdict, best_peer, judge
@@ -54,10 +55,12 @@ def full_table(results: Results) -> str:
                 continue
             values = sorted(_shown(row, value) for value in result.values(row.figure))
             cpu = result.values("cpu_us") if row.kind == "rate" else []
+            if row.kind == "growth":  # the figure is trainer and supervisor together
+                cpu = [result.facts["trainer_us"]] if "trainer_us" in result.facts else []
             cells = [
                 row.key, result.contestant, _unit_text(row, _shown(row, result.median(row.figure))),
                 _unit_text(row, values[0]), _unit_text(row, values[-1]), str(len(values)),
-                duration(result.median("cpu_us") * 1e-6) if cpu else "",
+                duration(statistics.median(cpu) * 1e-6) if cpu else "",
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
