@@ -36,6 +36,7 @@ class Work:
     token: Callable[[int], int] = int  # the first number of an item's sample
     items_of: Callable[[Array], Array] | None = None  # batch -> the item of each row; None: its first number
     period: int = 1  # batches after which the cost repeats
+    suits_threads: bool = False  # waits, or computes where NumPy has let the GIL go
     ideal: float | None = None  # samples per second that no loader can exceed
     is_tiny: bool = False  # a batch is made in less time than it takes to look at one
 

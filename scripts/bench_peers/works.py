@@ -114,6 +114,7 @@ def _waiting(workers: int) -> Work:
     return Work(
         f"io{workers}", f"20 ms of waiting a sample, {workers} workers", wait_for_it, (1,), np.int64,
         blocking_io.BATCH_SIZE, 10**5, workers=workers, ideal=workers / blocking_io.SLEEP_S,
+        suits_threads=True,
     )  # fmt: skip
 
 
@@ -136,14 +137,14 @@ WORKS = {
         _tiny(1),
         Work(
             "wide", "38.5 MB batches of float32", scale, wide.SHAPE, np.float32, wide.BATCH_SIZE, 10**4,
-            write=scale_into,
+            write=scale_into, suits_threads=True,
         ),
         _waiting(16),
         _waiting(32),
         _waiting(256),
         Work(
             "threads", "20 ms of waiting a sample, 2 workers x 16 threads", wait_for_it, (1,), np.int64,
-            blocking_io.BATCH_SIZE, 10**5, ideal=32 / blocking_io.SLEEP_S,
+            blocking_io.BATCH_SIZE, 10**5, ideal=32 / blocking_io.SLEEP_S, suits_threads=True,
         ),
         Work(
             "straggler", "1 sample in 64 costs 50 times more, batch 8", straggle, (2,), np.int64, 8, 10**5,
@@ -151,7 +152,7 @@ WORKS = {
         ),
         Work(
             "step", "samples that wait, beside a training step", nap, (STEP_WIDTH,), np.float32, 32, 2**15, workers=16,
-            ideal=16 / NAP_S,
+            ideal=16 / NAP_S, suits_threads=True,
         ),
         Work("busystep", "samples that compute, beside a training step", fret, (STEP_WIDTH,), np.float32, 32, 2**15),
     )

@@ -1,8 +1,8 @@
 """joblib's `Parallel(return_as="generator")` over batches: in order, as they are ready.
 
 - `batch_size="auto"`, its default, which puts short tasks together; `pre_dispatch` as it is.
-- The loky backend, whose workers are used again by later calls; threads for work that waits, as the docs say of what
-  does not hold the GIL.
+- The loky backend, whose workers are used again by later calls; threads for work that waits or scales images, as
+  the docs say of what does not hold the GIL: there is nothing to send then.
 (https://joblib.readthedocs.io/en/stable/parallel.html and the docstring of `joblib.Parallel`.)
 """
 
@@ -24,7 +24,7 @@ class Epochs:
         self.workers = workers
 
     def __iter__(self) -> Iterator[Any]:
-        backend = "loky" if self.work.ideal is None else "threading"
+        backend = "threading" if self.work.suits_threads else "loky"
         parallel = Parallel(n_jobs=self.workers, backend=backend, return_as="generator")
         make = delayed(batch_at)
         return parallel(make(self.work.name, position) for position in range(self.work.batches))

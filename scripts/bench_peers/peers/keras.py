@@ -1,7 +1,7 @@
 """Keras' PyDataset with `use_multiprocessing=True`, through the adapter by which `fit` reads it.
 
 - `workers` as given; by the docs of `keras.utils.PyDataset` processes are "necessary to gain compute-level (rather than
-  I/O level) benefits", so work that waits gets threads.
+  I/O level) benefits", so work that waits or lets the GIL go gets threads.
 - `max_queue_size` is 10 by default, and caps the batches under way: raised to twice the workers where that is more.
 (https://keras.io/api/utils/python_utils/#pydataset-class)
 """
@@ -20,8 +20,9 @@ from bench_peers.work import Array, Work, make_batch
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     def __init__(self, work: Work, workers: int) -> None:
-        is_computing = work.ideal is None
-        super().__init__(workers=workers, use_multiprocessing=is_computing, max_queue_size=max(10, 2 * workers))
+        super().__init__(
+            workers=workers, use_multiprocessing=not work.suits_threads, max_queue_size=max(10, 2 * workers)
+        )
         self.work = work
 
     def __len__(self) -> int:

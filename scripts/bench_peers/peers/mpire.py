@@ -3,7 +3,7 @@
 - `keep_alive=True`: workers live from epoch to epoch (https://sybrenjansen.github.io/mpire, "Keep alive").
 - `chunk_size`: 1, and 64 for tiny batches, as its docs advise larger chunks for short tasks ("Task chunking").
 - `max_tasks_active` stays at its default, twice as many as workers.
-- Work that waits runs in threads (`start_method="threading"`).
+- Work that waits, or lets the GIL go, runs in threads (`start_method="threading"`), with nothing to send.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Epochs:
 
 @contextmanager
 def own(work: Work, workers: int) -> Iterator[Any]:
-    method = "fork" if work.ideal is None else "threading"
+    method = "threading" if work.suits_threads else "fork"
     pool = WorkerPool(workers, start_method=method, keep_alive=True)
     try:
         yield Epochs(pool, work)

@@ -1,5 +1,6 @@
 """The standard library's `multiprocessing.Pool.imap` over batches, in order.
 
+- Its `ThreadPool`, with the same interface, for work that waits or lets the GIL go: there is nothing to send then.
 - `chunksize`: 1, and 64 for tiny batches: "using a large value for chunksize can make the job complete much faster"
   (https://docs.python.org/3/library/multiprocessing.html).
 - `imap` has no back-pressure, so the usual semaphore holds its tasks back: else a slow consumer's memory fills up.
@@ -12,6 +13,7 @@ import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from bench_peers.work import Array, Work
@@ -50,7 +52,7 @@ class Epochs:
 
 @contextmanager
 def own(work: Work, workers: int) -> Iterator[Any]:
-    with multiprocessing.Pool(workers) as pool:
+    with (ThreadPool if work.suits_threads else multiprocessing.Pool)(workers) as pool:
         epochs = Epochs(pool, work, workers)
         try:
             yield epochs
