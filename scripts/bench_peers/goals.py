@@ -56,8 +56,8 @@ GOALS = (
     # Every parallel peer is slower than the serial loop here, so that is what counts.
     Goal("tiny1/tf", BEST_PEER, at_least=3.0, counts_serial=True),
     Goal("wide/own", "rows", at_least=0.85),
-    # Eight times the best of those who send batches from process to process; threads, which send nothing as the one call
-    # of this function lets the GIL go, are to be led.
+    # Eight times the best of those who send batches from process to process; threads, which send nothing, as the one
+    # call of this function lets the GIL go, are to be led.
     Goal("wide/own", BEST_PEER, at_least=1.0),
     Goal("wide/own", "torch", at_least=8.0),
     Goal("wide/tf", "rows", at_least=0.85),
