@@ -1,8 +1,8 @@
 """What passes over one loader share: which epoch is next, where it begins, and the run that is parked for it.
 
-A run reads ahead over the end of its epoch. When a pass has its last delivery the run is parked, and may go on with
-all of the next epoch; the next pass, if it is that epoch, goes on with it: its first batches are made already. What can
-be done at that delivery is not left for the gap between the epochs, in which a consumer waits.
+A run reads ahead over the end of its epoch. When a pass has its last delivery the run is parked, and may go on to the
+end of the next epoch; the next pass, if it is that epoch, goes on with it: its first batches are made already. What
+can be done at that delivery, or at a second one, is not left for the gap between the epochs, in which a consumer waits.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class PassBook:
         try:
             if not place.is_rest:
                 log = self._whole_log(place.epoch)
-                limit = self._wanted(1)
+                limit = self._end_of(1) + self._ahead
             else:
                 # It has another number of batches than the epochs behind it: it is a run of its own.
                 log = self.log_at(place)
@@ -172,7 +172,7 @@ class PassBook:
             self._parked = None
         try:
             if not self._reads_ahead:
-                run.extend(self._wanted(epoch + 1 - run.first_epoch))
+                run.extend(self._end_of(epoch + 1 - run.first_epoch))
             return run, self._whole_log(epoch)
         except BaseException:
             self.give_up_epoch(epoch)
@@ -182,10 +182,19 @@ class PassBook:
     def _whole_log(self, epoch: int) -> PassLog:
         return PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
 
-    def _wanted(self, epochs: int) -> int:
-        """So many batches of a run are wanted, or may be made ahead, when so many of its epochs are wanted."""
-        wanted = epochs * self.plan.batches_per_epoch
-        return wanted + min(self.plan.batches_per_epoch, self.engine().read_ahead()) if self._reads_ahead else wanted
+    def _end_of(self, epochs: int) -> int:
+        """How many batches so many whole epochs have."""
+        return epochs * self.plan.batches_per_epoch
+
+    @property
+    def _ahead(self) -> int:
+        """How many batches of the next epoch may be made before its pass begins."""
+        return min(self.plan.batches_per_epoch, self.engine().read_ahead()) if self._reads_ahead else 0
+
+    def read_ahead(self, run: EngineRun, log: PassLog) -> None:
+        """The pass is under way: have the run make the first batches of the next epoch, too, when it gets there."""
+        if log.plan is self.plan and not log.plan.is_open and self._reads_ahead:
+            run.extend(self._end_of(log.epoch + 1 - run.first_epoch) + self._ahead)
 
     @property
     def _reads_ahead(self) -> bool:
@@ -197,7 +206,7 @@ class PassBook:
         if self.epoch == epoch and log.plan is self.plan:
             try:
                 if self._reads_ahead:
-                    run.extend(self._wanted(epoch + 1 - run.first_epoch))
+                    run.extend(self._end_of(epoch + 1 - run.first_epoch))
             except LoaderpoolError:  # the loader was closed meanwhile
                 run.end()
                 return

@@ -35,6 +35,7 @@ class Pass:
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
         self._end_is_owed = False
         self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
+        self._is_under_way = False  # it has delivered, and was asked for more
         self._is_over = False
 
     @property
@@ -59,6 +60,10 @@ class Pass:
             log = self.log
             if self._budget is not None:
                 self._budget.check()
+            if not self._is_under_way and log.delivered:
+                self._is_under_way = True
+                if self._run is not None and log.delivered < log.batches:
+                    book.read_ahead(self._run, log)
             delivery = self._take(self._run, log)
             if delivery is not None and delivery.row_failures:
                 delivery = self._admit(delivery)

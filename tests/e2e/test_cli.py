@@ -199,7 +199,7 @@ def test_a_file_may_be_called_so(command: Callable[..., ChildResult], project: P
         ("missing:make", 2, "{cwd}"),
         ("missing.part:make", 2, "no module missing"),
         ("jobs:make_waitin", 2, "Did you mean make_waiting"),
-        ("jobs:zzzzzz", 2, "make_waiting, make_failing"),
+        ("jobs:zzzzzz", 2, "make_waiting, make_cached, make_failing"),
         ("jobs:a_number", 2, "but int"),
         ("jobs:make_wrong", 2, "returned no loaderpool.Loader, but list"),
         ("jobs:make_with", 2, "make_with(path)"),

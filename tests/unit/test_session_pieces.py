@@ -646,18 +646,25 @@ def test_a_pass_that_could_not_begin_does_not_count(
     assert finish(after) == 3 and after.epoch == 1
 
 
-def test_what_may_be_made_ahead_is_said_with_the_last_delivery(passes: tuple[FakeEngine, PassBook]) -> None:
+def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
+    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, book = passes
+    monkeypatch.setattr(engine, "read_ahead", lambda: 2)
     one_pass = Pass(book, Reading())
     one_pass.next_delivery()
     one_pass.next_delivery()
-    assert engine.runs[0].limit == 3
+    assert engine.runs[0].limit == 3 + 2
     one_pass.next_delivery()
     assert engine.runs[0].limit == 6
     one_pass.close()  # nothing of its epoch is left to lose
     assert not engine.runs[0].is_over
     after = Pass(book, Reading())
-    assert finish(after) == 3 and after.epoch == 1 and len(engine.runs) == 1
+    after.next_delivery()
+    assert engine.runs[0].limit == 6  # no word to the engine in the gap between the epochs
+    after.next_delivery()
+    assert engine.runs[0].limit == 6 + 2
+    assert finish(after) == 1 and after.epoch == 1 and len(engine.runs) == 1
     assert engine.runs[0].limit == 9
     book.looks_ahead = False
     assert finish(Pass(book, Reading())) == 3
@@ -676,8 +683,9 @@ def test_a_loader_closed_before_its_run_is_parked_keeps_the_last_delivery(
     def closed(*_: int) -> None:
         raise ClosedError("this Loader is closed")
 
-    monkeypatch.setattr(engine, "read_ahead", closed)
-    assert finish(one_pass) == 2 and engine.runs[0].is_over
+    one_pass.next_delivery()
+    monkeypatch.setattr(engine.runs[0], "extend", closed)
+    assert finish(one_pass) == 1 and engine.runs[0].is_over
 
 
 def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoch(
