@@ -45,7 +45,9 @@ class Control(enum.IntEnum):
 
     # loader, shipment offset, nbytes, epoch to probe + 1 or 0, deaths per ticket, timeout_ns, may_exclude|is_per_sample
     LOAD = 1
-    LAYOUT = 2  # loader, offset, nbytes, max_chunk|can_split, batch rows|last batch's rows, full_batches, batch_ns
+    # loader, offset, nbytes, max_chunk|(threads of a worker << 1 | can_split), batch rows|last batch's rows,
+    # full_batches, batch_ns
+    LAYOUT = 2
     SLOT_ADD = 3  # loader, slot, offset, nbytes, the ticket under which it is lent or 0
     SLOT_RETIRE = 4  # slot
     RUN_BEGIN = 5  # run, loader, first_epoch, batches_per_epoch, start, limit, quota

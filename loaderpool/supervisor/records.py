@@ -33,6 +33,11 @@ class Ticket:
     lost: int = 0  # deaths over it and its trials, in all
 
     @property
+    def calls(self) -> int:
+        """How many calls of the function it is."""
+        return self.count * (self.row_stop - self.row_start if self.loader.is_per_sample else 1)
+
+    @property
     def is_alone(self) -> bool:
         """Whether it is one call of the function, so that a death over it is that call's."""
         if self.run is None or self.suspect is not None:
@@ -115,6 +120,7 @@ class LoaderRecord:
     layout: tuple[int, int] | None = None  # where the form's pickle lies in the arena
     max_chunk: int = 1
     can_split: bool = False
+    threads: int = 1  # that make its calls in each worker
     batch_rows: int = 1
     last_rows: int = 1
     full_batches: int = 0
