@@ -73,15 +73,15 @@ def plan_ring(
             f"{setting} bytes is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
             f"needed. The least that works is memory_limit={least} ({least / 2**20:.1f} MiB); or lower batch_size"
         )
-    counts = _slot_counts(slot_bytes, workers * tickets_per_worker, limit)
+    counts = _slot_counts(slot_bytes, workers, workers * tickets_per_worker, limit)
     return RingPlan(form, slot_bytes, *counts, tickets_per_worker, limit)
 
 
-def _slot_counts(slot_bytes: int, tickets: int, limit_bytes: int) -> tuple[int, int]:
-    """How many slots are made at once, and how many at most, where workers may have so many tickets."""
+def _slot_counts(slot_bytes: int, workers: int, tickets: int, limit_bytes: int) -> tuple[int, int]:
+    """How many slots are made at once, and how many at most, where workers may have so many tickets in all."""
     wanted = tickets + _CONSUMER_SLOTS
     if slot_bytes <= _SMALL_SLOT_BYTES:
-        most = min(limit_bytes // slot_bytes, max(wanted, _LOOK_AHEAD_SLOTS, 2 * tickets))
+        most = min(limit_bytes // slot_bytes, max(wanted, _LOOK_AHEAD_SLOTS, 4 * workers))
         return most, most
     most = min(limit_bytes // slot_bytes, wanted)
     return min(most, _first_slots(tickets)), most
@@ -222,7 +222,7 @@ class Ring:
         Fewer need fewer, but slots that are there stay.
         """
         plan, self._workers = self.plan, self._session.workers_wanted
-        first, most = _slot_counts(plan.slot_bytes, self._tickets, plan.limit_bytes)
+        first, most = _slot_counts(plan.slot_bytes, self._workers, self._tickets, plan.limit_bytes)
         self.plan = dataclasses.replace(plan, first_slots=first, most_slots=most)
         self._ceiling = None
         self._wanted = max(self._wanted, first)

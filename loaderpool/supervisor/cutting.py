@@ -15,9 +15,9 @@ __all__ = ["MOST_TICKETS", "TICKETS_PER_WORKER", "TicketCutter", "tickets_per_wo
 # So that after a death it is exact which tickets were whose; the second keeps the worker busy while the first's report
 # is under way.
 TICKETS_PER_WORKER = 2
-# Where a worker has threads, they shall have so much to do behind the ticket that it is at: one call each that is made,
-# and one that waits. Less: threads idle while the ticket's last row is made. More: more slots are filled ahead.
-_CALLS_AHEAD_PER_THREAD = 2
+# Where a worker has threads, they shall have so much to do behind the ticket that it is at. Less: they idle behind a
+# call that takes much longer than others (decision 17 has the figures). More: more slots are filled ahead.
+_CALLS_AHEAD_PER_THREAD = 8
 # However tiny the batches, so that all orders fit a pipe of the usual size.
 MOST_TICKETS = 256
 # A chunk should take about this long: shorter pays for messages, longer delays the first batch and the end of an epoch.

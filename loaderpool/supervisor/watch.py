@@ -133,11 +133,18 @@ class SampleWatch:
             sample.ran_ns += min(elapsed, 2 * _look_ns(timeout_ns))
             if sample.asked_ns:
                 if now - sample.asked_ns > _STACKS_NS:
-                    sample.index, sample.stacks_text = index - 1, sample.stacks.read()
+                    thread = self._board.read(sample.cell, Field.THREAD)
+                    sample.index, sample.stacks_text = index - 1, _beginning_with(thread, sample.stacks.read())
                     _signal(sample.pid, signal.SIGKILL)
             elif sample.ran_ns > timeout_ns:
                 sample.asked_ns = now
                 _signal(sample.pid, signal.SIGUSR1)
+
+
+def _beginning_with(thread: int, stacks: str) -> str:
+    """The stacks of all threads, this one's first, as far as faulthandler has named it."""
+    first = f"hread 0x{thread:016x} "  # "Thread ..." or "Current thread ..."
+    return "\n\n".join(sorted(stacks.strip().split("\n\n"), key=lambda stack: first not in stack.partition("\n")[0]))
 
 
 def _look_ns(timeout_ns: int) -> int:

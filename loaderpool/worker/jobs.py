@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,7 @@ class Job:
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """A job and its rows."""
 
     job: Job

@@ -8,7 +8,7 @@ Only the calls of the user's functions are made on the threads. What is made of 
 policy, rows in a slot), and what is said to others, is the main thread's, and the same as without threads.
 
 Calls begin in the order in which they were put, tickets one after the other, so the call that the main thread waits for
-is the one that has run longest: it is what the board names (docs/explanation/nothing-lost.md, "Threads").
+is the one that has run longest: it is what the board names (docs/explanation/architecture.md, "Threads").
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Planned = tuple[int, Sequence[int], Sequence[int]]
 class _Call:
     """One call, on its way from the main thread to another and back."""
 
-    __slots__ = ("done", "error", "indices", "is_done", "positions", "result", "row", "started_ns", "turn")
+    __slots__ = ("done", "error", "indices", "is_done", "positions", "result", "row", "started_ns", "thread", "turn")
 
     def __init__(self, turn: Turn, row: int, positions: Sequence[int], indices: Sequence[int]) -> None:
         self.turn, self.row, self.positions, self.indices = turn, row, positions, indices
         self.result: Any = None
         self.error: BaseException | None = None
-        self.started_ns = 0
+        self.started_ns = self.thread = 0
         self.is_done = False  # the main thread knows it
         self.done = threading.Lock()  # open once the call was made, or will not be
         self.done.acquire()
@@ -58,7 +58,7 @@ class _Call:
         if turn.is_unwanted:
             self.error = Abandoned()
         else:
-            self.started_ns = clock.monotonic_ns()
+            self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
             try:
                 self.result = turn.make(calls, self)
             except BaseException as error:
@@ -147,9 +147,8 @@ class Turn:
     def _wait(self, call: _Call) -> None:
         done, look_ahead = call.done, self.look_ahead
         if not done.acquire(blocking=False):
-            progress = self._team.progress
             # It may have begun long ago, while rows before it were waited for.
-            progress.words[progress.started_word] = call.started_ns or clock.monotonic_ns()
+            self._team.progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns())
             while look_ahead is not None and look_ahead():
                 if done.acquire(timeout=_LOOK_S):
                     break
@@ -168,7 +167,7 @@ class Turn:
         for call in self.calls.values():
             if not call.is_done:
                 if call.started_ns:
-                    progress.words[progress.started_word] = call.started_ns
+                    progress.note_thread(call.thread, call.started_ns)
                     progress.words[progress.index_word] = call.indices[0] + 1
                 self._wait(call)
 
