@@ -78,7 +78,8 @@ class Control(enum.IntEnum):
 class Order(enum.IntEnum):
     """Supervisor to worker."""
 
-    TICKET = 1  # ticket, run, first_batch, count|attempt, row_start|row_stop, slot
+    # ticket, run, first_batch, count|attempt, row_start|row_stop, slot, whether nothing shall be made beside it
+    TICKET = 1
     PROBE = 2  # ticket, loader, epoch, feed's table
     LAYOUT = 3  # loader, offset, nbytes
     # run, loader, first_epoch, batches_per_epoch, where the epoch begins, feed's table, nbytes as in Control.RUN_AFTER

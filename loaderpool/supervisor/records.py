@@ -25,6 +25,7 @@ class Ticket:
     slot: int
     attempt: int = 0
     deaths: int = 0
+    is_isolated: bool = False  # a worker that had it has died: nothing shall be made beside it
     uses_kept: bool = False  # the probe's result stands for some of its work, so its time tells nothing
     suspect: Ticket | None = None  # this is a trial of that ticket: one of its rows alone, the result thrown away
     trial: int = 0  # which row
@@ -66,6 +67,7 @@ class Ticket:
             join32(self.count, self.attempt),
             join32(self.row_start, self.row_stop),
             self.slot,
+            int(self.is_isolated),
         )
 
     def completion(self, status: Status, worker: int) -> bytes:

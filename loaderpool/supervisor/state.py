@@ -167,13 +167,16 @@ class SupervisorState:
         self.workers.bury(number)
         self.ledger.cutter.forget(number)
 
-    def on_worker_gone(self, number: int, last: LastWords, now_ns: int = 0) -> list[Instruction]:
+    def on_worker_gone(
+        self, number: int, last: LastWords, now_ns: int = 0, is_explained: bool = False
+    ) -> list[Instruction]:
         """A worker's process was reaped.
 
         Args:
             number: its number.
             last: what it left.
             now_ns: monotonic.
+            is_explained: it was ended for a sample that hung; so none of those that were made beside it is to blame.
         """
         worker = self.workers.remove(number)
         if worker is None:
@@ -194,6 +197,7 @@ class SupervisorState:
                 self.ledger.settle(ticket)
             else:
                 unanswered.append(ticket)
+                ticket.is_isolated |= not is_explained
         for ticket in reversed(unanswered[1:]):  # they only waited
             ticket.attempt += 1
             self.ledger.due.appendleft(ticket)
@@ -259,7 +263,7 @@ class SupervisorState:
             )
             self.ledger.stop_lane(ticket)
             self.ledger.settle(ticket)
-        return self.on_worker_gone(number, last, now_ns)
+        return self.on_worker_gone(number, last, now_ns, is_explained=True)
 
     def _probe(self, loader: LoaderRecord, epoch: int, feed: int) -> None:
         loader.feed = feed

@@ -1,8 +1,8 @@
 """Which tickets' calls a worker's threads make, and when what they made may be used.
 
 Between two tickets threads would idle until the last row of the first is made. So the calls of the tickets that wait
-behind the one that is being filled begin as soon as threads are free. A ticket that has brought down a worker runs with
-nothing beside it: then a death over it is its own.
+behind the one that is being filled begin as soon as threads are free. Of a worker that has died nobody knows which of
+its tickets was to blame; so each of them is made again with nothing beside it: then a death over it is its own.
 
 A function that fills one buffer again and again has all its threads fill it. Where results share memory, their ticket
 is made once more by one thread: what then differs was such a buffer, and what does not is a constant.
@@ -34,6 +34,8 @@ from loaderpool.worker.team import Planned, Team, Turn
 __all__ = ["Crew"]
 
 _Rows = Sequence[npt.NDArray[Any]]
+# Results of later tickets that a ticket's own are compared with. More would cost their number for each ticket.
+_OTHERS = 2
 # What tells a ticket from others that a worker has at the same time.
 _Key = tuple[int, int, int, int, int]
 
@@ -94,7 +96,7 @@ class Crew:
         opened: Opened,
         fill: Callable[[Maker], Filled],
         arrays: _Rows | None,
-        bytes_of: Callable[[Filled], bytes],
+        bytes_of: Callable[[], bytes],
     ) -> Filled:
         """Fill a ticket's slot with what threads make. When this returns or raises, none of them is at it any more.
 
@@ -102,21 +104,21 @@ class Crew:
             opened: the ticket's rows.
             fill: fills the slot.
             arrays: as for `begin`.
-            bytes_of: what the slot holds now.
+            bytes_of: gives what the slot holds of them now.
 
         Raises:
             ArgumentError: the function draws from the global generators, or fills one buffer for all samples.
             BaseException: whatever `fill` raises.
         """
         key = _key(opened.job)
-        is_beside_others = opened.job.attempt == 0
+        is_beside_others = not opened.job.is_isolated
         for _ in range(2):
             begun = self._turns.get(key)
             turn = self.begin(opened, arrays) if begun is None else begun[1]
             turn.look_ahead = self.look_ahead if is_beside_others else None
             try:
                 filled = fill(turn)
-                is_shared = self._looks_for_reuse and share_memory(self._results())
+                is_shared = self._looks_for_reuse and share_memory(self._results(turn), arrays or ())
             finally:
                 turn.end()
                 del self._turns[key]
@@ -127,15 +129,17 @@ class Crew:
             return self._made_by_one(opened, filled, fill, bytes_of) if is_shared else filled
         raise refuse_draws(self._threads)
 
-    def _results(self) -> Iterator[Any]:
-        calls = itertools.chain.from_iterable(turn.calls.values() for _, turn in self._turns.values())
-        return (call.result for call in calls if call.result is not None)
+    def _results(self, turn: Turn) -> Iterator[Any]:
+        """What the ticket's calls gave, and some other calls, as there may be only one."""
+        others = (call for _, other in self._turns.values() if other is not turn for call in other.calls.values())
+        made = (call.result for call in others if call.result is not None)
+        return itertools.chain((call.result for call in turn.calls.values()), itertools.islice(made, _OTHERS))
 
     def _made_by_one(
-        self, opened: Opened, made: Filled, fill: Callable[[Maker], Filled], bytes_of: Callable[[Filled], bytes]
+        self, opened: Opened, made: Filled, fill: Callable[[Maker], Filled], bytes_of: Callable[[], bytes]
     ) -> Filled:
         """The same ticket, made by the main thread, with nothing beside it."""
-        by_threads = bytes_of(made)
+        by_threads = _image(made, bytes_of)
         self._drop_others()
         calls = self._calls
         if opened.read is not None:  # others were opened since
@@ -144,7 +148,7 @@ class Crew:
         filled = calls.watched(lambda: fill(calls))
         if made.row_failures or filled.row_failures:  # they need not come again
             return filled
-        if bytes_of(filled) != by_threads:
+        if _image(filled, bytes_of) != by_threads:
             raise ArgumentError(
                 f"the function fills one array (or dict) for several samples, and threads_per_worker={self._threads}: "
                 "its threads overwrite each other's. Have it make a new one in each call, or write into out; or set "
@@ -176,6 +180,15 @@ class Crew:
     def close(self) -> None:
         """End the threads; a worker ends without this."""
         self._team.close()
+
+
+def _image(made: Filled, bytes_of: Callable[[], bytes]) -> bytes:
+    """What was made, to be compared."""
+    if made.oversize is None:
+        return bytes_of()
+    apart = bytearray(made.oversize.nbytes)
+    made.oversize.write(apart, 0)
+    return bytes(apart)
 
 
 def _key(job: Job) -> _Key:

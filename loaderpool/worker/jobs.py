@@ -44,6 +44,7 @@ class Job:
     after: Start = 0  # where the plan begins: batches are counted from there
     feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
+    is_isolated: bool = False  # a worker that had it has died: nothing else is made at the same time
 
 
 class Opened(NamedTuple):

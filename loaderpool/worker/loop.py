@@ -312,10 +312,11 @@ class WorkerLoop:
 
 def _job(words: Words, run: _Run) -> Job:
     """What an Order.TICKET is about."""
-    _, _, run_id, first_batch, count_attempt, rows, _, _ = words
+    _, _, run_id, first_batch, count_attempt, rows, _, is_isolated = words
     count, attempt = split32(count_attempt)
     epoch, batch = divmod(first_batch, run.batches_per_epoch)
-    return Job(run_id, run.first_epoch + epoch, batch, count, *split32(rows), attempt, run.after, run.feed)
+    epoch += run.first_epoch
+    return Job(run_id, epoch, batch, count, *split32(rows), attempt, run.after, run.feed, is_isolated=bool(is_isolated))
 
 
 def _write_file(packing: Packing, failures: bytes) -> tuple[int, int]:

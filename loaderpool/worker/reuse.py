@@ -10,11 +10,17 @@ import numpy as np
 __all__ = ["share_memory"]
 
 
-def share_memory(results: Iterable[Any]) -> bool:
-    """Whether a writable array, a list or a dict stands in more than one of the results, itself or behind a view."""
+def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
+    """Whether a writable array, a list or a dict stands in more than one of the results, itself or behind a view.
+
+    Args:
+        results: what several calls gave.
+        but: arrays whose memory may be shared.
+    """
     seen: set[int] = set()
+    allowed = {root for array in but for root in _roots(array)}
     for result in results:
-        roots = set(_roots(result))
+        roots = set(_roots(result)) - allowed
         if not seen.isdisjoint(roots):
             return True
         seen |= roots

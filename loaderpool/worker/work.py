@@ -46,7 +46,7 @@ _SINGLE_ROW_BYTES = 1 << 15
 _SINGLE_ROW_NS = 20_000
 _BLOCK_ROWS = 128
 # A ticket over which so many workers have died is made without threads, so that the board names the sample for certain.
-_ALONE_FROM = 2
+_WITHOUT_THREADS_FROM = 2
 
 
 class _RowError(Exception):
@@ -184,10 +184,11 @@ class Work:
     # ---- tickets ----
 
     def begin(self, job: Job, buffer: Any, base: int, capacity: int) -> bool:
-        """Have threads begin with a ticket that is not to be filled before others were; False: there are none, or it
-        has brought down a worker, so it shall run alone.
+        """Have threads begin with a ticket that is not to be filled before others were; False: they do not.
+
+        There are none, or a worker that had the ticket has died, so that nothing shall be made beside it.
         """
-        if self._crew is None or job.attempt or self._setup is not None or self.form is None:
+        if self._crew is None or job.is_isolated or self._setup is not None or self.form is None:
             return False
         try:
             opened = self._open(job)
@@ -214,7 +215,7 @@ class Work:
             Abandoned: the run's mark was seen on the board.
         """
         assert self.form is not None, "a ticket before the layout"
-        crew = self._crew if job.attempt < _ALONE_FROM else None
+        crew = None if job.is_isolated and job.attempt >= _WITHOUT_THREADS_FROM else self._crew
         opened = (None if crew is None else crew.opened(job)) or self._open(job)
         if not opened.indices:  # its lane has ended
             Packing([]).write(buffer, base)
@@ -234,7 +235,7 @@ class Work:
         try:
             if crew is not None:
                 rows = self._rows_of(opened, buffer, base, capacity)
-                filled = crew.run(opened, make, rows, lambda filled: _bytes_of(filled, buffer, base, capacity))
+                filled = crew.run(opened, make, rows, lambda: self._bytes_of(opened, buffer, base, capacity))
             else:
                 filled = self._calls.watched(lambda: make(self._calls))
         except (Abandoned, WorkFailed):
@@ -268,6 +269,15 @@ class Work:
             return None
         assert self.form is not None
         return self.form.row_arrays(buffer, base, opened.job.row_start + len(opened.indices), capacity)
+
+    def _bytes_of(self, opened: Opened, buffer: Any, base: int, capacity: int) -> bytes:
+        """What is in the slot now of the job's rows; others may be writing the rows beside them."""
+        if not self._writes_rows:
+            return bytes(memoryview(buffer)[base : base + capacity])
+        assert self.form is not None
+        start, stop = opened.job.row_start, opened.job.row_start + len(opened.indices)
+        arrays = self.form.row_arrays(buffer, base, stop, capacity)
+        return b"".join(array[start:stop].tobytes() for array in arrays or ())
 
     def try_alone(self, job: Job, which: int, begin_with: int | None) -> int:
         """Run one of a job's calls alone and drop its result; returns how many the job has. See `Trial.run`."""
@@ -350,12 +360,3 @@ class Work:
                 self._writer.write(arrays, row + at, again, indices[at : at + 1])
             except self._catches as error:
                 raise _RowError(at, error) from None
-
-
-def _bytes_of(filled: Filled, buffer: Any, base: int, capacity: int) -> bytes:
-    """What was made, to be compared."""
-    if filled.oversize is None:
-        return bytes(memoryview(buffer)[base : base + capacity])
-    apart = bytearray(filled.oversize.nbytes)
-    filled.oversize.write(apart, 0)
-    return bytes(apart)

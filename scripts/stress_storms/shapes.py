@@ -188,6 +188,8 @@ def _shape(name: str, function: Callable[[Faults], Any], items: int, **rest: Any
 _SHAPES = (
     _shape("single batches", _Sample, 800, batch_size=8, shuffle=True),
     _shape("written into out", _IntoOut, 600, batch_size=6, shuffle=True),
+    _shape("threads", _Sample, 800, batch_size=8, shuffle=True, threads_per_worker=4),
+    _shape("threads, written into out", _IntoOut, 600, batch_size=6, shuffle=True, threads_per_worker=4),
     _shape("chunks of tiny batches", _Tiny, 20_000, batch_size=4, shuffle=True, faults_one_in=4001),
     # Few restarts per item, so that tickets are tried row by row in the storm, too, and acquitted.
     _shape(

@@ -47,19 +47,20 @@ class Bench:
         self.slots = [aligned_empty(max(self.form.slot_bytes, 1)) for _ in range(3)]
         return self
 
-    def job(self, batch: int, epoch: int = 0, attempt: int = 0) -> Job:
-        return Job(RUN, epoch, batch, 1, 0, self.plan.rows(epoch, batch), attempt)
+    def job(self, batch: int, epoch: int = 0, deaths: int = 0) -> Job:
+        rows = self.plan.rows(epoch, batch)
+        return Job(RUN, epoch, batch, 1, 0, rows, attempt=deaths, is_isolated=deaths > 0)
 
     def begin(self, batch: int) -> bool:
         slot = self.slots[batch % 3]
         return self.work.begin(self.job(batch), slot, 0, slot.nbytes)
 
-    def fill(self, batch: int, epoch: int = 0, attempt: int = 0) -> Filled:
+    def fill(self, batch: int, epoch: int = 0, deaths: int = 0) -> Filled:
         slot = self.slots[batch % 3]
-        return self.work.fill(self.job(batch, epoch, attempt), slot, 0, slot.nbytes)
+        return self.work.fill(self.job(batch, epoch, deaths), slot, 0, slot.nbytes)
 
-    def make(self, batch: int, epoch: int = 0, attempt: int = 0) -> Any:
-        filled = self.fill(batch, epoch, attempt)
+    def make(self, batch: int, epoch: int = 0, deaths: int = 0) -> Any:
+        filled = self.fill(batch, epoch, deaths)
         slot = self.slots[batch % 3]
         if filled.oversize is not None:
             slot = aligned_empty(filled.oversize.nbytes)
@@ -236,14 +237,14 @@ def test_tickets_may_be_found_while_one_is_waited_for() -> None:
         assert [one.make(batch)[0] for batch in range(3)] == [0, 8, 16]
 
 
-def test_a_ticket_that_brought_down_a_worker_runs_with_nothing_beside_it() -> None:
+def test_a_ticket_of_a_worker_that_died_runs_with_nothing_beside_it() -> None:
     looks = itertools.count()
     with bench(lambda index: time.sleep(0.01) or index) as one:
         one.prepare()
         one.work.look_ahead = lambda: bool(next(looks)) or True
         slot = one.slots[0]
-        assert not one.work.begin(one.job(0, attempt=1), slot, 0, slot.nbytes)
-        assert one.make(0, attempt=1).tolist() == list(range(8))
+        assert not one.work.begin(one.job(0, deaths=1), slot, 0, slot.nbytes)
+        assert one.make(0, deaths=1).tolist() == list(range(8))
         assert next(looks) == 0
 
 
@@ -251,7 +252,7 @@ def test_after_two_deaths_it_runs_on_one_thread_and_the_board_names_the_sample()
     named: list[tuple[int, int]] = []
     with bench(lambda index: named.append((index, int(one.word(Field.INDEX)) - 1)) or index) as one:
         one.prepare()
-        one.make(1, attempt=2)
+        one.make(1, deaths=2)
     assert named[1:] == [(index, index) for index in range(8, 16)]
 
 
@@ -292,6 +293,15 @@ def test_skipped_rows_are_counted_in_their_order() -> None:
         one.prepare()
         failures = one.fill(1).row_failures
         assert [(each.failure.index, each.row) for each in failures] == [(9, 1), (13, 5)]
+
+
+def test_a_ticket_that_is_made_again_for_a_sample_that_hung_goes_on_beside_others() -> None:
+    with bench(lambda index: time.sleep(0.01) or index) as one:
+        one.prepare()
+        slot, again = one.slots[0], Job(RUN, 0, 1, 1, 0, 8, attempt=3)
+        assert one.work.begin(again, slot, 0, slot.nbytes)
+        assert one.make(0).tolist() == list(range(8))
+        one.work.fill(again, slot, 0, slot.nbytes)
 
 
 def test_excluded_samples_are_not_run() -> None:
@@ -407,6 +417,36 @@ def test_one_buffer_for_all_samples_is_refused() -> None:
         one.prepare()
         with pytest.raises(WorkFailed, match="overwrite"):
             one.fill(1)
+
+
+def test_rows_that_others_write_meanwhile_are_not_compared() -> None:
+    mask, calls = np.arange(4), []
+
+    def fn(index: int) -> Any:
+        calls.append(index)
+        if index:
+            one.slots[0][:64] = len(calls)  # the first rows of the same slot, by another worker
+        return mask
+
+    with bench(fn) as one:
+        one.prepare()
+        slot = one.slots[0]
+        one.work.fill(Job(RUN, 0, 1, 1, 4, 8), slot, 0, slot.nbytes)
+        assert calls.count(12) == 2, "made once more, and compared"
+
+
+def test_rows_of_out_are_no_shared_memory() -> None:
+    calls = []
+
+    def fn(index: int, out: Any = None) -> Any:
+        calls.append(index)
+        out = np.empty(3) if out is None else out
+        out[:] = index
+        return out
+
+    with bench(fn) as one:
+        assert one.prepare().make(1)[:, 0].tolist() == list(range(8, 16))
+    assert calls.count(12) == 1
 
 
 @pytest.mark.parametrize("settings", [{}, {"on_error": "skip"}], ids=str)
