@@ -31,16 +31,15 @@ from loaderpool.errors import (
     WorkerLostError,
     WorkersNotForkedWarning,
 )
-from loaderpool.loader import Loader
-from loaderpool.loader_iterator import LoaderIterator
-from loaderpool.pool import Pool
-from loaderpool.ragged import RaggedArray
-from loaderpool.spec import ArraySpec, ElementSpec
 from loaderpool.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
+    from loaderpool.loader import Loader
+    from loaderpool.loader_iterator import LoaderIterator
     from loaderpool.memory.share import share
+    from loaderpool.pool import Pool
+    from loaderpool.ragged import RaggedArray
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
     from loaderpool.sources.interleave import interleave
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from loaderpool.sources.text_lines import TextLines
     from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
+    from loaderpool.spec import ArraySpec, ElementSpec
     from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
 __version__ = "0.1.0"
@@ -102,13 +102,20 @@ __all__ = [
     "zip_sources",
 ]
 
-# Imported when named: few programs name them, and `import loaderpool` is not to wait for them.
+# Imported when named. A supervisor imports this package, too, and needs nothing of the trainer's; its start is what the
+# first batch waits for.
 _ON_DEMAND = {
+    "ArraySpec": "spec",
     "Cache": "cache.setting",
     "Csv": "sources.csv_rows",
+    "ElementSpec": "spec",
     "HDF5": "sources.hdf5",
     "JsonLines": "sources.json_lines",
+    "Loader": "loader",
+    "LoaderIterator": "loader_iterator",
     "ParquetRows": "sources.parquet_rows",
+    "Pool": "pool",
+    "RaggedArray": "ragged",
     "Statistics": "telemetry.statistics",
     "TFRecords": "sources.tfrecords",
     "TarSamples": "sources.tar_samples",
@@ -127,7 +134,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

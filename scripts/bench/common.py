@@ -20,20 +20,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import quiet
+from fresh import print_result, run_fresh
 
 __all__ = [
     "Bar",
+    "Delivery",
     "Figure",
     "Measured",
     "Pace",
@@ -41,16 +40,15 @@ __all__ = [
     "Row",
     "Window",
     "add_options",
+    "delivered",
     "deliveries",
     "main",
     "measure",
     "require",
 ]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 # Above the slowest contestant by far (TensorFlow's import and some seconds of work); a hang is named, not waited for.
 _CONTESTANT_TIMEOUT_S = 120.0
-_RESULT_MARK = "RESULT "
 _T = TypeVar("_T")
 
 
@@ -157,14 +155,29 @@ def require(condition: object, message: str) -> None:
         raise AssertionError(message)
 
 
+@dataclasses.dataclass(frozen=True)
+class Delivery(Generic[_T]):
+    """What a consumer saw of the batches that it took."""
+
+    rate: float  # batches per second after the warm-up
+    seen: list[_T]  # of every batch from the first one on
+    cpu_s: float  # CPU time of this process for each counted batch, all its threads together
+
+
 def deliveries(
     batches: Iterable[Any], window: Window, look: Callable[[Any], _T], turn: int = 1
 ) -> tuple[float, list[_T]]:
-    """Batches per second after the warm-up, and what `look` saw of every batch from the first one on.
+    """Batches per second after the warm-up, and what `look` saw; see `delivered`."""
+    delivery = delivered(batches, window, look, turn)
+    return delivery.rate, delivery.seen
+
+
+def delivered(batches: Iterable[Any], window: Window, look: Callable[[Any], _T], turn: int = 1) -> Delivery[_T]:
+    """Take batches through the warm-up and the window.
 
     Args:
         batches: must not end before the window does.
-        window: the clock starts at the first delivery after its warm-up and stops at a delivery.
+        window: its warm-up begins at the first delivery; the clock starts at the first one after it, and stops at one.
         look: cheap against the making of a batch; its results are for the caller to verify.
         turn: the counted batches are a multiple of this. Where n workers each make a whole batch at a time, batches
             come n at a time, and a window that cuts a bunch would measure its own edge.
@@ -172,11 +185,14 @@ def deliveries(
     seen: list[_T] = []
     iterator: Iterator[Any] = iter(batches)
     clock = time.perf_counter
-    warm_until = clock() + window.warm_s
+    warm_until = 0.0
     for batch in iterator:
+        # From the first delivery on: what starts slowly is warm no sooner than others.
+        warm_until = warm_until or clock() + window.warm_s
         seen.append(look(batch))
         if clock() >= warm_until:
             break
+    cpu_s = time.process_time()
     started = clock()
     deadline, count, is_whole = started + window.seconds, 0, False
     for batch in iterator:
@@ -186,8 +202,9 @@ def deliveries(
             is_whole = True
             break
     elapsed_s = clock() - started
+    cpu_s = time.process_time() - cpu_s
     require(is_whole, "the pass ended before the window did: give the loader more items")
-    return count / elapsed_s, seen
+    return Delivery(count / elapsed_s, seen, cpu_s / count)
 
 
 def measure(
@@ -235,7 +252,7 @@ def main(question: Question) -> None:
         if arguments.window:
             window = Window(**json.loads(arguments.window))
         measured = question.contestants[arguments.contestant](window)
-        print(_RESULT_MARK + json.dumps(dataclasses.asdict(measured)), flush=True)
+        print_result(dataclasses.asdict(measured))
         return
     import report
 
@@ -254,38 +271,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _child_environment() -> dict[str, str]:
-    """The environment of contestants: this checkout, compiled once as an installer does, a quiet TensorFlow.
-
-    Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each contestant would compile this checkout's modules
-    anew, but not those of the packages that pip has compiled.
-    """
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    return environment
-
-
 def _run_contestant(file: Path, name: str, window: Window) -> Measured:
     command = [sys.executable, str(file), "--contestant", name, "--window", json.dumps(dataclasses.asdict(window))]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_child_environment(), text=True,
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            out, err = process.communicate(timeout=_CONTESTANT_TIMEOUT_S)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)  # its group: bare processes forked by it are in it
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            out, err = process.communicate()
-            raise RuntimeError(
-                f"{file.name}: contestant {name!r} was still running after {_CONTESTANT_TIMEOUT_S:g} s\n{err[-4000:]}"
-            ) from None
-    lines = [line for line in out.splitlines() if line.startswith(_RESULT_MARK)]
-    if process.returncode or len(lines) != 1:
-        raise RuntimeError(f"{file.name}: contestant {name!r} ended with {process.returncode}\n{err[-4000:]}")
-    return Measured(**json.loads(lines[0][len(_RESULT_MARK) :]))
+    return Measured(**run_fresh(command, _CONTESTANT_TIMEOUT_S, f"{file.name}: contestant {name!r}"))
 
 
 def _best(figure: Figure, values: Iterable[float]) -> float:

@@ -24,12 +24,12 @@ import os
 import signal
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import Bar, Figure, Measured, Question, Window, deliveries, main, require
 from cpu_bound import BATCH_SIZE, WORKERS, closed_form, slow
+from processes import cpu_ms, parent
 
 LIMIT_MS = 50.0
 SLEEP_S = 0.002
@@ -51,10 +51,10 @@ def cpu_share(window: Window) -> Measured:
 
         _, warm = deliveries(batches, Window(0.1, window.warm_s, {}), look)
         workers = [worker.pid for worker in loader.statistics().workers]
-        supervisor = _parent(workers[0])
-        before = [_cpu_ms(os.getpid()), _cpu_ms(supervisor), sum(map(_cpu_ms, workers))]
+        supervisor = parent(workers[0])
+        before = [cpu_ms(os.getpid()), cpu_ms(supervisor), sum(map(cpu_ms, workers))]
         _, seen = deliveries(batches, Window(window.seconds, 0.0, {}), look, turn=WORKERS)
-        after = [_cpu_ms(os.getpid()), _cpu_ms(supervisor), sum(map(_cpu_ms, workers))]
+        after = [cpu_ms(os.getpid()), cpu_ms(supervisor), sum(map(cpu_ms, workers))]
         require(workers == [worker.pid for worker in loader.statistics().workers], "a worker was replaced")
     for position, ends in enumerate([*warm, *seen], start=1):
         start = position * BATCH_SIZE
@@ -81,7 +81,7 @@ def recovery(window: Window) -> Measured:
             rows.append(batch.copy())
             if number % BATCHES_BETWEEN == 0 and len(killed) < KILLS:
                 pid = loader.statistics().workers[number // BATCHES_BETWEEN % WORKERS].pid
-                require(_parent(_parent(pid)) == os.getpid(), f"{pid} is no worker of ours")
+                require(parent(parent(pid)) == os.getpid(), f"{pid} is no worker of ours")
                 killed.append((time.monotonic_ns(), pid))
                 os.kill(pid, signal.SIGKILL)
     found = np.concatenate(rows)
@@ -98,16 +98,6 @@ def recovery(window: Window) -> Measured:
 
 def limit(window: Window) -> Measured:
     return Measured({"limit": LIMIT_MS})
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _cpu_ms(pid: int) -> float:
-    """CPU time of all its threads; `/proc/PID/stat` counts in ticks of 10 ms, which is as much as is measured here."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e6
 
 
 QUESTION = Question(

@@ -20,7 +20,7 @@ from typing import Any
 from common import Pace, Question, Row, measure
 from quiet import QUIET_CPUS
 
-__all__ = ["record_last_result", "run_and_report"]
+__all__ = ["disturbance", "machine_line", "record_last_result", "run_and_report"]
 
 _PACKAGES = ("numpy", "tensorflow-cpu", "tensorflow")
 _LAST_RESULT = "Last result"
@@ -60,7 +60,7 @@ def run_and_report(questions: list[tuple[Question, Path]], options: argparse.Nam
                 emit({"kind": "result", **dataclasses.asdict(row), "median": row.median, "best": row.best})
             print(text_table(found), flush=True)
             if most_busy > QUIET_CPUS:
-                print(f"{question.name}: {_disturbance(most_busy)}", file=sys.stderr)
+                print(f"{question.name}: {disturbance(most_busy)}", file=sys.stderr)
             if options.record:
                 record_last_result(file, found, most_busy)
             rows += found
@@ -101,7 +101,7 @@ def markdown_table(rows: Iterable[Row]) -> str:
             f"{_number(baseline.median)} {baseline.figure.unit} | {row.ratio:.2f} | {row.ratio_of_best:.2f} | "
             f"{row.bar} |"
         )
-    return "\n".join([*lines, "", f"{_machine_line()}. Command: `scripts/bench/run --markdown`."])
+    return "\n".join([*lines, "", f"{machine_line()}. Command: `scripts/bench/run --markdown`."])
 
 
 def record_last_result(file: Path, rows: list[Row], most_busy: float) -> None:
@@ -117,13 +117,14 @@ def record_last_result(file: Path, rows: list[Row], most_busy: float) -> None:
     if docstring is None or _LAST_RESULT not in docstring:
         raise ValueError(f'{file.name} has no docstring with a part that begins with "{_LAST_RESULT}"')
     table = textwrap.indent(text_table(rows), "    ")
-    note = f"; {_disturbance(most_busy)}" if most_busy > QUIET_CPUS else ""
+    note = f"; {disturbance(most_busy)}" if most_busy > QUIET_CPUS else ""
     # A line of its own for the machine: with all versions it is as long as a line may be.
-    fresh = f"{docstring[: docstring.index(_LAST_RESULT)]}{_LAST_RESULT}{note}\n({_machine_line()}):\n\n{table}\n"
+    fresh = f"{docstring[: docstring.index(_LAST_RESULT)]}{_LAST_RESULT}{note}\n({machine_line()}):\n\n{table}\n"
     file.write_text(text.replace(docstring, fresh, 1), encoding="utf-8")
 
 
-def _disturbance(most_busy: float) -> str:
+def disturbance(most_busy: float) -> str:
+    """What to say of a run during which others kept so many CPUs busy."""
     return f"others kept up to {most_busy:.1f} CPUs busy meanwhile, run again on a quiet machine"
 
 
@@ -135,16 +136,17 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.timezone.utc)
 
 
-def _machine() -> dict[str, Any]:
+def _machine(packages: Iterable[str] = _PACKAGES) -> dict[str, Any]:
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return {"cpu": _cpu_name(), "cpus": len(_usable_cpus()), "load_1min": os.getloadavg()[0], "versions": versions}
 
 
-def _machine_line() -> str:
-    machine = _machine()
+def machine_line(packages: Iterable[str] = _PACKAGES) -> str:
+    """Date, CPUs and versions, in one line."""
+    machine = _machine(packages)
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return f"{_now():%Y-%m-%d}, {machine['cpus']} x {machine['cpu']}, {versions}"
 

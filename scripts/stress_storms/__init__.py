@@ -1,10 +1,11 @@
-"""Kill storms: random deaths of workers and supervisors, and streams that must not show them.
+"""Kill storms: random deaths of workers, supervisors and readers, and streams that must not show them.
 
-    shapes ──▶ storm (a round: loader and crash-free twin, pass by pass, batch by batch) ──▶ report
-                 ▲ killer (a thread: whom, how, when)
-                 ▲ watchdog (a thread: what hangs is shown and ended)
-    abandon (passes that are left early: what they leave behind)
+    shapes, stream_shapes ──▶ storm (a round: loaders and crash-free twin, pass by pass, batch by batch) ──▶ report
+                                ▲ succession (one loader after the other), consumer (who takes passes and compares)
+                                ▲ killer (a thread: whom, how, when)
+                                ▲ watchdog (a thread: what hangs is shown and ended)
+    abandon (passes that are left early), holdings (what they leave behind)
     trainers (processes that die with a loader at work: how long their workers outlive them)
 
-Processes are found from the outside, as anybody could, by the process tree of this one.
+Processes are found from the outside, as anybody could, by the process tree of this one (targets).
 """

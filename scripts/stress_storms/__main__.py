@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import os
 import resource
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 
 try:
@@ -16,20 +18,30 @@ try:
 except ModuleNotFoundError:
     sys.exit("scripts/stress prints its tables with rich: pip install 'loaderpool[cli]', or run scripts/test once")
 
+import loaderpool as lp
+
 from .abandon import run_abandoned
+from .readings import can_be_dataset
 from .report import machine_line, print_growth, print_results, print_trainer_deaths, summary
+from .rounds import Plan, Result, plan_rounds
 from .shapes import SHAPES
-from .storm import Plan, Result, plan_rounds, run_round
+from .storm import run_round
 from .trainers import LATE_S, run_trainer_deaths
 
 __all__ = ["main"]
+
+_M_ARENA_MAX = -8  # of malloc.h
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     options = _parse(arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it has a word to say for each batch in a checkpoint
     os.environ["PYTHONFAULTHANDLER"] = "1"  # so that a supervisor that hangs can be made to show its stack
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    warnings.simplefilter("error", lp.CacheWarning)  # a damaged entry is made anew, so nothing else would show it
+    # Or each thread that reads a stream has a heap of its own, in which what it freed stays: memory would seem to grow.
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=200)
@@ -41,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{summary(results)}.\n")
     leaks = []
     if options.passes and options.only is None:
-        found = run_abandoned(options.passes, options.seed, options.deadline, _say)
+        found = run_abandoned(options.passes, options.shape, options.seed, options.deadline, _say)
         leaks = [each for each in found if each.is_leak]
         print_growth(console, found, options.markdown)
         print(f"{options.passes:,} passes abandoned; {len(leaks)} kinds of leak.\n")
@@ -70,14 +82,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _storm(options: argparse.Namespace) -> list[Result]:
-    turn = 2 * len(options.shape or SHAPES)
+    turn = 2 * len(options.shape)
     quota = -(-options.kills // turn) if options.seconds is None else options.kills_a_round
     plan = Plan(
         options.seed,
         kills=quota,
         supervisor_kills=max(1, -(-options.supervisor_kills // turn)),
+        reader_kills=options.reader_kills,
         stops_every=options.stops_every,
-        shapes=tuple(options.shape or SHAPES),
+        shapes=options.shape,
+        is_dataset=options.tensorflow,
     )
     rounds = plan_rounds(plan)
     if options.only is not None:
@@ -107,17 +121,21 @@ def _storm(options: argparse.Namespace) -> list[Result]:
 
 def _same(options: argparse.Namespace) -> str:
     """The options that decide what a round is."""
-    same = f" --kills {options.kills} --supervisor-kills {options.supervisor_kills} --stops-every {options.stops_every}"
+    same = f" --kills {options.kills} --supervisor-kills {options.supervisor_kills}"
+    same += f" --reader-kills {options.reader_kills} --stops-every {options.stops_every}"
     if options.seconds is not None:
         same += f" --seconds {options.seconds:g} --kills-a-round {options.kills_a_round}"
-    return same + "".join(f" --shape '{name}'" for name in options.shape or ())
+    if options.tensorflow:
+        same += " --tensorflow"
+    return same + "".join(f" --shape '{name}'" for name in options.shape if len(options.shape) < len(SHAPES))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/stress", description=__doc__)
     parser.add_argument("--seconds", type=float, help="storm for so long, instead of for a number of kills")
-    parser.add_argument("--kills", type=int, default=1000, metavar="N", help="of workers, at least (1,000)")
-    parser.add_argument("--supervisor-kills", type=int, default=20, metavar="N", help="at least (20)")
+    parser.add_argument("--kills", type=int, default=1600, metavar="N", help="of workers, at least (1,600)")
+    parser.add_argument("--supervisor-kills", type=int, default=50, metavar="N", help="at least (50)")
+    parser.add_argument("--reader-kills", type=int, default=2, metavar="N", help="in a round that has a reader (2)")
     parser.add_argument("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
     parser.add_argument("--trainers", type=int, default=50, metavar="N", help="to die (50); 0: none")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="repeats what is drawn (random)")
@@ -129,7 +147,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills-a-round", type=int, default=30, metavar="N", help="with --seconds (30)")
     parser.add_argument("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--tensorflow", action="store_true", help="take passes from as_dataset(checkpointable=True), where that can be"
+    )
+    options = parser.parse_args(arguments)
+    names = options.shape or SHAPES
+    options.shape = tuple(name for name in names if not options.tensorflow or can_be_dataset(SHAPES[name]))
+    return options
 
 
 def _say(text: str) -> None:

@@ -1,28 +1,19 @@
-"""Ends workers and supervisors of this process at random moments.
-
-Nobody else is ever met: a process is held by a pidfd first, then found below this process in the tree, then signalled
-through that same pidfd, so a pid that was reused in between is of no consequence.
-"""
+"""Ends workers, supervisors and readers of this process at random moments."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import os
 import random
-import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from tests.support.processes import parents
+from .targets import find_readers, find_supervisors, find_workers, held, send, send_through
 
-__all__ = ["Budget", "Counts", "Killer", "find_supervisors", "find_workers"]
+__all__ = ["Budget", "Counts", "Killer"]
 
-_SUPERVISOR = b"loaderpool-supervisor"
 _BRIEF_STOP_S = (0.02, 0.6)  # a worker that is stopped for so long is left alone
 _LONG_STOP_COSTS_S = 6.0  # until it is replaced, and somewhat more
 
@@ -33,8 +24,9 @@ class Counts:
 
     kills: int = 0  # of workers, by SIGKILL or SIGTERM
     supervisor_kills: int = 0
+    reader_kills: int = 0
     stops: int = 0  # of workers, for good
-    brief_stops: int = 0
+    brief_stops: int = 0  # of workers and readers
 
     def add(self, other: Counts) -> None:
         """Sum up."""
@@ -51,16 +43,7 @@ class Budget:
     stops: int  # of workers, for good; each costs the stream some seconds
     every_s: float  # on average
     waits_for_first: bool = False  # batch; nobody dies before it
-
-
-def find_supervisors() -> list[int]:
-    """Supervisors that this process has started and that are alive."""
-    return [pid for pid, parent in parents().items() if parent == os.getpid() and _is_supervisor(pid)]
-
-
-def find_workers(supervisor: int) -> list[int]:
-    """Workers of a supervisor that are alive."""
-    return [pid for pid, parent in parents().items() if parent == supervisor and _state(pid)[0] not in "ZX"]
+    reader_kills: int = 0
 
 
 class Killer(threading.Thread):
@@ -75,20 +58,33 @@ class Killer(threading.Thread):
         super().__init__(name="killer", daemon=True)
         self.counts = Counts()
         # Before a loader was ever loaded its supervisor's death is an error of the import.
-        self.has_first_batch = False
+        self._has_first_batch = False
+        self._first_batch_turn = threading.Lock()  # held while a supervisor is killed
         self._budget, self._draw = budget, draw
         self._stop_now = threading.Event()
-        self._supervisors_at = collections.deque(
-            sorted(draw.randrange(budget.kills or 1) for _ in range(budget.supervisor_kills))
+        self._supervisors_at, self._stops_at, self._readers_at = (
+            collections.deque(sorted(draw.randrange(budget.kills or 1) for _ in range(count)))
+            for count in (budget.supervisor_kills, budget.stops, budget.reader_kills)
         )
-        self._stops_at = collections.deque(sorted(draw.randrange(budget.kills or 1) for _ in range(budget.stops)))
         self._stopped: list[tuple[float, int]] = []  # when to go on, pidfd
 
     @property
     def is_done(self) -> bool:
         """Whether everything was killed that should be."""
         done, budget = self.counts, self._budget
-        return done.kills >= budget.kills and not self._supervisors_at and not self._stops_at
+        is_left = self._supervisors_at or self._stops_at or self._readers_at
+        return done.kills >= budget.kills and not is_left
+
+    @property
+    def has_first_batch(self) -> bool:
+        """Whether the loader that is stormed has given a batch; else no supervisor is killed."""
+        return self._has_first_batch
+
+    @has_first_batch.setter
+    def has_first_batch(self, has_it: bool) -> None:
+        if has_it != self._has_first_batch:
+            with self._first_batch_turn:
+                self._has_first_batch = has_it
 
     def run(self) -> None:
         """Kill, wait, kill."""
@@ -111,6 +107,9 @@ class Killer(threading.Thread):
         draw, done = self._draw, self.counts
         if self.has_first_batch and self._supervisors_at and done.kills >= self._supervisors_at[0]:
             self._strike_supervisor()
+        elif self._readers_at and done.kills >= self._readers_at[0] and self._strike_reader():
+            self._readers_at.popleft()
+            done.reader_kills += 1
         elif self._stops_at and done.kills >= self._stops_at[0]:
             if self._signal_worker(signal.SIGSTOP):
                 self._stops_at.popleft()
@@ -125,7 +124,7 @@ class Killer(threading.Thread):
             if several < 0.06:  # all at once
                 for supervisor in find_supervisors():
                     for worker in find_workers(supervisor):
-                        done.kills += _send(worker, supervisor, number)
+                        done.kills += send(worker, supervisor, number)
                 return
             done.kills += self._signal_worker(number)
             if several < 0.15:  # and whoever is there a moment later, perhaps the replacement in its first steps
@@ -141,102 +140,45 @@ class Killer(threading.Thread):
         how = draw.random()
         if how < 0.3:  # a worker dies and nobody is left to notice
             self.counts.kills += self._signal_worker(signal.SIGKILL)
-        if _send(supervisor, os.getpid(), signal.SIGKILL):
+        if self._send_supervisor(supervisor):
             self.counts.supervisor_kills += 1
             self._supervisors_at.popleft()
         if how > 0.7 and self._supervisors_at:  # and the next one while it starts
             time.sleep(draw.random() * 0.6)
             for another in find_supervisors():
-                if another != supervisor and _send(another, os.getpid(), signal.SIGKILL):
+                if another != supervisor and self._send_supervisor(another):
                     self.counts.supervisor_kills += 1
                     self._supervisors_at.popleft()
                     break
+
+    def _send_supervisor(self, pid: int) -> bool:
+        with self._first_batch_turn:
+            return self._has_first_batch and send(pid, os.getpid(), signal.SIGKILL)
+
+    def _strike_reader(self) -> bool:
+        readers = find_readers()
+        number = signal.SIGTERM if self._draw.random() < 0.1 else signal.SIGKILL
+        return bool(readers) and send(self._draw.choice(readers), os.getpid(), number)
 
     def _signal_worker(self, number: int) -> bool:
         for supervisor in find_supervisors():
             workers = find_workers(supervisor)
             if workers:
-                return _send(self._draw.choice(workers), supervisor, number)
+                return send(self._draw.choice(workers), supervisor, number)
         return False
 
     def _stop_briefly(self) -> None:
-        for supervisor in find_supervisors():
-            workers = find_workers(supervisor)
-            if workers:
-                worker = self._draw.choice(workers)
-                with _held(worker, supervisor) as pidfd:
-                    if pidfd is not None and _through(pidfd, signal.SIGSTOP):
-                        self.counts.brief_stops += 1
-                        self._stopped.append((time.monotonic() + self._draw.uniform(*_BRIEF_STOP_S), os.dup(pidfd)))
-                return
+        found = [(reader, os.getpid()) for reader in find_readers()]
+        found += [(worker, supervisor) for supervisor in find_supervisors() for worker in find_workers(supervisor)]
+        if found:
+            with held(*self._draw.choice(found)) as pidfd:
+                if pidfd is not None and send_through(pidfd, signal.SIGSTOP):
+                    self.counts.brief_stops += 1
+                    self._stopped.append((time.monotonic() + self._draw.uniform(*_BRIEF_STOP_S), os.dup(pidfd)))
 
     def _go_on_with_stopped(self) -> None:
         now = time.monotonic()
         for entry in [entry for entry in self._stopped if entry[0] <= now]:
             self._stopped.remove(entry)
-            _through(entry[1], signal.SIGCONT)
+            send_through(entry[1], signal.SIGCONT)
             os.close(entry[1])
-
-
-def _send(pid: int, parent: int, number: int) -> bool:
-    with _held(pid, parent) as pidfd:
-        return pidfd is not None and _through(pidfd, number)
-
-
-@contextlib.contextmanager
-def _held(pid: int, parent: int) -> Iterator[int | None]:
-    """A pidfd of the process, if it is a supervisor of ours, or a worker of one; else None."""
-    assert pid > 1
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        yield None
-        return
-    try:
-        yield pidfd if _is_ours(pid, parent) else None
-    finally:
-        os.close(pidfd)
-
-
-def _is_ours(pid: int, parent: int) -> bool:
-    me = os.getpid()
-    if _parent(pid) != parent:
-        return False
-    supervisor = pid if parent == me else parent
-    return _parent(supervisor) == me and _is_supervisor(supervisor)
-
-
-def _through(pidfd: int, number: int) -> bool:
-    """Signal the process unless it is dead already."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    if poll.poll(0):
-        return False
-    try:
-        signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _is_supervisor(pid: int) -> bool:
-    return _SUPERVISOR in _read(f"/proc/{pid}/cmdline", lambda data: data.split(b"\0"), [])
-
-
-def _state(pid: int) -> str:
-    return _stat(pid)[0]
-
-
-def _parent(pid: int) -> int:
-    return int(_stat(pid)[1])
-
-
-def _stat(pid: int) -> list[str]:
-    return _read(f"/proc/{pid}/stat", lambda data: data.decode(errors="replace").rpartition(")")[2].split(), ["X", "0"])
-
-
-def _read(path: str, parse: Callable[[bytes], list], missing: list) -> list:  # type: ignore[type-arg]
-    try:
-        return parse(Path(path).read_bytes()) or missing
-    except OSError:
-        return missing

@@ -13,16 +13,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .abandon import Growth
+from .holdings import Growth
 from .killer import Counts
-from .storm import Result
+from .rounds import Result
 from .trainers import Death
 
 __all__ = ["machine_line", "print_growth", "print_results", "print_trainer_deaths", "summary"]
 
 _HEADINGS = (
-    "shape", "ordered", "workers", "passes", "batches", "kills", "stopped", "restarts", "supervisor restarts",
-    "mismatches", "seconds",
+    "shape", "ordered", "workers", "passes", "resumed", "batches", "kills", "stopped", "restarts",
+    "supervisor restarts", "readers killed", "mismatches", "seconds",
 )  # fmt: skip
 _DEATH_HEADINGS = ("the trainer dies by", "workers are", "trainers", "their processes", "slowest end, ms", "left")
 _GROWTH_HEADINGS = ("held by all processes", "before", "after", "may be")
@@ -81,9 +81,11 @@ def summary(results: list[Result]) -> str:
     faults = sum(each.faults for each in results)
     return (
         f"{counts.kills + faults:,} workers killed ({faults:,} of them by a segmentation fault of the function), "
-        f"{counts.supervisor_kills:,} supervisors killed, {counts.stops:,} workers stopped for good and "
-        f"{counts.brief_stops:,} for a moment, {sum(each.resizes for each in results):,} times another number of "
-        f"workers; {sum(each.batches + each.companion_batches for each in results):,} batches compared "
+        f"{counts.supervisor_kills:,} supervisors killed, {counts.reader_kills:,} readers killed (of which "
+        f"{sum(each.losses for each in results):,} passes were told), {counts.stops:,} workers stopped for good and "
+        f"{counts.brief_stops:,} processes for a moment, {sum(each.resizes for each in results):,} times another "
+        f"number of workers, {sum(each.saves for each in results):,} times another loader at a saved place; "
+        f"{sum(each.batches + each.companion_batches for each in results):,} batches compared "
         f"({sum(each.companion_batches for each in results):,} of a loader on the same pool), "
         f"{sum(len(each.mismatches) for each in results):,} mismatches"
     )
@@ -107,11 +109,13 @@ def _rows(results: Iterable[Result]) -> list[list[str]]:
     for (name, is_ordered), found in sorted(by_kind.items()):
         numbers = [
             sum(each.passes for each in found),
+            sum(each.saves for each in found),
             sum(each.batches for each in found),
             sum(each.counts.kills + each.faults for each in found),
             sum(each.counts.stops for each in found),
             sum(each.restarts for each in found),
             sum(each.supervisor_restarts for each in found),
+            sum(each.counts.reader_kills for each in found),
             sum(len(each.mismatches) for each in found),
         ]
         took = sum(each.seconds for each in found)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import loaderpool as lp
 from loaderpool.ragged import RaggedArray
 
 from .shapes import Faults, Shape, make
@@ -53,8 +54,8 @@ class Twin:
     """
 
     def __init__(self, shape: Shape, faults: Faults, seed: int) -> None:
-        self._loader = make(shape, faults, seed, workers=0)
-        self._is_sequence = shape.is_sequence
+        self._shape, self._faults, self._seed = shape, faults, seed
+        self._loader = self._make()
         self._epoch = -1
         self._digests: list[bytes] = []
         self._errors = 0
@@ -62,13 +63,19 @@ class Twin:
     def epoch(self, epoch: int) -> tuple[list[bytes], int]:
         """Digests of the epoch's batches, and how many of its samples failed. To be asked for in order."""
         if epoch != self._epoch:
-            if not self._is_sequence:  # there the hooks count, and every pass is whole
+            if self._shape.is_one_shot and self._epoch >= 0:
+                self._loader.close()
+                self._loader = self._make()
+            if not self._shape.is_sequence:  # there the hooks count, and every pass is whole
                 self._loader.epoch = epoch
             before = self._loader.statistics().errors
             self._digests = [digest(batch) for batch in self._loader]
             self._errors = self._loader.statistics().errors - before
             self._epoch = epoch
         return self._digests, self._errors
+
+    def _make(self) -> lp.Loader:
+        return make(self._shape, self._faults, self._seed, workers=0)
 
     def close(self) -> None:
         """It is needed no more."""

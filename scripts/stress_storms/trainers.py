@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -33,7 +34,19 @@ _WAYS = ("SIGKILL", "SIGTERM", "SIGSEGV", "os._exit", "exception")
 # What a worker is in when its trainer dies: the shape's work, C code that keeps the GIL, a stop, user code that forks.
 _WORKERS_ARE = ("at work", "at work", "in C code", "stopped")
 _MOST_S = 0.8  # from the loader's construction to the death: its start is among the moments
-_SHAPES = ("single batches", "chunks of tiny batches", "oversize batches", "rows fail, skip", "from_sequence, hooks")
+_SHAPES = (
+    "single batches",
+    "chunks of tiny batches",
+    "oversize batches",
+    "rows fail, skip",
+    "from_sequence, hooks",
+    "stream, read by a process",
+    "iterator, read once, in a window",
+    "files interleaved",
+    "generators of shards",
+    "cached in memory",
+    "cached on disk",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +85,8 @@ def run_trainer_deaths(count: int, seed: int, deadline_s: float, say: Callable[[
             "after_s": draw.random() * _MOST_S,
             "workers": draw.randrange(1, 5),
         }
-        found.append(Death(way, workers_are, shape, *_watch_one(task, deadline_s)))
+        with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
+            found.append(Death(way, workers_are, shape, *_watch_one({**task, "folder": folder}, deadline_s)))
         if number % 10 == 0:
             say(f"{number} trainers dead")
     return found
@@ -130,12 +144,18 @@ def be_trainer(task_json: str) -> None:
     if task["workers_are"] == "in C code":
         loader.append(lp.Loader(range(999), _in_c, batch_size=2, workers=task["workers"]))
     else:
-        faults = Faults("", os.getpid(), 0)
-        loader.append(make(SHAPES[task["shape"]], faults, task["seed"], workers=task["workers"]))
+        loader.append(_make(task))
     while True:
         for _ in loader[0]:
             if is_over.is_set():
                 raise LookupError("the end of the trainer")
+        if task["workers_are"] != "in C code" and SHAPES[task["shape"]].is_one_shot:
+            loader[0] = _make(task)
+
+
+def _make(task: dict[str, Any]) -> lp.Loader:
+    faults = Faults(task["folder"], os.getpid(), 0)
+    return make(SHAPES[task["shape"]], faults, task["seed"], workers=task["workers"])
 
 
 def _in_c(item: int) -> int:

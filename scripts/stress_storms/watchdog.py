@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.processes import descendants, describe, end_all
 
-from .killer import find_supervisors, find_workers
+from .targets import find_supervisors, find_workers
 
 __all__ = ["watched"]
 

@@ -338,7 +338,8 @@ def test_tensors_lie_in_the_arena(tf: Any, as_dataset: Form, pool: lp.Pool) -> N
         for x, y in as_dataset(loader):
             for tensor in (x, y):
                 address = tensorflow_runtime.address_of(tensor)
-                assert any(start <= address < end for start, end in arena) == aliases
+                # Where from_generator copies, a checkpointable dataset, which is none, may well not.
+                assert any(start <= address < end for start, end in arena) or not aliases
             batches += 1
             del x, y, tensor
         statistics = loader.statistics()

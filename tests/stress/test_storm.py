@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -18,15 +18,31 @@ pytest.importorskip("rich", reason="rich is not installed: scripts/test installs
 SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
 
 
-def storm(arguments: str, before: str = "") -> ChildResult:
+# Some of the shapes of each kind: a turn over all of them takes minutes.
+MIXED = (
+    "single batches",
+    "oversize batches",
+    "rows fail, skip",
+    "from_sequence, hooks",
+    "by length, padded",
+    "stream, read by a process",
+    "iterator, read once, in a window",
+    "generators of shards",
+    "cached in memory",
+    "cached on disk",
+)
+
+
+def storm(arguments: str, before: str = "", shapes: Sequence[str] = ()) -> ChildResult:
     """`scripts/stress` with these arguments, after some code that may bend it."""
+    given = arguments.split() + [part for name in shapes for part in ("--shape", name)]
     code = (
         "import dataclasses, sys\n"
         f"sys.path.insert(0, {SCRIPTS!r})\n"
         "from stress_storms import abandon, shapes, storm, streams\n"
         f"{before}\n"
         "from stress_storms.__main__ import main\n"
-        f"sys.exit(main({arguments.split()!r}))\n"
+        f"sys.exit(main({given!r}))\n"
     )
     return run_child(code, timeout_s=90)
 
@@ -41,14 +57,19 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_a_short_storm_loses_nothing() -> None:
-    result = storm("--seconds 6 --kills-a-round 12 --stops-every 0 --passes 40 --trainers 6 --deadline 40 --seed 4")
+    result = storm(
+        "--seconds 6 --kills-a-round 12 --stops-every 0 --passes 40 --trainers 6 --deadline 40 --seed 256", shapes=MIXED
+    )
     assert result.returncode == 0, result.stdout + result.stderr
-    kills, supervisor_kills = re.findall(r"([\d,]+) (?:workers|supervisors) killed", result.stdout)
-    assert int(kills) > 10 and int(supervisor_kills) > 1
+    kills, supervisor_kills, reader_kills = re.findall(
+        r"([\d,]+) (?:workers|supervisors|readers) killed", result.stdout
+    )
+    assert int(kills) > 10 and int(supervisor_kills) >= 1 and int(reader_kills) >= 1
+    assert re.search(r"[1-9]\d* times another loader at a saved place", result.stdout)
     assert ", 0 mismatches." in result.stdout
     assert "40 passes abandoned; 0 kinds of leak." in result.stdout
     assert "6 trainers died; 0 processes left." in result.stdout
-    assert "seed 4" in result.stderr
+    assert "seed 256" in result.stderr
 
 
 def test_a_wrong_stream_is_told() -> None:
@@ -58,13 +79,15 @@ class Bent(shapes._Sample):  # one batch hangs on who made it
         import os
         return super().__call__(item, rng)["noise"] * (1 + (item == 11 and os.getpid() != self.faults.trainer))
 """
-    result = storm("--seconds 60 --seed 3 --passes 0 --kills-a-round 4 --stops-every 0", only_single(bent))
+    result = storm(
+        "--seconds 60 --seed 2 --passes 0 --kills-a-round 4 --supervisor-kills 2 --stops-every 0", only_single(bent)
+    )
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.search(
         r"MISMATCH round 0: epoch 0: batch \d+ as delivered is none of the twin's: corrupted", result.stderr
     )
     assert re.search(r"MISMATCH round 0: epoch 0: the twin's batch \d+ is lost", result.stderr)
-    assert "Again: scripts/stress --seed 3 --only 0" in result.stderr
+    assert "Again: scripts/stress --seed 2 --only 0" in result.stderr
 
 
 def test_a_hang_shows_the_stacks_of_all_processes() -> None:
@@ -76,7 +99,10 @@ class Bent(shapes._Sample):
             self.faults.wait(0.01)
         return super().__call__(item, rng)
 """
-    result = storm("--seconds 60 --seed 3 --passes 0 --deadline 4 --kills-a-round 4 --stops-every 0", only_single(bent))
+    result = storm(
+        "--seconds 60 --seed 2 --passes 0 --deadline 4 --kills-a-round 4 --supervisor-kills 2 --stops-every 0",
+        only_single(bent),
+    )
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.search(r"HANG: round 0 \(single batches, .*, pass 0 still ran after 4 s", result.stderr)
     assert "in take_pass" in result.stderr  # the trainer's
@@ -104,12 +130,15 @@ def test_what_grows_is_a_leak(leak: str, told: str) -> None:
 import os
 hoard = []
 leave = abandon._leave
-def leaking(loader, draw):
+def leaking(*arguments):
     {leak}
-    leave(loader, draw)
+    leave(*arguments)
 abandon._leave = leaking
 """
-    result = storm("--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4 --trainers 0", only_single(bent))
+    result = storm(
+        "--seconds 0.1 --seed 3 --passes 30 --kills-a-round 4 --supervisor-kills 2 --stops-every 0 --trainers 0",
+        only_single(bent),
+    )
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"LEAK {told}" in result.stderr and "LEAK processes" not in result.stderr
 

@@ -1,0 +1,1 @@
+"""loaderpool beside its peers and the limits of the machine, on the same work: see scripts/bench/peers."""

@@ -1,0 +1,141 @@
+"""Runs every row: contestants in fresh processes, rounds that interleave them, failures named and left out.
+
+    row ──▶ loaderpool ▸ limits ▸ peers           round 1
+        ──▶ peers ▸ limits ▸ loaderpool           round 2, the other way round
+        ──▶ …
+
+A row is run through all its rounds before the next one, so that a drift of the machine meets its contestants alike. A
+peer that is far behind the best one in the first round is not run again: its place is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import quiet
+from common import Window
+from fresh import RunError, run_fresh
+
+from .rows import Row
+
+__all__ = ["Pace", "Result", "Results", "run_rows"]
+
+# Importing TensorFlow and torch on a busy machine takes some ten seconds; a hang is named, not waited for.
+TIMEOUT_S = 90.0
+MEMORY_TIMEOUT_S = 240.0
+# A peer this far behind the best one of its row in the first round is not run again.
+FAR_BEHIND = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How thoroughly a row is measured."""
+
+    rounds: int = 3
+    shorter: float = 1.0  # windows are divided by this
+    patience_s: float = 0.0  # how long each run waits for a quiet machine
+
+
+@dataclasses.dataclass
+class Result:
+    """What one contestant did in one row, over all rounds."""
+
+    row: Row
+    contestant: str
+    rounds: list[dict[str, float]] = dataclasses.field(default_factory=list)  # figures by name
+    facts: dict[str, float] = dataclasses.field(default_factory=dict)
+    failure: str | None = None  # of the first run that failed, in one line
+    busy_cpus: float = 0.0  # that others kept busy before the most disturbed run
+
+    def values(self, figure: str) -> list[float]:
+        return [found[figure] for found in self.rounds if figure in found]
+
+    def median(self, figure: str) -> float:
+        return statistics.median(self.values(figure))
+
+    def best(self, figure: str) -> float:
+        return max(self.values(figure)) if figure == "rate" else min(self.values(figure))
+
+
+Results = dict[tuple[str, str], Result]  # by row key and contestant
+
+
+def run_rows(
+    rows: Iterable[Row], pace: Pace, wanted: Callable[[str], bool], emit: Callable[[dict[str, Any]], None]
+) -> Results:
+    """Measure the rows; each raw result goes to `emit` as it comes.
+
+    Args:
+        rows: what to measure.
+        pace: how thoroughly.
+        wanted: whether a peer takes part; loaderpool and limits always do.
+        emit: for JSON lines.
+    """
+    results: Results = {}
+    facts: dict[str, float] = {}
+    for row in rows:
+        names = [name for name in row.contestants if name not in row.peers or wanted(name)]
+        found = {name: results.setdefault((row.key, name), Result(row, name)) for name in names}
+        rounds = 1 if row.is_once else pace.rounds
+        for number in range(rounds):
+            for name in names if number % 2 == 0 else reversed(names):
+                result = found[name]
+                if result.failure is None and (number == 0 or not _is_far_behind(result, found.values(), row)):
+                    _run(row, result, number, pace, facts, emit)
+        _progress(row, found.values())
+    return results
+
+
+def _run(
+    row: Row, result: Result, number: int, pace: Pace, facts: dict[str, float], emit: Callable[[dict[str, Any]], None]
+) -> None:
+    busy = quiet.wait_until_quiet(pace.patience_s)
+    window = Window(row.seconds / pace.shorter, row.warm_s, facts)
+    name = f"{row.key}: {result.contestant}"
+    command = [
+        *(sys.executable, "-m", "bench_peers.contestant", row.key, result.contestant),
+        json.dumps(dataclasses.asdict(window)),
+    ]
+    event = {"kind": "round", "row": row.key, "contestant": result.contestant, "round": number, "busy_cpus": busy}
+    try:
+        measured = run_fresh(command, MEMORY_TIMEOUT_S if row.kind == "memory" else TIMEOUT_S, name)
+    except RunError as error:
+        result.failure = _one_line(str(error))
+        emit({**event, "failure": str(error)})
+        return
+    result.rounds.append(measured["figures"])
+    result.facts.update(measured["facts"])
+    result.busy_cpus = max(result.busy_cpus, busy)
+    if result.contestant == "loaderpool":
+        facts.update(measured["facts"])
+    emit({**event, **measured})
+
+
+def _is_far_behind(result: Result, others: Iterable[Result], row: Row) -> bool:
+    if result.contestant not in row.peers:
+        return False
+    figures = [other.best(row.figure) for other in others if other.contestant in row.peers and other.rounds]
+    own = result.best(row.figure)
+    return own < FAR_BEHIND * max(figures) if row.figure == "rate" else own > min(figures) / FAR_BEHIND
+
+
+def _one_line(text: str) -> str:
+    """How the run ended, and the last line of its stderr that says why."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines[1:] if "Error" in line or "Exception" in line]
+    return f"{lines[0]}: {(errors or lines[1:] or [''])[-1]}"[:300].rstrip(": ")
+
+
+def _progress(row: Row, found: Iterable[Result]) -> None:
+    parts = []
+    for result in found:
+        if result.rounds:
+            parts.append(f"{result.contestant} {result.median(row.figure):,.4g}")
+        else:
+            parts.append(f"{result.contestant} failed")
+    print(f"{row.key} ({row.unit}): {', '.join(parts)}", file=sys.stderr, flush=True)
