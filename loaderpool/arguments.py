@@ -50,6 +50,7 @@ _CONFIG_NAMES = (
     "bucket_by",
     "boundaries",
     "batch_sizes",
+    "threads_per_worker",
 )
 
 
@@ -92,6 +93,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
             "cache keeps what fn gives for an index of the source, and a stream or generator has none: give a source "
             "that can be read by index, such as a list of files, or leave cache= away"
         )
+    _check_threads(source, cache, config)
     plan: BasePlan
     needs_lengths = False
     if isinstance(source, StreamSource):
@@ -206,6 +208,23 @@ def _check_order(source: Source | StreamSource | ReplicatedSource, config: Loade
         raise ArgumentError(
             f"on_error's budget must be a number for a stream or generators, got the rate {config.on_error.budget}: of "
             "how many rows is not known before the end"
+        )
+
+
+def _check_threads(source: Source | StreamSource | ReplicatedSource, cache: Cache | None, config: LoaderConfig) -> None:
+    """Whether threads can share the work as it is asked for."""
+    threads = config.threads_per_worker
+    if threads == 1:
+        return
+    if isinstance(source, ReplicatedSource):
+        raise ArgumentError(
+            f"threads_per_worker={threads} is for functions of items, and {source.kind} runs on one thread in each "
+            "worker: set workers to how many generators shall wait at the same time, and leave threads_per_worker away"
+        )
+    if cache is not None:
+        raise ArgumentError(
+            f"cache and threads_per_worker={threads} exclude each other: a worker reads and fills the cache on one "
+            "thread. Leave one of them away; more workers wait at the same time, too"
         )
 
 

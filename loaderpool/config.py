@@ -14,6 +14,7 @@ from loaderpool.whole_numbers import whole_number
 
 __all__ = [
     "DEFAULT_MAX_RESTARTS",
+    "MAX_THREADS",
     "MAX_WORKERS",
     "ErrorPolicy",
     "LoaderConfig",
@@ -26,6 +27,8 @@ __all__ = [
 
 # The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
 MAX_WORKERS = 1024
+# Threads of one worker. More would wait for the one interpreter lock that they share, and workers share none.
+MAX_THREADS = 256
 # Deaths of workers, and within how many seconds, before a general fault is assumed. Fewer would stop a run on a machine
 # short of memory for a moment; with more, a fault that hits every worker goes on for minutes before anybody is told.
 DEFAULT_MAX_RESTARTS = (50, 60.0)
@@ -72,6 +75,7 @@ class LoaderConfig:
     max_restarts: tuple[int, float] | None = DEFAULT_MAX_RESTARTS  # deaths of workers in so many seconds; None: any
     max_restarts_per_item: int = 3  # deaths of workers over one ticket before it is given up
     buckets: BucketSettings | None = None  # batching by length
+    threads_per_worker: int = 1  # calls of the function that a worker makes at the same time
 
     @staticmethod
     def checked(**settings: Any) -> LoaderConfig:
@@ -125,6 +129,7 @@ class LoaderConfig:
                 "max_restarts_per_item", settings["max_restarts_per_item"], at_least=1, at_most=_MAX_RESTARTS
             ),
             buckets=buckets,
+            threads_per_worker=_threads(settings.get("threads_per_worker", 1), settings["seed_globals"]),
         )
 
     @property
@@ -142,6 +147,18 @@ def check_workers(value: Any) -> int | Literal["auto"]:
         raise ArgumentError(f'workers must be a number or "auto", got {value!r}')
     hint = '0 runs in this process, "auto" starts one per usable CPU'
     return whole_number("workers", value, at_least=0, at_most=MAX_WORKERS, hint=hint)
+
+
+def _threads(value: Any, seed_globals: Any) -> int:
+    hint = "calls of fn that a worker makes at the same time"
+    threads = whole_number("threads_per_worker", value, at_least=1, at_most=MAX_THREADS, hint=hint)
+    if threads > 1 and seed_globals is True:
+        raise ArgumentError(
+            f"seed_globals=True and threads_per_worker={threads} exclude each other: all threads of a process share "
+            "one random and one numpy.random, so no sample can have a state of its own. Have the function name rng, "
+            "and draw from that; or set threads_per_worker=1"
+        )
+    return threads
 
 
 def check_epoch(value: Any) -> int:

@@ -115,6 +115,7 @@ def _called(
             seed=config.seed,
             timeout_s=config.timeout_s,
             setup=arguments["setup"],
+            threads_per_worker=config.threads_per_worker,
             max_restarts_per_item=config.max_restarts_per_item,
             **where,
         )

@@ -97,6 +97,10 @@ class Loader:
         boundaries: where buckets end, rising: an item of length l is in bucket i where
             `boundaries[i-1] <= l < boundaries[i]`.
         batch_sizes: rows of a batch of each bucket, one more than `boundaries`; None: `batch_size` for all.
+        threads_per_worker: calls of the functions that each worker makes at the same time, on threads of its own, 1 to
+            256: for functions that wait (reads over a network) rather than compute. The functions and the source must
+            be safe for threads, and draw random numbers from `rng` only. Same batches and bits. Excludes `cache` and
+            generators; with `workers=0` there are no threads.
 
     Raises:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
@@ -135,6 +139,7 @@ class Loader:
         bucket_by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike | None = None,
         boundaries: Sequence[int] | None = None,
         batch_sizes: Sequence[int] | None = None,
+        threads_per_worker: int = 1,
         _hooks: EpochHooks | None = None,
         _lengths: Lengths | None = None,
     ) -> None:

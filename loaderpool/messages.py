@@ -45,7 +45,9 @@ class Control(enum.IntEnum):
 
     # loader, shipment offset, nbytes, epoch to probe + 1 or 0, deaths per ticket, timeout_ns, may_exclude|is_per_sample
     LOAD = 1
-    LAYOUT = 2  # loader, offset, nbytes, max_chunk|can_split, batch rows|last batch's rows, full_batches, batch_ns
+    # loader, offset, nbytes, max_chunk|(threads of a worker << 1 | can_split), batch rows|last batch's rows,
+    # full_batches, batch_ns
+    LAYOUT = 2
     SLOT_ADD = 3  # loader, slot, offset, nbytes, the ticket under which it is lent or 0
     SLOT_RETIRE = 4  # slot
     RUN_BEGIN = 5  # run, loader, first_epoch, batches_per_epoch, start, limit, quota
@@ -76,7 +78,8 @@ class Control(enum.IntEnum):
 class Order(enum.IntEnum):
     """Supervisor to worker."""
 
-    TICKET = 1  # ticket, run, first_batch, count|attempt, row_start|row_stop, slot
+    # ticket, run, first_batch, count|attempt, row_start|row_stop, slot, whether nothing shall be made beside it
+    TICKET = 1
     PROBE = 2  # ticket, loader, epoch, feed's table
     LAYOUT = 3  # loader, offset, nbytes
     # run, loader, first_epoch, batches_per_epoch, where the epoch begins, feed's table, nbytes as in Control.RUN_AFTER

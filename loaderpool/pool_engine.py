@@ -35,6 +35,7 @@ from loaderpool.sources.stream import StreamSource, nothing_there
 from loaderpool.spec import ElementSpec
 from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
+from loaderpool.supervisor.cutting import tickets_per_worker
 from loaderpool.supervisor.loading import put_shipment
 from loaderpool.supervisor.placing import place
 from loaderpool.updates import Updates
@@ -45,7 +46,6 @@ __all__ = ["PoolEngine"]
 # Whoever holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
 _LOCK_TIMEOUT_S = 1.0
 
-_READ_AHEAD_TICKETS_PER_WORKER = 2
 # What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
 # the next are read. More: they may take most of it beside the batches.
 _FEED_SHARE = 4
@@ -85,6 +85,9 @@ class PoolEngine:
     ) -> None:
         self.session, self.config, self.plan, self.unit = session, config, plan, unit
         self._given_spec = given_spec
+        self._threads = config.threads_per_worker
+        self._calls_of_batch = plan.most_rows if unit == "sample" else 1
+        self._tickets_per_worker = tickets_per_worker(self._threads, self._calls_of_batch)
         self.cache = cache
         self._first_epoch = first_epoch
         # Makes the error that ended the loader, anew for each who meets it: a kept exception would keep, through its
@@ -169,7 +172,7 @@ class PoolEngine:
     def read_ahead(self) -> int:
         """See `delivery.Engine`."""
         assert self._form is not None
-        return _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted * self._form.max_chunk
+        return self._tickets_per_worker * self.session.workers_wanted * self._form.max_chunk
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
@@ -217,7 +220,7 @@ class PoolEngine:
 
     def _feed_ahead(self) -> Ahead:
         """How far a stream may be read ahead. The session's lock is held."""
-        least = _READ_AHEAD_TICKETS_PER_WORKER * self.session.workers_wanted + 1
+        least = self._tickets_per_worker * self.session.workers_wanted + 1
         if self._form is None or self.ring is None:
             return Ahead(least, least, _FEED_BYTES)
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long. What was
@@ -262,7 +265,9 @@ class PoolEngine:
         # Generators that stand beside one another need a batch each to be ready in turn; but many large ones would take
         # all the memory, and no more are made at once than there are workers.
         makers = max(session.workers_wanted, min(plan.lanes, 2 * session.workers_wanted))
-        ring_plan = plan_ring(form, workers=makers, memory_limit=config.memory_limit)
+        ring_plan = plan_ring(
+            form, workers=makers, memory_limit=config.memory_limit, tickets_per_worker=self._tickets_per_worker
+        )
         form = ring_plan.form
         extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
         try:
@@ -277,13 +282,14 @@ class PoolEngine:
     def _order_layout(self) -> None:
         plan, form, probe, extent = self.plan, self._form, self._probe, self._layout_extent
         assert form is not None and probe is not None and extent is not None
-        batch_ns = probe.elapsed_ns * form.batch_rows // max(1, probe.rows)
+        at_once = min(self._threads, self._calls_of_batch)
+        batch_ns = probe.elapsed_ns * form.batch_rows // max(1, probe.rows) // at_once
         self.session.order(
             Control.LAYOUT,
             self.number,
             extent.offset,
             self._layout_bytes,
-            join32(form.max_chunk, form.can_split),
+            join32(form.max_chunk, self._threads << 1 | form.can_split),
             join32(plan.most_rows, plan.last_rows),
             plan.full_batches,
             min(batch_ns, 2**62),
@@ -318,7 +324,8 @@ class PoolEngine:
         assert self.ring is not None
         if self.plan.lanes:
             return max(1, quota // 2)
-        return max(1, min(self.session.workers_wanted + 1, self.ring.count // 2))
+        busy = self.session.workers_wanted * self._tickets_per_worker // 2
+        return max(1, min(busy + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----
 

@@ -18,6 +18,7 @@ from loaderpool.memory.layout import FixedLayout
 from loaderpool.memory.lease import Lender
 from loaderpool.messages import Control, unpack_all
 from loaderpool.session import Listener, Session
+from loaderpool.supervisor.cutting import TICKETS_PER_WORKER
 
 __all__ = ["Ring", "RingPlan", "plan_ring", "with_chunk"]
 
@@ -41,11 +42,20 @@ class RingPlan:
     slot_bytes: int
     first_slots: int  # made at the start
     most_slots: int  # made when needed
+    tickets_per_worker: int  # that it has room for
     limit_bytes: int  # of all slots, but not those whose batches the consumer keeps beyond their turn
 
 
-def plan_ring(form: BatchForm, *, workers: int, memory_limit: int | None) -> RingPlan:
+def plan_ring(
+    form: BatchForm, *, workers: int, memory_limit: int | None, tickets_per_worker: int = TICKETS_PER_WORKER
+) -> RingPlan:
     """Choose chunk size and number of slots within the budget.
+
+    Args:
+        form: of the batches; how large a chunk would be without a budget.
+        workers: how many there are.
+        memory_limit: the budget in bytes; None: a share of what is free.
+        tickets_per_worker: how many tickets a worker may have at the same time.
 
     Raises:
         MemoryLimitError: two slots of one batch do not fit; the message names the least that works.
@@ -53,7 +63,7 @@ def plan_ring(form: BatchForm, *, workers: int, memory_limit: int | None) -> Rin
     limit = memory_limit
     if limit is None:
         limit = min(_DEFAULT_LIMIT_BYTES, capacity.available_memory_bytes() // _SHARE_OF_FREE)
-    wanted = 2 * workers + _CONSUMER_SLOTS
+    wanted = tickets_per_worker * workers + _CONSUMER_SLOTS
     form = with_chunk(form, max(1, min(form.max_chunk, form.max_chunk * limit // max(1, form.slot_bytes * wanted))))
     slot_bytes = _page_rounded(form.slot_bytes)
     if limit // slot_bytes < _LEAST_SLOTS:
@@ -63,21 +73,22 @@ def plan_ring(form: BatchForm, *, workers: int, memory_limit: int | None) -> Rin
             f"{setting} bytes is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
             f"needed. The least that works is memory_limit={least} ({least / 2**20:.1f} MiB); or lower batch_size"
         )
-    return RingPlan(form, slot_bytes, *_slot_counts(slot_bytes, workers, limit), limit)
+    counts = _slot_counts(slot_bytes, workers, workers * tickets_per_worker, limit)
+    return RingPlan(form, slot_bytes, *counts, tickets_per_worker, limit)
 
 
-def _slot_counts(slot_bytes: int, workers: int, limit_bytes: int) -> tuple[int, int]:
-    """How many slots are made at once, and how many at most."""
-    wanted = 2 * workers + _CONSUMER_SLOTS
+def _slot_counts(slot_bytes: int, workers: int, tickets: int, limit_bytes: int) -> tuple[int, int]:
+    """How many slots are made at once, and how many at most, where workers may have so many tickets in all."""
+    wanted = tickets + _CONSUMER_SLOTS
     if slot_bytes <= _SMALL_SLOT_BYTES:
         most = min(limit_bytes // slot_bytes, max(wanted, _LOOK_AHEAD_SLOTS, 4 * workers))
         return most, most
     most = min(limit_bytes // slot_bytes, wanted)
-    return min(most, _first_slots(workers)), most
+    return min(most, _first_slots(tickets)), most
 
 
-def _first_slots(workers: int) -> int:
-    return 2 * workers + 3
+def _first_slots(tickets: int) -> int:
+    return tickets + 3
 
 
 class Ring:
@@ -125,6 +136,11 @@ class Ring:
         """Slots that stay and are lent, but for these."""
         lent = self.lender.lent
         return sum(1 for slot in self.extents if slot in lent and slot not in self._retiring and slot not in but)
+
+    @property
+    def _tickets(self) -> int:
+        """How many tickets the workers may have."""
+        return self._session.workers_wanted * self.plan.tickets_per_worker
 
     @property
     def slot_bytes(self) -> int:
@@ -184,7 +200,7 @@ class Ring:
                 self._retiring.add(slot)
                 self._session.order(Control.SLOT_RETIRE, slot)
         self._ceiling = None
-        self._wanted = max(least, min(self._most(runs), max(runs, _first_slots(self._session.workers_wanted))))
+        self._wanted = max(least, min(self._most(runs), max(runs, _first_slots(self._tickets))))
         self._grow_as_wanted()
         return True
 
@@ -206,7 +222,7 @@ class Ring:
         Fewer need fewer, but slots that are there stay.
         """
         plan, self._workers = self.plan, self._session.workers_wanted
-        first, most = _slot_counts(plan.slot_bytes, self._workers, plan.limit_bytes)
+        first, most = _slot_counts(plan.slot_bytes, self._workers, self._tickets, plan.limit_bytes)
         self.plan = dataclasses.replace(plan, first_slots=first, most_slots=most)
         self._ceiling = None
         self._wanted = max(self._wanted, first)

@@ -41,6 +41,7 @@ class Field(enum.IntEnum):
     SENDING = 10
     IN_SETUP = 11  # 1 while the user's `setup` hook runs
     IN_GENERATOR = 12  # 1 while a generator makes the item that INDEX is of
+    THREAD = 13  # which thread makes the sample, by its ident; 0: the main one
 
 
 class Board:

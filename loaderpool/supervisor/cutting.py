@@ -10,11 +10,16 @@ from collections.abc import Mapping
 
 from loaderpool.supervisor.records import LaneRecords, LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
 
-__all__ = ["TICKETS_PER_WORKER", "TicketCutter"]
+__all__ = ["MOST_TICKETS", "TICKETS_PER_WORKER", "TicketCutter", "tickets_per_worker"]
 
 # So that after a death it is exact which tickets were whose; the second keeps the worker busy while the first's report
 # is under way.
 TICKETS_PER_WORKER = 2
+# Where a worker has threads, they shall have so much to do behind the ticket that it is at. Less: they idle behind a
+# call that takes much longer than others (decision 17 has the figures). More: more slots are filled ahead.
+_CALLS_AHEAD_PER_THREAD = 8
+# However tiny the batches, so that all orders fit a pipe of the usual size.
+MOST_TICKETS = 256
 # A chunk should take about this long: shorter pays for messages, longer delays the first batch and the end of an epoch.
 _CHUNK_NS = 2_000_000
 # The chunks before an epoch's end are not made smaller than this: each costs a hand-over.
@@ -26,8 +31,18 @@ _PART_NS = 100_000_000
 _SHORT_TICKET_NS = 30_000_000
 
 
+def tickets_per_worker(threads: int, calls: int) -> int:
+    """How many tickets a worker may have, where a batch is so many calls of the function."""
+    if threads == 1:
+        return TICKETS_PER_WORKER
+    return min(MOST_TICKETS, max(TICKETS_PER_WORKER, 1 - (-_CALLS_AHEAD_PER_THREAD * threads // max(1, calls))))
+
+
 class TicketCutter:
     """The runs in their turn, and what each may have made next.
+
+    Attributes:
+        has_threads: of one of them, workers make several calls at the same time.
 
     Args:
         slots: all slots by number; the state's own.
@@ -38,19 +53,25 @@ class TicketCutter:
         self._slots = slots
         self._turn: collections.deque[RunRecord] = collections.deque()  # the next to be served first
         self._next_number = first_number
+        self.has_threads = False
 
     def add(self, run: RunRecord) -> None:
         """Serve this run, too."""
         self._turn.append(run)
+        self._look_for_threads()
 
     def remove(self, run: RunRecord) -> Ticket | None:
         """Serve it no more; what is left of a batch that was being cut into row ranges comes back."""
         self._turn.remove(run)
+        self._look_for_threads()
         if run.part_slot is None:
             return None
         rest = Ticket(0, run, run.loader, run.next, 1, run.part_row, run.rows_of(run.next), run.part_slot)
         run.part_slot = None
         return rest
+
+    def _look_for_threads(self) -> None:
+        self.has_threads = any(run.loader.threads > 1 for run in self._turn)
 
     @property
     def has_lanes(self) -> bool:
@@ -70,12 +91,12 @@ class TicketCutter:
             worker: where it has a ticket, the new one waits behind that, so it is none that takes long.
             workers: how many share the work.
         """
-        turn, must_be_short = self._turn, bool(worker.tickets)
+        turn = self._turn
         for _ in range(len(turn)):
             run = turn[0]
             turn.rotate(-1)
             loader = run.loader
-            if loader.layout is None or loader.is_failed or (must_be_short and _ticket_ns(loader) > _SHORT_TICKET_NS):
+            if loader.layout is None or loader.is_failed or (worker.tickets and not _may_wait(worker, loader)):
                 continue
             if run.part_slot is not None:
                 return self._cut_rows(run)
@@ -145,7 +166,7 @@ class TicketCutter:
         loader = run.loader
         assert run.part_slot is not None
         rows = run.rows_of(run.next)
-        step = max(1, loader.batch_rows * _PART_NS // max(1, loader.batch_ns))
+        step = max(loader.threads, loader.batch_rows * _PART_NS // max(1, loader.batch_ns))
         stop = min(rows, run.part_row + step)
         ticket = self._new_ticket(run, self._slots[run.part_slot], run.next, 1, run.part_row, stop)
         run.part_row = stop
@@ -163,6 +184,14 @@ class TicketCutter:
         """A ticket number never used before."""
         self._next_number += 1
         return self._next_number - 1
+
+
+def _may_wait(worker: WorkerRecord, loader: LoaderRecord) -> bool:
+    """Whether a new ticket may lie in the worker's pipe behind those that it has."""
+    if loader.threads > 1:
+        ahead = sum(ticket.calls for ticket in worker.tickets) - worker.tickets[0].calls
+        return ahead < _CALLS_AHEAD_PER_THREAD * loader.threads
+    return len(worker.tickets) < TICKETS_PER_WORKER and _ticket_ns(loader) <= _SHORT_TICKET_NS
 
 
 def _ticket_ns(loader: LoaderRecord) -> int:

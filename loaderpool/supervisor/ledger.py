@@ -229,8 +229,8 @@ class Ledger:
         _, number, offset, nbytes, chunk_split, rows, full_batches, batch_ns = words
         loader = self.loaders[number]
         loader.layout = (offset, nbytes)
-        loader.max_chunk, can_split = split32(chunk_split)
-        loader.can_split = bool(can_split)
+        loader.max_chunk, threads_split = split32(chunk_split)
+        loader.threads, loader.can_split = threads_split >> 1, bool(threads_split & 1)
         loader.batch_rows, loader.last_rows = split32(rows)
         loader.full_batches, loader.batch_ns = full_batches, batch_ns
 

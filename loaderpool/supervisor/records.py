@@ -25,12 +25,18 @@ class Ticket:
     slot: int
     attempt: int = 0
     deaths: int = 0
+    is_isolated: bool = False  # a worker that had it has died: nothing shall be made beside it
     uses_kept: bool = False  # the probe's result stands for some of its work, so its time tells nothing
     suspect: Ticket | None = None  # this is a trial of that ticket: one of its rows alone, the result thrown away
     trial: int = 0  # which row
     hint: int | None = None  # source index at which a worker died over it
     acquittals: int = 0  # how often all its rows were tried and none killed
     lost: int = 0  # deaths over it and its trials, in all
+
+    @property
+    def calls(self) -> int:
+        """How many calls of the function it is."""
+        return self.count * (self.row_stop - self.row_start if self.loader.is_per_sample else 1)
 
     @property
     def is_alone(self) -> bool:
@@ -61,6 +67,7 @@ class Ticket:
             join32(self.count, self.attempt),
             join32(self.row_start, self.row_stop),
             self.slot,
+            int(self.is_isolated),
         )
 
     def completion(self, status: Status, worker: int) -> bytes:
@@ -115,6 +122,7 @@ class LoaderRecord:
     layout: tuple[int, int] | None = None  # where the form's pickle lies in the arena
     max_chunk: int = 1
     can_split: bool = False
+    threads: int = 1  # that make its calls in each worker
     batch_rows: int = 1
     last_rows: int = 1
     full_batches: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loaderpool.supervisor.cutting import TICKETS_PER_WORKER
+from loaderpool.supervisor.cutting import MOST_TICKETS, TICKETS_PER_WORKER
 from loaderpool.supervisor.records import Ticket, WorkerRecord
 
 __all__ = ["Roster"]
@@ -16,7 +16,7 @@ class Roster:
     def __init__(self) -> None:
         self._workers: dict[int, WorkerRecord] = {}
         # Those that may be given tickets, by how many they have, longest waiting first.
-        self._with: list[dict[int, None]] = [{} for _ in range(TICKETS_PER_WORKER + 1)]
+        self._with: list[dict[int, None]] = [{} for _ in range(MOST_TICKETS + 1)]
         self._free_cells: list[int] = []
         self._cells_used = 0
         self._next_number = 0
@@ -78,9 +78,9 @@ class Roster:
                 return self._workers[number]
         return None
 
-    def roomy(self) -> list[WorkerRecord]:
-        """All that may have another ticket, those with fewest first."""
-        return [self._workers[number] for place in self._with[:TICKETS_PER_WORKER] for number in place]
+    def roomy(self, tickets: int = TICKETS_PER_WORKER) -> list[WorkerRecord]:
+        """All that have fewer tickets than this, those with fewest first."""
+        return [self._workers[number] for place in self._with[:tickets] for number in place]
 
     def with_room(self, number: int) -> WorkerRecord | None:
         """This worker, if it may have another ticket."""
@@ -108,6 +108,6 @@ class Roster:
     def check_invariants(self) -> None:
         """Raise AssertionError where a worker has more tickets than its pipe may hold, or stands in a wrong place."""
         for worker in self._workers.values():  # TICKET-3
-            assert len(worker.tickets) <= TICKETS_PER_WORKER
+            assert len(worker.tickets) <= MOST_TICKETS
             places = [at for at, place in enumerate(self._with) if worker.worker in place]
             assert places == ([] if worker.is_leaving or worker.is_dead else [len(worker.tickets)])

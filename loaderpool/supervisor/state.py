@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from loaderpool.messages import Control, Notice, Order, Status, Words, pack, split32
+from loaderpool.supervisor.cutting import MOST_TICKETS, TICKETS_PER_WORKER
 from loaderpool.supervisor.inquest import Inquest, Step
 from loaderpool.supervisor.instructions import (
     Close,
@@ -166,13 +167,16 @@ class SupervisorState:
         self.workers.bury(number)
         self.ledger.cutter.forget(number)
 
-    def on_worker_gone(self, number: int, last: LastWords, now_ns: int = 0) -> list[Instruction]:
+    def on_worker_gone(
+        self, number: int, last: LastWords, now_ns: int = 0, is_explained: bool = False
+    ) -> list[Instruction]:
         """A worker's process was reaped.
 
         Args:
             number: its number.
             last: what it left.
             now_ns: monotonic.
+            is_explained: it was ended for a sample that hung; so none of those that were made beside it is to blame.
         """
         worker = self.workers.remove(number)
         if worker is None:
@@ -193,6 +197,7 @@ class SupervisorState:
                 self.ledger.settle(ticket)
             else:
                 unanswered.append(ticket)
+                ticket.is_isolated |= not is_explained
         for ticket in reversed(unanswered[1:]):  # they only waited
             ticket.attempt += 1
             self.ledger.due.appendleft(ticket)
@@ -258,7 +263,7 @@ class SupervisorState:
             )
             self.ledger.stop_lane(ticket)
             self.ledger.settle(ticket)
-        return self.on_worker_gone(number, last, now_ns)
+        return self.on_worker_gone(number, last, now_ns, is_explained=True)
 
     def _probe(self, loader: LoaderRecord, epoch: int, feed: int) -> None:
         loader.feed = feed
@@ -302,9 +307,9 @@ class SupervisorState:
     def _deal(self) -> None:
         while True:
             worker = self.workers.roomiest()
-            if worker is None:
+            if worker is None and (self.ledger.due or not self.ledger.cutter.has_threads):
                 return
-            if self.ledger.due:
+            if worker is not None and self.ledger.due:
                 ticket = self.ledger.due.popleft()
                 if self.ledger.is_stopped(ticket):
                     self._give_up(ticket, worker, None, Verdict.ALONE)
@@ -331,15 +336,20 @@ class SupervisorState:
         home = None if lanes is None else lanes.homes.get(ticket.first % len(lanes.next))
         return None if home is None else self.workers.with_room(home)
 
-    def _cut(self, roomiest: WorkerRecord) -> tuple[WorkerRecord, Ticket] | None:
-        """A new ticket, and who shall have it: the worker with most room, or the one where a generator stands."""
+    def _cut(self, roomiest: WorkerRecord | None) -> tuple[WorkerRecord, Ticket] | None:
+        """A new ticket, and who shall have it: the worker with most room, or the one where a generator stands.
+
+        Or, where all have as many tickets as others need, one whose threads want more.
+        """
         cutter, workers = self.ledger.cutter, self.target_workers
         if cutter.has_lanes:  # shared among those that are there: one that cannot be started takes none
             workers = len(self.workers.staying)
-        ticket = cutter.cut(roomiest, workers)
-        if ticket is not None:
+        ticket = None if roomiest is None else cutter.cut(roomiest, workers)
+        if roomiest is not None and ticket is not None:
             return roomiest, ticket
-        for worker in self.workers.roomy() if cutter.has_lanes else ():
+        if not (cutter.has_lanes or cutter.has_threads):
+            return None
+        for worker in self.workers.roomy(MOST_TICKETS if cutter.has_threads else TICKETS_PER_WORKER):
             ticket = cutter.cut(worker, workers)
             if ticket is not None:
                 return worker, ticket

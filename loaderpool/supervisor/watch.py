@@ -2,7 +2,8 @@
 
 A worker notes on the board which sample it is at and since when. The time a sample has run is summed up over looks,
 and a gap between looks (Ctrl-Z, a suspended machine, a supervisor that was kept waiting) counts as no more than two of
-them, so that only a worker that really ran, or really slept, for so long is called hung.
+them, so that only a worker that really ran, or really slept, for so long is called hung. Where a worker has threads, a
+sample may have begun before the board names it: what it ran since then counts, as far back as looks came without a gap.
 
     runs ──past the limit──▶ asked (SIGUSR1: faulthandler writes all stacks, also out of C code) ──▶ killed, reaped
       ▲────────────── it went on to the next sample after all ─────────────┘
@@ -73,11 +74,24 @@ class StopWatch:
 class HungSample:
     """A worker whose sample is watched."""
 
-    __slots__ = ("asked_ns", "cell", "index", "pid", "ran_ns", "stacks", "stacks_text", "started", "ticket")
+    __slots__ = (
+        "asked_ns",
+        "cell",
+        "index",
+        "looked_ns",
+        "pid",
+        "ran_ns",
+        "seen_since_ns",
+        "stacks",
+        "stacks_text",
+        "started",
+        "ticket",
+    )
 
     def __init__(self, pid: int, cell: int, stacks: StackFile) -> None:
         self.pid, self.cell, self.stacks = pid, cell, stacks
         self.started = self.ran_ns = self.asked_ns = self.ticket = 0
+        self.looked_ns = self.seen_since_ns = 0  # the last look, and the first of those that came without a gap
         self.index: int | None = None  # of the sample, once the worker is killed for it
         self.stacks_text = ""
 
@@ -109,17 +123,28 @@ class SampleWatch:
             started = self._board.read(sample.cell, Field.STARTED_NS)
             if sample.index is not None:  # killed, not reaped yet
                 continue
+            if now - sample.looked_ns > 2 * _look_ns(timeout_ns):
+                sample.seen_since_ns = now
+            sample.looked_ns = now
             if not index or started != sample.started or ticket != sample.ticket:
-                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, 0, 0, ticket
+                ran_ns = max(0, now - max(started, sample.seen_since_ns))
+                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, ran_ns, 0, ticket
                 continue
             sample.ran_ns += min(elapsed, 2 * _look_ns(timeout_ns))
             if sample.asked_ns:
                 if now - sample.asked_ns > _STACKS_NS:
-                    sample.index, sample.stacks_text = index - 1, sample.stacks.read()
+                    thread = self._board.read(sample.cell, Field.THREAD)
+                    sample.index, sample.stacks_text = index - 1, _beginning_with(thread, sample.stacks.read())
                     _signal(sample.pid, signal.SIGKILL)
             elif sample.ran_ns > timeout_ns:
                 sample.asked_ns = now
                 _signal(sample.pid, signal.SIGUSR1)
+
+
+def _beginning_with(thread: int, stacks: str) -> str:
+    """The stacks of all threads, this one's first, as far as faulthandler has named it."""
+    first = f"hread 0x{thread:016x} "  # "Thread ..." or "Current thread ..."
+    return "\n\n".join(sorted(stacks.strip().split("\n\n"), key=lambda stack: first not in stack.partition("\n")[0]))
 
 
 def _look_ns(timeout_ns: int) -> int:

@@ -31,14 +31,21 @@ _CHEAP_BATCH_S = 300e-6
 _HEAVY_BYTES_PER_S = 0.5e9
 
 
-def describe_ideal(base: Measurement, cpus: int, share: float) -> str:
+def describe_ideal(base: Measurement, cpus: int, share: float, threads: int = 1) -> str:
     """Which ideal it is, and what decided it.
 
     Args:
         base: the measurement of the fewest workers.
         cpus: CPUs that may be used.
         share: the function's `cpu_share`, taken from `base`.
+        threads: calls that a worker makes at the same time.
     """
+    if threads > 1 and share < COMPUTES_ABOVE:
+        computes = f"a call alone computes {share:.0%} of the time, as far as {_count(base.workers)} tell"
+        return (
+            f"workers times their {threads} threads, as the function blocks ({computes}), until computing fills the "
+            "CPUs, or all of a worker's time"
+        )
     measured = f"{_count(base.workers)} computed {share:.0%} of the time"
     if share >= COMPUTES_ABOVE:
         return f"min(workers, CPUs), as the function is CPU-bound: {measured}"
@@ -114,10 +121,10 @@ def _reason_for_none(by_count: Sequence[Measurement], chosen: Measurement, best:
 
 
 def give_notes(
-    by_count: Sequence[Measurement], chosen: Measurement, best: Measurement, cpus: int, share: float
+    by_count: Sequence[Measurement], chosen: Measurement, best: Measurement, cpus: int, share: float, threads: int = 1
 ) -> Iterator[str]:
     """What else the measurements show, a sentence or two each; arguments as for `give_reason`."""
-    yield from _notes_on_slow_work(by_count)
+    yield from _notes_on_slow_work(by_count, threads)
     yield from _notes_on_crowding(by_count, cpus, share)
     last = by_count[-1]
     if len(by_count) > 1 and last is best and last.samples_per_s >= _STILL_GROWS * by_count[-2].samples_per_s:
@@ -126,10 +133,10 @@ def give_notes(
             yield f"The rate still grows at {_count(last.workers)}: --workers {more} looks further."
         elif last.workers < cpus:
             yield f"The rate still grows at {_count(last.workers)}, and there are {_cpus(cpus)}: measure up to these."
-    threads = by_count[0].best.cpu_use
-    if by_count[0].workers == 0 and threads > _THREADS_ABOVE_CPUS and chosen.workers:
+    cpus_used = by_count[0].best.cpu_use
+    if by_count[0].workers == 0 and cpus_used > _THREADS_ABOVE_CPUS and chosen.workers:
         yield (
-            f"With 0 workers the function uses {threads:.1f} CPUs, with threads of its own (BLAS, OpenMP, OpenCV); "
+            f"With 0 workers the function uses {cpus_used:.1f} CPUs, with threads of its own (BLAS, OpenMP, OpenCV); "
             "workers run with one thread each, so the speed-up over 0 workers is smaller than the number of workers."
         )
     if chosen.workers == 0 and len(by_count) > 1:
@@ -146,7 +153,7 @@ def give_notes(
         )
     base = by_count[0]
     one = next((each for each in by_count if each.workers == 1), base)
-    if base.workers == 0 and one.samples_per_s > _OUTDONE * base.samples_per_s:
+    if base.workers == 0 and one.samples_per_s > _OUTDONE * threads * base.samples_per_s:
         yield (
             f"A single worker has {one.samples_per_s / base.samples_per_s:.1f} times the rate of 0 workers, so a share "
             "above 100 % of the ideal tells of that slow base."
@@ -159,9 +166,9 @@ def give_notes(
         )
 
 
-def _notes_on_slow_work(by_count: Sequence[Measurement]) -> Iterator[str]:
+def _notes_on_slow_work(by_count: Sequence[Measurement], threads: int) -> Iterator[str]:
     processes, window = max(1, by_count[0].workers), by_count[0].best
-    sample_s = window.elapsed_s * processes / window.samples
+    sample_s = window.elapsed_s * (by_count[0].workers * threads or 1) / window.samples
     longest = max((each.best for each in by_count), key=lambda window: window.elapsed_s)
     if sample_s > window.wanted_s:
         what = f"A single sample takes {_time(sample_s)}"

@@ -42,12 +42,13 @@ class Recommendation:
     comparisons: tuple[Comparison, ...]  # by number of workers, ascending
 
 
-def recommend(measurements: Sequence[Measurement], cpus: int) -> Recommendation:
+def recommend(measurements: Sequence[Measurement], cpus: int, threads: int = 1) -> Recommendation:
     """The smallest number of workers whose rate is within 5 % of the best one.
 
     Args:
         measurements: of different numbers of workers, at least one.
         cpus: CPUs that may be used, at least 1.
+        threads: calls that a worker makes at the same time.
 
     Raises:
         ArgumentError: there are no measurements.
@@ -58,18 +59,18 @@ def recommend(measurements: Sequence[Measurement], cpus: int) -> Recommendation:
     base = by_count[0]
     best = max(by_count, key=lambda each: each.samples_per_s)
     chosen = next(each for each in by_count if each.samples_per_s >= (1 - _TOLERANCE) * best.samples_per_s)
-    share = cpu_share(base)
-    base_ideal = ideal_speedup(base.workers, cpus, share)
+    share = cpu_share(base, threads)
+    base_ideal = ideal_speedup(base.workers, cpus, share, threads)
     return Recommendation(
         workers=chosen.workers,
         reason=give_reason(by_count, chosen, best, cpus, share),
-        notes=tuple(give_notes(by_count, chosen, best, cpus, share)),
-        ideal=describe_ideal(base, cpus, share),
+        notes=tuple(give_notes(by_count, chosen, best, cpus, share, threads)),
+        ideal=describe_ideal(base, cpus, share, threads),
         comparisons=tuple(
             Comparison(
                 each,
                 each.samples_per_s / base.samples_per_s,
-                ideal_speedup(each.workers, cpus, share) / base_ideal,
+                ideal_speedup(each.workers, cpus, share, threads) / base_ideal,
             )
             for each in by_count
         ),

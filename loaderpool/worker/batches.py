@@ -16,7 +16,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import Block, Packing
 from loaderpool.plan.base import bounds_of
-from loaderpool.worker.calls import Calls
+from loaderpool.worker.calls import Maker
 from loaderpool.worker.collate import blocks_of_array, collate
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import RowFailure
@@ -24,25 +24,21 @@ from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter
 
-__all__ = ["BatchMaker"]
+__all__ = ["BatchMaker", "bounds_in"]
 
 
 class BatchMaker:
     """Makes a ticket's batches, each one whole before it is written.
 
     Args:
-        calls: the function.
         config: the loader's settings; of these the error policy and the padding matter.
         unit: what one call of the function makes.
         progress: where each sample is noted, and what failures are.
         exclusions: what is not run.
     """
 
-    def __init__(
-        self, calls: Calls, config: LoaderConfig, unit: UnitKind, progress: Progress, exclusions: Exclusions
-    ) -> None:
-        self._calls, self._config, self._unit, self._progress = calls, config, unit, progress
-        self._exclusions = exclusions
+    def __init__(self, config: LoaderConfig, unit: UnitKind, progress: Progress, exclusions: Exclusions) -> None:
+        self._config, self._unit, self._progress, self._exclusions = config, unit, progress, exclusions
         self._copies_rows = False
         self._form: BatchForm | None = None
         self._converter: Converter
@@ -52,15 +48,22 @@ class BatchMaker:
         self._form, self._converter = form, converter
 
     def fill_fixed(
-        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
+        self,
+        calls: Maker,
+        job: Job,
+        positions: npt.NDArray[np.int64],
+        indices: list[int],
+        buffer: Any,
+        base: int,
+        capacity: int,
     ) -> Filled:
         """Rows into a fixed slot, the next good row of the batch standing in for one that fails."""
         assert self._form is not None and self._form.fixed is not None
         layout = self._form.fixed
         arrays = layout.arrays(buffer, base, len(indices))
         failures: list[RowFailure] = []
-        for number, (start, stop) in enumerate(_bounds(job, len(indices))):
-            rows, _, failed = self._collect(job, positions[start:stop], indices[start:stop])
+        for number, (start, stop) in enumerate(bounds_in(job, len(indices))):
+            rows, _, failed = self._collect(calls, job, start, positions[start:stop], indices[start:stop])
             failures += _of_batch(number, failed)
             for row, leaves in enumerate(rows):
                 for array, leaf in zip(arrays, leaves, strict=True):
@@ -68,22 +71,31 @@ class BatchMaker:
         return Filled(len(indices), tuple(failures))
 
     def fill_packed(
-        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
+        self,
+        calls: Maker,
+        job: Job,
+        positions: npt.NDArray[np.int64],
+        indices: list[int],
+        buffer: Any,
+        base: int,
+        capacity: int,
     ) -> Filled:
         """Whole batches, packed; what does not fit comes back to be written elsewhere."""
         batches: list[tuple[int, list[Block]]] = []
         failures: list[RowFailure] = []
         waiting: list[list[npt.NDArray[Any]]] = []  # samples of all batches, until the chunk is written
-        for number, (start, stop) in enumerate(_bounds(job, len(indices))):
+        for number, (start, stop) in enumerate(bounds_in(job, len(indices))):
             if self._unit == "sample":
-                batch, failed = self._packed_samples(job, positions[start:stop], indices[start:stop], waiting)
+                batch, failed = self._packed_samples(
+                    calls, job, start, positions[start:stop], indices[start:stop], waiting
+                )
             else:
-                batch, failed = self._packed_unit(job, positions[start:stop], indices[start:stop])
+                batch, failed = self._packed_unit(calls, job, start, positions[start:stop], indices[start:stop])
             batches.append(batch)
             failures += _of_batch(number, failed)
         if job.count > 1 and not self._copies_rows and _share_arrays(waiting):
             self._copies_rows = True  # an array came back in another batch of the chunk
-            return self.fill_packed(job, positions, indices, buffer, base, capacity)
+            return self.fill_packed(calls, job, positions, indices, buffer, base, capacity)
         packing = Packing(batches)
         rows = sum(rows for rows, _ in batches)
         if packing.nbytes > capacity:
@@ -93,13 +105,15 @@ class BatchMaker:
 
     def _packed_samples(
         self,
+        calls: Maker,
         job: Job,
+        first: int,
         positions: npt.NDArray[np.int64],
         indices: list[int],
         waiting: list[list[npt.NDArray[Any]]],
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
         assert self._form is not None
-        rows, good, failures = self._collect(job, positions, indices)
+        rows, good, failures = self._collect(calls, job, first, positions, indices)
         waiting += rows
         blocks: list[Block] = []
         for number, component in enumerate(self._form.spec.components):
@@ -111,7 +125,7 @@ class BatchMaker:
         return (len(rows), blocks), failures
 
     def _packed_unit(
-        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int]
+        self, calls: Maker, job: Job, first: int, positions: npt.NDArray[np.int64], indices: list[int]
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
         """A batch that one call makes whole."""
         assert self._form is not None
@@ -121,7 +135,7 @@ class BatchMaker:
         self._progress.note(job, indices[0])
         components = self._form.spec.components
         try:
-            result = self._calls.unit(job.epoch, positions.tolist(), indices)
+            result = calls.unit(job.epoch, positions.tolist(), indices, first)
             arrays = self._converter.row(result, indices[0])
             if job.count > 1:  # they wait for the chunk's other batches
                 arrays = [array.copy() for array in arrays]
@@ -149,9 +163,12 @@ class BatchMaker:
         return [Block(shape, dtype, lambda out: None) for shape, dtype in pairs]
 
     def _collect(
-        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int]
+        self, calls: Maker, job: Job, first: int, positions: npt.NDArray[np.int64], indices: list[int]
     ) -> tuple[list[list[npt.NDArray[Any]]], list[int], list[RowFailure]]:
-        """One batch's rows as converted components, the error policy applied; and the indices they came from."""
+        """One batch's rows as converted components, the error policy applied; and the indices they came from.
+
+        Its first row is the job's `first`.
+        """
         action = self._config.on_error.action
         rows: list[list[npt.NDArray[Any]] | None] = []
         failures: list[RowFailure] = []
@@ -166,10 +183,12 @@ class BatchMaker:
             note(job, index)
             try:
                 results: list[Any] = []
-                self._calls.samples(job.epoch, [position], [index], results)
+                calls.samples(job.epoch, [position], [index], results, None, first + row)
                 # Rows wait for their batch to be whole: one that looks at memory of somebody else's is copied out now.
                 converted = self._converter.row(results[0], index)
                 rows.append([leaf.copy() if leaf.base is not None or self._copies_rows else leaf for leaf in converted])
+            except Abandoned:
+                raise
             except self._progress.catches as error:
                 last_error = self._progress.failed(error, job.epoch, [index], position)
                 if action == "raise":
@@ -178,7 +197,7 @@ class BatchMaker:
                 rows.append(None)
         if not self._copies_rows and _share_arrays(rows):
             self._copies_rows = True  # the function returns one array again and again
-            return self._collect(job, positions, indices)
+            return self._collect(calls, job, first, positions, indices)
         if not failures:
             return rows, indices, []  # type: ignore[return-value]
         if action == "skip":
@@ -195,7 +214,8 @@ class BatchMaker:
         return replaced[::-1], indices, failures
 
 
-def _bounds(job: Job, rows: int) -> list[tuple[int, int]]:
+def bounds_in(job: Job, rows: int) -> list[tuple[int, int]]:
+    """Where each batch of a job begins and ends among its rows."""
     if job.count == 1:
         return [(0, rows)]
     if job.batch_rows:

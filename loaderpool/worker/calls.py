@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 
+from loaderpool.errors import ArgumentError
 from loaderpool.plan.randomness import GlobalsWatch, SampleStreams
 from loaderpool.worker.cached import CachedFunction
 from loaderpool.worker.strays import end_stray
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "Maker", "refuse_draws"]
 
 _Result = TypeVar("_Result")
 
@@ -26,6 +28,38 @@ class _Kept:
     result: Any
 
 
+class Maker(Protocol):
+    """What rows are made of: the calls themselves, or the threads that make them."""
+
+    @property
+    def needs_positions(self) -> bool:
+        """See `Calls.needs_positions`."""
+
+    def samples(
+        self,
+        epoch: int,
+        positions: Sequence[int],
+        indices: Sequence[int],
+        results: list[Any],
+        arrays: Sequence[npt.NDArray[Any]] | None = None,
+        row: int = 0,
+    ) -> None:
+        """See `Calls.samples`."""
+
+    def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int], row: int = 0) -> Any:
+        """See `Calls.unit`."""
+
+
+def refuse_draws(threads: int) -> ArgumentError:
+    """What is said where a function draws from generators that its threads would share."""
+    return ArgumentError(
+        f"the function has drawn from random or numpy.random, and threads_per_worker={threads}: what each sample gets "
+        "would depend on the other threads. Have it name rng, the sample's own numpy.random.Generator, and draw from "
+        "that; or set threads_per_worker=1. If samples do not depend on what is drawn (the pause before a retry), "
+        "seed_globals=False says so"
+    )
+
+
 class Calls:
     """The user's functions, and what each call of them is given.
 
@@ -35,9 +69,10 @@ class Calls:
     Args:
         payload: what `Loader` shipped: source, fn, augment, batch_fn, config, takes_rng, takes_out, cache.
         cell: of the worker that this is.
+        threads: how many make calls at the same time, each with a copy of this.
     """
 
-    def __init__(self, payload: Mapping[str, Any], cell: int = 0) -> None:
+    def __init__(self, payload: Mapping[str, Any], cell: int = 0, threads: int = 1) -> None:
         self._get: Callable[[int], Any] = payload["source"].__getitem__
         self._batch_fn: Callable[..., Any] | None = payload["batch_fn"]
         names = ["fn", "augment"]
@@ -55,12 +90,23 @@ class Calls:
         self._chain = chain
         self._takes_rng = bool(takes_rng)
         config = payload["config"]
+        self._seed, self._threads = config.seed, threads
         self._streams = SampleStreams(config.seed)
         self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
         self._seeds_globals: bool = config.seed_globals is True
         self._kept: _Kept | None = None
         # Gives `out` its structure, once the batches' form is known.
         self.pack_out: Callable[[Sequence[Any]], Any] | None = None
+
+    def copy(self) -> Calls:
+        """The same calls for another thread, with random streams of its own. Nothing is kept in it."""
+        other = copy.copy(self)
+        other._streams, other._kept = SampleStreams(self._seed), None
+        return other
+
+    def read_by(self, get: Callable[[int], Any]) -> None:
+        """From now on this gives the item of a source index. There is no cache."""
+        self._get = self._first = get
 
     @property
     def needs_positions(self) -> bool:
@@ -70,6 +116,14 @@ class Calls:
     def keep(self, epoch: int, index: int, result: Any) -> None:
         """Have `result` stand for the next call for this item in this epoch."""
         self._kept = _Kept(epoch, index, result)
+
+    def take_kept(self, epoch: int, index: int) -> list[Any]:
+        """What was kept for this item in this epoch: one result, once, or none."""
+        kept = self._kept
+        if kept is None or kept.index != index or kept.epoch != epoch:
+            return []
+        self._kept = None
+        return [kept.result]
 
     def forget(self) -> None:
         """What was kept is not what its turn would give now."""
@@ -81,6 +135,7 @@ class Calls:
         Raises:
             BaseException: whatever `work` raises.
             CacheError: the function cannot have a cache, also where `work` takes that for an error to pass over.
+            ArgumentError: they draw, and threads cannot each have a state of these generators.
         """
         cached = self._cached
         if cached is None:
@@ -94,6 +149,8 @@ class Calls:
         watch = self._watch
         if watch is None or self._seeds_globals:
             return work()
+        if self._threads > 1:
+            return self._unseeded(watch, work)
         watch.arm()
         try:
             result = work()
@@ -107,6 +164,15 @@ class Calls:
         self._seeds_globals = True
         self._kept = None
         return work()
+
+    def _unseeded(self, watch: GlobalsWatch, work: Callable[[], _Result]) -> _Result:
+        for _ in range(2):  # the first may have imported what draws on import
+            watch.arm()
+            result = work()
+            if not watch.drew():
+                return result
+            self._kept = None
+        raise refuse_draws(self._threads)
 
     def samples(
         self,
@@ -159,7 +225,7 @@ class Calls:
             results.append(value)
         end_stray()
 
-    def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int]) -> Any:
+    def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int], row: int = 0) -> Any:
         """What one call makes: a sample or whole element for the first index, or a batch of all by `batch_fn`."""
         if self._batch_fn is None:
             results: list[Any] = []

@@ -137,11 +137,15 @@ def describe_timeout(
             f"the generator has not yielded for {ran_s:.1f} s, longer than timeout_s={timeout_s:g}, and its worker was "
             "replaced; what comes behind cannot be had without it, so on_error does not apply"
         )
-    lines = stacks.splitlines()
-    own = [number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line]
-    end = next((number for number, line in enumerate(lines) if own and number >= own[0] and not line.strip()), None)
-    shown = lines[: own[0]] + (lines[end:] if end is not None else []) if own else lines
-    return Failure("TimeoutError", text, "\n".join(shown), None, index, (), epoch, None, worker, is_timeout=True)
+    shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
+    return Failure("TimeoutError", text, shown, None, index, (), epoch, None, worker, is_timeout=True)
+
+
+def _users_frames(stack: str) -> str:
+    """One thread's stack down to where our code called the user's; "": the thread is in our code."""
+    lines = stack.strip().splitlines()
+    own = next((number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line), len(lines))
+    return "\n".join(lines[:own]) if own > 1 else ""
 
 
 def describe_lost(*, index: int, epoch: int, worker: int | None, exit_code: int) -> Failure:

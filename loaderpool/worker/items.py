@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +30,10 @@ class WorkItems(Protocol):
     def ends_batch(self, job: Job) -> bool:
         """Whether the last row of a job is the last one of its batch."""
 
+    @property
+    def reader(self) -> Callable[[int], Any] | None:
+        """Gives the items of the job whose positions were asked for last, for good; None: the source does."""
+
 
 class PlannedItems:
     """Positions by the plan; the source has the items."""
@@ -53,6 +57,11 @@ class PlannedItems:
         """See `WorkItems`."""
         plan = self._plan.after(job.after)
         return plan.rows_vary or job.row_stop == plan.rows(job.epoch, job.batch)
+
+    @property
+    def reader(self) -> Callable[[int], Any] | None:
+        """See `WorkItems`."""
+        return None
 
 
 def rows_in_chunk(plan: BasePlan, job: Job) -> tuple[int, ...]:
@@ -107,6 +116,11 @@ class StreamedItems:
     def ends_batch(self, job: Job) -> bool:
         """See `WorkItems`."""
         return job.row_stop == self._rows
+
+    @property
+    def reader(self) -> Callable[[int], Any] | None:
+        """See `WorkItems`."""
+        return self._items.__getitem__
 
     def _load(self, feed: int, batch: int) -> None:
         table = self._tables.get(feed)

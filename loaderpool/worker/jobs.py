@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import Start
 from loaderpool.spec import ElementSpec
 from loaderpool.worker.failures import Failure, RowFailure
 
-__all__ = ["Abandoned", "Filled", "Job", "Probe", "WorkFailed"]
+__all__ = ["Abandoned", "Filled", "Job", "Opened", "Probe", "WorkFailed"]
 
 
 class Abandoned(Exception):
@@ -39,6 +44,17 @@ class Job:
     after: Start = 0  # where the plan begins: batches are counted from there
     feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
+    is_isolated: bool = False  # a worker that had it has died: nothing else is made at the same time
+
+
+class Opened(NamedTuple):
+    """A job and its rows."""
+
+    job: Job
+    positions: npt.NDArray[np.int64]  # in the plan's order
+    indices: list[int]  # source index of each
+    # Gives the item of a source index also when later jobs were opened; None: the source itself does.
+    read: Callable[[int], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

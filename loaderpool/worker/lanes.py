@@ -135,6 +135,11 @@ class LaneItems:
         """See `WorkItems`."""
         return not self._is_over
 
+    @property
+    def reader(self) -> Callable[[int], Any] | None:
+        """See `WorkItems`."""
+        return None
+
     def forget(self, epoch: int) -> None:
         """Nobody wants anything of that epoch any more."""
         for key in [key for key in self._lanes if key[0] == epoch]:

@@ -11,10 +11,12 @@ that the supervisor may send the completion again, and anything else that none e
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import mmap
 import os
+import select
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -84,12 +86,17 @@ class WorkerLoop:
         self._works: dict[int, Work] = {}
         self._runs: dict[int, _Run] = {}
         self._slots: dict[int, tuple[int, int]] = {}
+        self._orders: collections.deque[Words] = collections.deque()  # read, and not obeyed yet
+        self._begun: collections.deque[Words] = collections.deque()  # tickets before those, at which threads are
+        self._poll = select.poll()
+        self._poll.register(channels.tickets, select.POLLIN)
         mine = (channels.tickets, channels.reports, channels.completions, channels.socket.fileno())
         self._identities = [(descriptor, _identity(descriptor)) for descriptor in mine]
 
     def run(self) -> None:
         """Serve until the end."""
         self._words[self._base + Field.PID] = os.getpid()
+        orders, begun = self._orders, self._begun
         while True:
             fault_points.reach("worker.idle")
             waited = clock.monotonic_ns()
@@ -97,9 +104,44 @@ class WorkerLoop:
             self._words[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
             if not data:
                 return
-            for words in unpack_all(data):
-                if not self._obey(words):
+            orders.extend(unpack_all(data))
+            while begun or orders:  # obeying one may find more
+                if not self._obey(begun.popleft() if begun else orders.popleft()):
                     return
+
+    def _look_ahead(self) -> bool:
+        """Have threads begin with tickets that lie behind the one that is being filled; whether more may come.
+
+        An order of another kind is obeyed in its turn, and nothing behind it begins before.
+        """
+        orders = self._orders
+        while True:
+            while orders:
+                words = orders[0]
+                if words[0] == Order.TICKET:
+                    if not self._begin(words):
+                        return False
+                    self._begun.append(words)
+                elif words[0] in (Order.RUN, Order.SLOT):  # what a ticket behind them needs
+                    self._obey(words)
+                else:
+                    return False
+                orders.popleft()
+            if not self._poll.poll(0):
+                return True
+            self._check_pipes()
+            data = os.read(self._channels.tickets, READ_BYTES)
+            if not data:
+                return False
+            orders.extend(unpack_all(data))
+
+    def _begin(self, words: Words) -> bool:
+        run = self._runs[words[2]]
+        work = self._works.get(run.loader)
+        if work is None:
+            return False
+        offset, capacity = self._slots[words[6]]
+        return work.begin(_job(words, run), self._arena.map, offset, capacity)
 
     def _obey(self, words: Words) -> bool:
         kind = words[0]
@@ -145,6 +187,7 @@ class WorkerLoop:
         if work is None:
             payload = self._payloads[loader]
             work = self._works[loader] = Work(payload, self._words, self._base, self._worker, shared=self._arena.map)
+            work.look_ahead = self._look_ahead
         return work
 
     def _probe(self, ticket: int, loader: int, epoch: int, feed: int) -> None:
@@ -188,7 +231,6 @@ class WorkerLoop:
     def _ticket(self, words: Words) -> None:
         _, ticket, run_id, first_batch, count_attempt, rows, slot, _ = words
         count, attempt = split32(count_attempt)
-        row_start, row_stop = split32(rows)
         run = self._runs[run_id]
         fault_points.reach("worker.ticket_taken")
         board, base = self._words, self._base
@@ -201,8 +243,7 @@ class WorkerLoop:
             work = self._work(run.loader)
             work.ensure_setup()
             offset, capacity = self._slots[slot]
-            epoch, batch = divmod(first_batch, run.batches_per_epoch)
-            job = Job(run_id, run.first_epoch + epoch, batch, count, row_start, row_stop, attempt, run.after, run.feed)
+            job = _job(words, run)
             filled = work.fill(job, self._arena.map, offset, capacity)
             if filled.row_failures:
                 failure_bytes = _dumps(filled.row_failures)
@@ -267,6 +308,15 @@ class WorkerLoop:
 
     def _report(self, message: bytes) -> None:
         write_message(self._channels.reports, message)
+
+
+def _job(words: Words, run: _Run) -> Job:
+    """What an Order.TICKET is about."""
+    _, _, run_id, first_batch, count_attempt, rows, _, is_isolated = words
+    count, attempt = split32(count_attempt)
+    epoch, batch = divmod(first_batch, run.batches_per_epoch)
+    epoch += run.first_epoch
+    return Job(run_id, epoch, batch, count, *split32(rows), attempt, run.after, run.feed, is_isolated=bool(is_isolated))
 
 
 def _write_file(packing: Packing, failures: bytes) -> tuple[int, int]:

@@ -27,6 +27,7 @@ class Progress:
     def __init__(self, words: memoryview, cell: int, worker: int | None, catches: type[BaseException]) -> None:
         self.words, self.worker, self.catches = words, worker, catches
         self.index_word, self.started_word = cell + Field.INDEX, cell + Field.STARTED_NS
+        self._thread_word = cell + Field.THREAD
         self._setup_word, self._generator_word = cell + Field.IN_SETUP, cell + Field.IN_GENERATOR
 
     def note(self, job: Job, index: int) -> None:
@@ -41,6 +42,12 @@ class Progress:
         # In this order: between the two a look at the board sees no more than the last sample begun anew.
         words[self.started_word] = clock.monotonic_ns()
         words[self.index_word] = index + 1
+
+    def note_thread(self, thread: int, started_ns: int) -> None:
+        """The sample that was noted is made by this thread, since then."""
+        words = self.words
+        words[self._thread_word] = thread
+        words[self.started_word] = started_ns
 
     def note_generator(self, run: int, position: int) -> None:
         """A generator makes the item of this position from now on.

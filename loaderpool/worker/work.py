@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,11 @@ from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import BasePlan
 from loaderpool.worker.batches import BatchMaker
-from loaderpool.worker.calls import Calls
+from loaderpool.worker.calls import Calls, Maker
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
-from loaderpool.worker.jobs import Abandoned, Filled, Job, Probe, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, Probe, WorkFailed
 from loaderpool.worker.lane import GeneratorRaised
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
@@ -33,13 +33,20 @@ from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
 from loaderpool.worker.strays import end_stray
 from loaderpool.worker.trial import Trial
 
+if TYPE_CHECKING:
+    from loaderpool.worker.crew import Crew
+
 __all__ = ["Work"]
+
+Rows = Sequence[npt.NDArray[Any]]
 
 # Rows are made one by one where a row is at least this large or slow, else in blocks: the look at "abandoned", the note
 # on the board and the write then cost a share of a percent.
 _SINGLE_ROW_BYTES = 1 << 15
 _SINGLE_ROW_NS = 20_000
 _BLOCK_ROWS = 128
+# A ticket over which so many workers have died is made without threads, so that the board names the sample for certain.
+_WITHOUT_THREADS_FROM = 2
 
 
 class _RowError(Exception):
@@ -79,7 +86,9 @@ class Work:
         self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
         if isinstance(source, StreamedItems):
             source.shared = shared
-        self._calls = Calls(payload, cell // Board.base(1))
+        # Without a worker's number this is the caller's process, which shall have no threads: a debugger may be there.
+        threads = 1 if worker is None else self.config.threads_per_worker
+        self._calls = Calls(payload, cell // Board.base(1), threads)
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
@@ -97,8 +106,13 @@ class Work:
             self._progress,
             self._exclusions,
         )
-        self._batches = BatchMaker(self._calls, self.config, self.unit, self._progress, self._exclusions)
+        self._batches = BatchMaker(self.config, self.unit, self._progress, self._exclusions)
         self._trial = Trial(self._calls, self.plan, self.items, self.unit, self._progress, self._exclusions)
+        self._crew: Crew | None = None
+        if threads > 1:
+            from loaderpool.worker.crew import Crew
+
+            self._crew = Crew(self._calls, threads, self.config, self.unit, self._progress, self._exclusions)
         self._row_ns = self._latest_row_ns = 0
         self.form: BatchForm | None = None
         self._converter: Converter
@@ -162,7 +176,36 @@ class Work:
         """The source has changed: the probe's result is not what its turn would give now."""
         self._calls.forget()
 
+    def close(self) -> None:
+        """End the threads, if there are any. A worker ends without this."""
+        if self._crew is not None:
+            self._crew.close()
+
     # ---- tickets ----
+
+    def begin(self, job: Job, buffer: Any, base: int, capacity: int) -> bool:
+        """Have threads begin with a ticket that is not to be filled before others were; False: they do not.
+
+        There are none, or a worker that had the ticket has died, so that nothing shall be made beside it.
+        """
+        if self._crew is None or job.is_isolated or self._setup is not None or self.form is None:
+            return False
+        try:
+            opened = self._open(job)
+        except self._catches:  # its turn will tell
+            return False
+        self._crew.begin(opened, self._rows_of(opened, buffer, base, capacity))
+        return True
+
+    @property
+    def look_ahead(self) -> Callable[[], bool] | None:
+        """What is called while threads are waited for: it may `begin` more, and tells whether more may come."""
+        return None if self._crew is None else self._crew.look_ahead
+
+    @look_ahead.setter
+    def look_ahead(self, look: Callable[[], bool]) -> None:
+        if self._crew is not None:
+            self._crew.look_ahead = look
 
     def fill(self, job: Job, buffer: Any, base: int, capacity: int) -> Filled:
         """Make the job's rows in the slot that starts at byte `base` of `buffer` and holds `capacity` bytes.
@@ -171,8 +214,40 @@ class Work:
             WorkFailed: the function raised or returned what the spec does not allow.
             Abandoned: the run's mark was seen on the board.
         """
-        form = self.form
-        assert form is not None, "a ticket before the layout"
+        assert self.form is not None, "a ticket before the layout"
+        crew = None if job.is_isolated and job.attempt >= _WITHOUT_THREADS_FROM else self._crew
+        opened = (None if crew is None else crew.opened(job)) or self._open(job)
+        if not opened.indices:  # its lane has ended
+            Packing([]).write(buffer, base)
+            return Filled(0)
+        if self._writes_rows:
+            fill = self._fill_rows
+        elif self.form.fixed is None:
+            fill = self._batches.fill_packed
+        else:
+            fill = self._batches.fill_fixed
+        positions, indices = opened.positions, opened.indices
+
+        def make(calls: Maker) -> Filled:
+            return fill(calls, opened.job, positions, indices, buffer, base, capacity)
+
+        started = clock.monotonic_ns()
+        try:
+            if crew is not None:
+                rows = self._rows_of(opened, buffer, base, capacity)
+                filled = crew.run(opened, make, rows, lambda: self._bytes_of(opened, buffer, base, capacity))
+            else:
+                filled = self._calls.watched(lambda: make(self._calls))
+        except (Abandoned, WorkFailed):
+            raise
+        except self._catches as error:
+            raise self._progress.failed(error, job.epoch, indices, int(positions[0])) from None
+        latest, self._latest_row_ns = self._latest_row_ns, (clock.monotonic_ns() - started) // max(1, len(indices))
+        self._row_ns = min(latest, self._latest_row_ns)  # of two: one may have been interrupted
+        return filled
+
+    def _open(self, job: Job) -> Opened:
+        """Which rows the job has; their items can be had by index from now on."""
         try:
             positions = self.items.positions(job)
         except Abandoned:
@@ -181,29 +256,28 @@ class Work:
             raise self._progress.failed(raised.error, job.epoch, [raised.position], raised.position) from None
         except self._catches as error:  # a stream's items cannot be unpickled here; or a generator ends its process
             raise WorkFailed(describe_failure(error, epoch=job.epoch, worker=self._progress.worker), error) from None
-        if not len(positions):  # its lane has ended
-            Packing([]).write(buffer, base)
-            return Filled(0)
-        indices = self.plan.indices(job.epoch, positions)
+        if not len(positions):
+            return Opened(job, positions, [])
         rows = rows_in_chunk(self.plan, job)
         if rows:
             job = dataclasses.replace(job, batch_rows=rows)
-        if self._writes_rows:
-            make = self._fill_rows
-        elif form.fixed is None:
-            make = self._batches.fill_packed
-        else:
-            make = self._batches.fill_fixed
-        started = clock.monotonic_ns()
-        try:
-            filled = self._calls.watched(lambda: make(job, positions, indices, buffer, base, capacity))
-        except (Abandoned, WorkFailed):
-            raise
-        except self._catches as error:
-            raise self._progress.failed(error, job.epoch, indices, int(positions[0])) from None
-        latest, self._latest_row_ns = self._latest_row_ns, (clock.monotonic_ns() - started) // max(1, len(indices))
-        self._row_ns = min(latest, self._latest_row_ns)  # of two: one may have been interrupted
-        return filled
+        return Opened(job, positions, self.plan.indices(job.epoch, positions), self.items.reader)
+
+    def _rows_of(self, opened: Opened, buffer: Any, base: int, capacity: int) -> Rows | None:
+        """The slot's arrays, where a function shall write into them itself."""
+        if not (self._writes_rows and self._calls.takes_out):
+            return None
+        assert self.form is not None
+        return self.form.row_arrays(buffer, base, opened.job.row_start + len(opened.indices), capacity)
+
+    def _bytes_of(self, opened: Opened, buffer: Any, base: int, capacity: int) -> bytes:
+        """What is in the slot now of the job's rows; others may be writing the rows beside them."""
+        if not self._writes_rows:
+            return bytes(memoryview(buffer)[base : base + capacity])
+        assert self.form is not None
+        start, stop = opened.job.row_start, opened.job.row_start + len(opened.indices)
+        arrays = self.form.row_arrays(buffer, base, stop, capacity)
+        return b"".join(array[start:stop].tobytes() for array in arrays or ())
 
     def try_alone(self, job: Job, which: int, begin_with: int | None) -> int:
         """Run one of a job's calls alone and drop its result; returns how many the job has. See `Trial.run`."""
@@ -214,18 +288,26 @@ class Work:
         return self._trial.call(epoch, positions, indices, self.form)
 
     def _fill_rows(
-        self, job: Job, positions: npt.NDArray[np.int64], indices: list[int], buffer: Any, base: int, capacity: int
+        self,
+        calls: Maker,
+        job: Job,
+        positions: npt.NDArray[np.int64],
+        indices: list[int],
+        buffer: Any,
+        base: int,
+        capacity: int,
     ) -> Filled:
         """Rows straight into the slot."""
         assert self.form is not None
         arrays = self.form.row_arrays(buffer, base, job.row_start + len(indices), capacity)
         if arrays is None:
-            return self._batches.fill_packed(job, positions, indices, buffer, base, capacity)
-        block = self._block_rows if self._row_ns < _SINGLE_ROW_NS and not job.attempt else 1
+            return self._batches.fill_packed(calls, job, positions, indices, buffer, base, capacity)
+        in_blocks = self._row_ns < _SINGLE_ROW_NS and not job.attempt and calls is self._calls
+        block = self._block_rows if in_blocks else 1
         progress = self._progress
         words, index_word, started_word = progress.words, progress.index_word, progress.started_word
         mark, run = Board.mark(job.run), job.run
-        places = positions.tolist() if self._calls.needs_positions else indices
+        places = positions.tolist() if calls.needs_positions else indices
         for start in range(0, len(indices), block):
             if words[mark] == run:
                 raise Abandoned
@@ -235,8 +317,10 @@ class Work:
             part, row = indices[start:stop], job.row_start + start
             results: list[Any] = []
             try:
-                self._calls.samples(job.epoch, places[start:stop], part, results, arrays, row)
+                calls.samples(job.epoch, places[start:stop], part, results, arrays, row)
                 self._write(arrays, row, results, part, job, places[start:stop])
+            except Abandoned:
+                raise
             except _RowError as error:
                 failing = start + error.row
                 raise progress.failed(error.error, job.epoch, [indices[failing]], int(positions[failing])) from None

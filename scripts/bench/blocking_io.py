@@ -1,8 +1,9 @@
 """Do many workers that mostly wait (a slow disk, a web server) all wait at the same time?
 
-Work: `time.sleep` of 20 ms a sample, in batches of 16, with 32 workers on however few cores there are.
+Work: `time.sleep` of 20 ms a sample, in batches of 16, with 32 workers on however few cores there are; and in batches
+of 32 and of 8 with 2 workers that have 16 threads each.
 Baseline: the ideal, 32 / 0.02 s = 1,600 samples a second; 32 bare processes show what the machine's clock leaves of it.
-Bar: at least 0.95 of the ideal, once running.
+Bar: at least 0.95 of the ideal, once running, with 32 workers, and with threads in batches of 32.
 Verified: every number of every batch.
 Command: scripts/bench/run blocking_io
 
@@ -24,6 +25,7 @@ from bare import bare_rate
 from common import Bar, Figure, Measured, Question, Window, deliveries, main, require
 
 WORKERS = 32
+FEW_WORKERS, THREADS = 2, 16
 BATCH_SIZE = 16
 SLEEP_S = 0.02
 
@@ -53,17 +55,32 @@ def bare(window: Window) -> Measured:
     return Measured({"bare": bare_rate(work, WORKERS, window) * BATCH_SIZE})
 
 
-def loader(window: Window) -> Measured:
+def made_by(
+    window: Window, figure: str, *, workers: int, threads_per_worker: int = 1, batch_size: int = BATCH_SIZE
+) -> Measured:
     import loaderpool as lp
 
     def look(batch: Any) -> list[int]:
         return batch.tolist()  # type: ignore[no-any-return]
 
-    with lp.Loader(range(10**6), wait_for_it, batch_size=BATCH_SIZE, workers=WORKERS) as batches:
-        rate, seen = deliveries(batches, window, look, turn=WORKERS)
+    settings = {"batch_size": batch_size, "workers": workers, "threads_per_worker": threads_per_worker}
+    with lp.Loader(range(10**6), wait_for_it, **settings) as batches:
+        rate, seen = deliveries(batches, window, look, turn=workers)
     numbers = [number for batch in seen for number in batch]
-    require(numbers == list(range(len(seen) * BATCH_SIZE)), "batches are wrong, missing or out of order")
-    return Measured({"loader": rate * BATCH_SIZE})
+    require(numbers == list(range(len(seen) * batch_size)), "batches are wrong, missing or out of order")
+    return Measured({figure: rate * batch_size})
+
+
+def loader(window: Window) -> Measured:
+    return made_by(window, "loader", workers=WORKERS)
+
+
+def threads(window: Window) -> Measured:
+    return made_by(window, "threads", workers=FEW_WORKERS, threads_per_worker=THREADS, batch_size=32)
+
+
+def threads_small(window: Window) -> Measured:
+    return made_by(window, "threads_small", workers=FEW_WORKERS, threads_per_worker=THREADS, batch_size=8)
 
 
 QUESTION = Question(
@@ -72,9 +89,21 @@ QUESTION = Question(
         Figure("ideal", "samples/s", "the ideal"),
         Figure("bare", "samples/s", "32 bare processes"),
         Figure("loader", "samples/s", "20 ms of waiting a sample, 32 workers"),
+        Figure("threads", "samples/s", "the same, 2 workers with 16 threads each, batches of 32"),
+        Figure("threads_small", "samples/s", "the same in batches of 8"),
     ),
-    contestants={"ideal": ideal, "bare": bare, "loader": loader},
-    bars=(Bar("loader", "ideal", at_least=0.95),),
+    contestants={
+        "ideal": ideal,
+        "bare": bare,
+        "loader": loader,
+        "threads": threads,
+        "threads_small": threads_small,
+    },
+    bars=(
+        Bar("loader", "ideal", at_least=0.95),
+        Bar("threads", "ideal", at_least=0.95),
+        Bar("threads_small", "ideal", at_least=0.9),
+    ),
     rounds=3,
     seconds=3.2,
     warm_s=1.5,

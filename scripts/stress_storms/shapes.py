@@ -158,6 +158,8 @@ _BUCKETS = {"boundaries": (3, 6), "batch_sizes": (12, 8, 5)}
 _SHAPES = (
     shape_of("single batches", _Sample, 800, batch_size=8, shuffle=True),
     shape_of("written into out", _IntoOut, 600, batch_size=6, shuffle=True),
+    shape_of("threads", _Sample, 800, batch_size=8, shuffle=True, threads_per_worker=4),
+    shape_of("threads, written into out", _IntoOut, 600, batch_size=6, shuffle=True, threads_per_worker=4),
     shape_of("chunks of tiny batches", _Tiny, 20_000, batch_size=4, shuffle=True, faults_one_in=4001),
     # Few restarts per item, so that tickets are tried row by row in the storm, too, and acquitted.
     shape_of(

@@ -41,8 +41,14 @@ class ModelWorker:
 class Supervision(RuleBasedStateMachine):
     """Events at random; the invariants after each."""
 
-    @initialize(workers=st.integers(1, 4), slots=st.integers(1, 5), split=st.booleans(), chunk=st.integers(1, 3))
-    def start(self, workers: int, slots: int, split: bool, chunk: int) -> None:
+    @initialize(
+        workers=st.integers(1, 4),
+        slots=st.integers(1, 5),
+        split=st.booleans(),
+        chunk=st.integers(1, 3),
+        threads=st.sampled_from([1, 1, 3]),
+    )
+    def start(self, workers: int, slots: int, split: bool, chunk: int, threads: int) -> None:
         self.state = SupervisorState(workers)
         self.workers: dict[int, ModelWorker] = {}
         self.rows: dict[int, collections.Counter[tuple[int, int]]] = {}  # run -> (batch, row) -> times accepted
@@ -58,7 +64,7 @@ class Supervision(RuleBasedStateMachine):
         self.controls: collections.deque[Words] = collections.deque()  # on their way from the trainer
         self.obey(self.state.on_control((Control.LOAD, 1, 0, 0, 1, 2, 0, join32(0, 1))))
         batch_ns = 400_000_000 if split else 1000
-        layout = (join32(chunk, split), join32(BATCH_ROWS, LAST_ROWS), FULL, batch_ns)
+        layout = (join32(chunk, threads << 1 | split), join32(BATCH_ROWS, LAST_ROWS), FULL, batch_ns)
         self.slots = set(range(1, slots + 1))
         for slot in self.slots:
             self.obey(self.state.on_control((Control.SLOT_ADD, 1, slot, slot * 4096, 4096, 0, 0, 0)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool.supervisor.cutting import TicketCutter
+from loaderpool.supervisor.cutting import MOST_TICKETS, TicketCutter, tickets_per_worker
 from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
 
 SLOTS = 500
@@ -69,3 +69,50 @@ def test_slow_batches_are_cut_into_row_ranges() -> None:
         (0, 0, 8), (0, 8, 16), (0, 16, 24), (0, 24, 32)
     ]  # fmt: skip
     assert tickets[0].slot == tickets[3].slot != tickets[4].slot
+
+
+# ---- threads ----
+
+
+def tickets_of_one_worker(**fields: Any) -> list[Ticket]:
+    """Those that one worker is given before it has answered any."""
+    loader = LoaderRecord(1, max_deaths=3, probe_epoch=None)
+    settings = {"layout": (0, 0), "batch_rows": 32, "last_rows": 32, "batch_ns": 40_000_000, "full_batches": 10_000}
+    for name, value in {**settings, "is_measured": True, **fields}.items():
+        setattr(loader, name, value)
+    slots = {number: SlotRecord(number, loader, 0, 4096) for number in range(1, SLOTS + 1)}
+    loader.free = list(slots)
+    cutter = TicketCutter(slots, 1)
+    cutter.add(RunRecord(1, loader, 0, 10_000, 0, 10_000, quota=SLOTS))
+    assert cutter.has_threads == (loader.threads > 1)
+    worker = WorkerRecord(0, 0)
+    while (ticket := cutter.cut(worker, 2)) is not None:
+        worker.tickets.append(ticket)
+    return list(worker.tickets)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 31, 32, 100])
+@pytest.mark.parametrize("threads", [2, 16])
+def test_threads_have_enough_to_do_behind_the_ticket_at_hand_and_no_more(rows: int, threads: int) -> None:
+    tickets = tickets_of_one_worker(batch_rows=rows, last_rows=rows, threads=threads)
+    assert sum(ticket.calls for ticket in tickets[1:]) >= 8 * threads
+    assert sum(ticket.calls for ticket in tickets[1:-1]) < 8 * threads
+    assert len(tickets) == tickets_per_worker(threads, rows), "there are slots for as many"
+
+
+def test_calls_that_make_whole_batches_count_as_one_each() -> None:
+    assert len(tickets_of_one_worker(is_per_sample=False, threads=4)) == 33 == tickets_per_worker(4, 1)
+
+
+def test_one_thread_gets_a_second_ticket_where_it_is_short() -> None:
+    assert len(tickets_of_one_worker()) == 1
+    assert len(tickets_of_one_worker(batch_ns=1_000_000)) == 2 == tickets_per_worker(1, 32)
+
+
+def test_orders_for_many_threads_fit_a_pipe() -> None:
+    assert tickets_per_worker(256, 1) == MOST_TICKETS
+
+
+def test_row_ranges_keep_all_threads_busy() -> None:
+    tickets = tickets_of(batches_per_epoch=2, can_split=True, max_chunk=1, batch_ns=40_000_000_000, threads=12)
+    assert [(ticket.row_start, ticket.row_stop) for ticket in tickets[:3]] == [(0, 12), (12, 24), (24, 32)]

@@ -736,3 +736,12 @@ def test_the_parked_run_ends_with_the_loader(passes: tuple[FakeEngine, PassBook]
     book.drop_parked()
     book.drop_parked()
     assert engine.runs[0].is_over
+
+
+@pytest.mark.parametrize("row_bytes", [1000, 3 << 20])
+def test_a_ring_has_slots_for_the_tickets_of_workers_with_threads(row_bytes: int) -> None:
+    plan = plan_ring(form_of(row_bytes, 1), workers=2, memory_limit=4 << 30, tickets_per_worker=33)
+    assert plan.first_slots >= 66
+    assert plan.most_slots >= 66 + 2
+    tight = plan_ring(form_of(row_bytes, 1), workers=2, memory_limit=10 * row_bytes, tickets_per_worker=33)
+    assert 2 <= tight.most_slots <= 10

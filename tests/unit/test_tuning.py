@@ -358,6 +358,31 @@ def test_the_ideal_ends_where_the_computing_fills_the_cpus(workers: int, share: 
     assert ideal_speedup(workers, 2, share) == pytest.approx(ideal)
 
 
+@pytest.mark.parametrize(
+    ("workers", "share", "threads", "ideal"),
+    [(0, 0.0, 16, 1), (1, 0.0, 16, 16), (2, 0.01, 16, 32), (1, 0.1, 16, 10), (2, 0.1, 16, 20), (4, 0.1, 16, 20),
+     (4, 1.0, 16, 2)],
+)  # fmt: skip
+def test_threads_of_workers_wait_at_once_and_compute_in_turns(
+    workers: int, share: float, threads: int, ideal: float
+) -> None:
+    assert ideal_speedup(workers, 2, share, threads) == pytest.approx(ideal)
+
+
+@pytest.mark.parametrize("fewest", [0, 1])
+def test_threads_of_workers_are_no_riddle(fewest: int) -> None:
+    rates = {0: 50, 1: 780, 2: 1550}
+    measurements = [
+        Measurement(count, (window(count, rates[count], share=0.01 if not count else 0.16),))
+        for count in range(fewest, 3)
+    ]
+    found = recommend(measurements, cpus=2, threads=16)
+    assert found.workers == 2
+    assert "workers times their 16 threads" in found.ideal and "1% of the time" in found.ideal
+    assert found.comparisons[-1].share_of_ideal == pytest.approx(0.97 if not fewest else 0.994, abs=0.01)
+    assert not any("slow base" in note for note in found.notes)
+
+
 # -- CPUs
 
 

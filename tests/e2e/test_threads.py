@@ -1,0 +1,322 @@
+"""`threads_per_worker`: the same bits as without threads for every kind of batch, at every pace; what goes with it."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import assert_same, copied, read
+
+pytestmark = [
+    pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run"),
+]
+THREADS = 4
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Callable[[int], lp.Pool]]:
+    """A pool for each number of workers, for all tests of this file."""
+    made: dict[int, lp.Pool] = {}
+
+    def get(workers: int) -> lp.Pool:
+        if workers not in made:
+            made[workers] = lp.Pool(workers)
+        return made[workers]
+
+    yield get
+    for pool in made.values():
+        pool.close()
+
+
+def jitter(index: int) -> None:
+    """Has samples be ready in another order than they began."""
+    time.sleep(0.001 * (index * 7 % 5))
+
+
+def fixed(index: int, rng: np.random.Generator) -> Any:
+    jitter(index)
+    return {"index": index, "noise": rng.standard_normal((2, 3), np.float32)}
+
+
+def tiny(index: int) -> Any:
+    return np.full(3, index, np.float32)
+
+
+def of_any_length(index: int, rng: np.random.Generator) -> Any:
+    jitter(index)
+    return rng.integers(0, 255, size=int(rng.integers(1, 9)), dtype=np.uint8)
+
+
+def text(index: int, rng: np.random.Generator) -> Any:
+    jitter(index)
+    return {"name": "é\0" * int(rng.integers(0, 5)), "raw": rng.bytes(int(rng.integers(0, 40)))}
+
+
+def failing(index: int, rng: np.random.Generator) -> Any:
+    jitter(index)
+    noise = rng.random()
+    if index % 5 == 2:
+        raise ValueError("bad")
+    return index, noise
+
+
+def into_out(index: int, rng: np.random.Generator, out: Any = None) -> Any:
+    jitter(index)
+    out = np.empty(5, np.float64) if out is None else out
+    rng.standard_normal(out=out)
+    return out
+
+
+def whole(items: list[int], rng: np.random.Generator) -> Any:
+    jitter(items[0])
+    return np.array(items), rng.random(len(items))
+
+
+def reads_late(index: int, rng: np.random.Generator) -> Any:
+    jitter(index)
+    return rng.random((index % 3 + 1, 2))
+
+
+class Items:
+    """A source whose own reads wait."""
+
+    def __len__(self) -> int:
+        return 61
+
+    def __getitem__(self, index: int) -> int:
+        jitter(index)
+        return index + 100
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "fixed rows": {"fn": fixed},
+    "tiny rows": {"fn": tiny, "size": 3000},
+    "single rows": {"fn": fixed, "batch_size": 1},
+    "more rows than threads": {"fn": fixed, "batch_size": 50},
+    "shuffled": {"fn": fixed, "shuffle": True},
+    "padded": {"fn": of_any_length, "pad": True},
+    "ragged": {"fn": of_any_length, "ragged": True},
+    "text": {"fn": text},
+    "skip": {"fn": failing, "on_error": "skip"},
+    "replace": {"fn": failing, "on_error": ("replace", 100)},
+    "out": {"fn": into_out},
+    "batch_fn": {"batch_fn": whole},
+    "elements": {"fn": reads_late, "batch_size": None},
+    "augment": {"fn": tiny, "augment": lambda sample, rng: sample + rng.random(3, np.float32)},
+    "a source that waits": {"source": Items()},
+    "by length": {
+        "fn": fixed, "bucket_by": [index % 7 for index in range(61)], "boundaries": [3, 5], "batch_sizes": [8, 4, 2],
+    },
+    "shards": {"fn": fixed, "num_shards": 3, "shard_index": 1},
+    "no remainder": {"fn": fixed, "drop_remainder": True},
+    "setup": {"fn": fixed, "setup": lambda: None},
+}  # fmt: skip
+
+
+def arguments(kind: str) -> dict[str, Any]:
+    given = {"batch_size": 8, "seed": 11, **KINDS[kind]}
+    given.setdefault("source", range(given.pop("size", 61)))
+    return given
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bits_are_those_of_no_workers(pools: Callable[[int], lp.Pool], kind: str, workers: int) -> None:
+    with lp.Loader(**arguments(kind), workers=0) as loader:
+        expected = read(loader, passes=2)
+    with lp.Loader(**arguments(kind), pool=pools(workers), threads_per_worker=THREADS) as loader:
+        assert_same(read(loader, passes=2), expected)
+        assert loader.statistics().restarts == 0
+
+
+@pytest.mark.parametrize("kind", ["fixed rows", "skip", "elements"])
+def test_without_an_order_each_batch_comes_once(pools: Callable[[int], lp.Pool], kind: str) -> None:
+    def as_text(batch: Any) -> str:
+        parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple) else [batch]
+        return repr([part.tolist() for part in parts])
+
+    with lp.Loader(**arguments(kind), workers=0) as loader:
+        expected = sorted(as_text(batch) for batch in read(loader))
+    with lp.Loader(**arguments(kind), pool=pools(2), threads_per_worker=THREADS, deterministic=False) as loader:
+        assert sorted(as_text(batch) for batch in read(loader)) == expected
+
+
+def test_a_stream(pools: Callable[[int], lp.Pool]) -> None:
+    class Stream:
+        def __iter__(self) -> Iterator[Any]:
+            for index in range(61):
+                yield {"index": index, "big": np.full(20_000, index)}
+
+    def fn(item: Any, rng: np.random.Generator) -> Any:
+        jitter(item["index"])
+        item["big"] += 1  # its own
+        return item["index"], item["big"][::5000].copy(), rng.random()
+
+    settings: dict[str, Any] = {"batch_size": 8, "seed": 2, "shuffle": 10}
+    with lp.Loader(Stream(), fn, workers=0, **settings) as loader:
+        expected = read(loader, passes=2)
+    with lp.Loader(Stream(), fn, pool=pools(2), threads_per_worker=THREADS, **settings) as loader:
+        assert_same(read(loader, passes=2), expected)
+
+
+def test_workers_come_and_go() -> None:
+    with lp.Loader(range(300), fixed, batch_size=4, workers=0) as loader:
+        expected = read(loader)
+    with lp.Loader(range(300), fixed, batch_size=4, workers=1, threads_per_worker=THREADS) as loader:
+        made = []
+        for number, batch in enumerate(loader):
+            made.append(copied(batch))
+            if number in (5, 20, 40):
+                loader.resize({5: 3, 20: 1, 40: 2}[number])
+    assert_same(made, expected)
+
+
+@pytest.mark.parametrize("threads", [1, THREADS])
+def test_a_state_goes_on_with_any_number_of_threads(pools: Callable[[int], lp.Pool], threads: int) -> None:
+    with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, workers=0) as loader:
+        expected = read(loader)
+    before = {"pool": pools(2), "threads_per_worker": THREADS + 1 - threads}
+    with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, **before) as loader:
+        batches = iter(loader)
+        made = [copied(next(batches)) for _ in range(5)]
+        state = batches.state_dict()
+        del batches
+    with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, pool=pools(1), threads_per_worker=threads) as loader:
+        loader.load_state_dict(state)
+        assert_same(made + read(loader), expected)
+
+
+def test_leaving_early_begins_no_more(pools: Callable[[int], lp.Pool]) -> None:
+    with lp.Loader(range(10_000), fixed, batch_size=4, pool=pools(2), threads_per_worker=THREADS) as loader:
+        for _ in range(3):
+            for number, _batch in enumerate(loader):
+                if number == 2:
+                    break
+        loader.epoch = 0
+        assert next(iter(loader))["index"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_sequence_is_asked_for_several_batches_at_once() -> None:
+    class Batches:
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.01)
+            return np.full(3, index), np.full(1, threading.get_ident())
+
+    with lp.Loader.from_sequence(Batches(), workers=1, threads_per_worker=3) as loader:
+        batches = read(loader)
+    assert [numbers[0] for numbers, _ in batches] == list(range(9))
+    assert len({int(thread[0]) for _, thread in batches}) > 1
+
+
+def test_samples_wait_at_the_same_time() -> None:
+    def fn(index: int) -> Any:
+        begun = time.monotonic()
+        time.sleep(0.05)
+        return os.getpid(), begun, time.monotonic()
+
+    with lp.Loader(range(64), fn, batch_size=4, workers=2, threads_per_worker=8) as loader:
+        spans = [row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)]
+    for worker in {pid for pid, _, _ in spans}:
+        mine = [(begun, ended) for pid, begun, ended in spans if pid == worker]
+        most = max(sum(begun <= at < ended for begun, ended in mine) for at, _ in mine)
+        assert 5 <= most <= 8, "batches of 4 alone would not keep 8 threads busy"
+
+
+def test_random_draws_are_refused_and_rng_is_named() -> None:
+    with lp.Loader(range(64), lambda index: random.random(), workers=1, threads_per_worker=2) as loader:
+        with pytest.raises(lp.ArgumentError, match=r"threads_per_worker=2.*name rng") as caught:
+            list(loader)
+        assert isinstance(caught.value, lp.LoaderpoolError)
+
+
+def test_random_draws_of_a_few_samples_are_refused_before_their_batch() -> None:
+    def fn(index: int) -> Any:
+        return index, random.random() if index == 21 else 0.5
+
+    delivered = []
+    with (
+        lp.Loader(range(64), fn, batch_size=4, workers=1, threads_per_worker=2) as loader,
+        pytest.raises(lp.ArgumentError, match="name rng"),
+    ):
+        for batch in loader:
+            delivered += batch[0].tolist()
+    assert delivered == list(range(len(delivered)))
+    assert len(delivered) <= 20
+
+
+def test_lengths_are_asked_for_on_threads_too() -> None:
+    seen = []
+
+    def length(item: int) -> int:
+        time.sleep(0.001)
+        return item % 5
+
+    settings: dict[str, Any] = {"bucket_by": length, "boundaries": [2], "batch_size": 4}
+    with lp.Loader(range(61), fixed, workers=0, **settings) as loader:
+        expected = read(loader)
+    with lp.Loader(range(61), fixed, workers=1, threads_per_worker=THREADS, **settings) as loader:
+        seen = read(loader)
+    assert_same(seen, expected)
+
+
+def test_two_loaders_of_one_pool_with_and_without_threads(pools: Callable[[int], lp.Pool]) -> None:
+    def draws(index: int) -> Any:
+        return index, random.random()
+
+    with lp.Loader(range(61), draws, batch_size=4, workers=0) as loader:
+        expected = read(loader)
+    pool = pools(1)
+    with (
+        lp.Loader(range(61), draws, batch_size=4, pool=pool) as plain,
+        lp.Loader(range(61), fixed, batch_size=4, pool=pool, threads_per_worker=THREADS) as threaded,
+    ):
+        pairs = [(copied(one), copied(other)) for one, other in zip(plain, threaded, strict=True)]
+    assert_same([one for one, _ in pairs], expected)
+    assert [other["index"][0] for _, other in pairs] == list(range(0, 61, 4))
+
+
+# ---- arguments ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"threads_per_worker": 0}, lp.ArgumentError, "threads_per_worker"),
+        ({"threads_per_worker": 1000}, lp.ArgumentError, "threads_per_worker"),
+        ({"threads_per_worker": 2.5}, lp.ArgumentTypeError, "threads_per_worker"),
+        ({"threads_per_worker": True}, lp.ArgumentTypeError, "threads_per_worker"),
+        ({"threads_per_worker": "4"}, lp.ArgumentTypeError, "threads_per_worker"),
+        ({"threads_per_worker": 2, "seed_globals": True}, lp.ArgumentError, "seed_globals.*rng"),
+        ({"threads_per_worker": 2, "cache": "memory"}, lp.ArgumentError, "cache and threads_per_worker=2"),
+    ],
+)
+def test_wrong_arguments(settings: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        lp.Loader(range(8), tiny, workers=0, **settings)
+
+
+def test_generators_have_one_thread() -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(5)
+
+    with pytest.raises(lp.ArgumentError, match=r"threads_per_worker=2.*workers"):
+        lp.Loader.from_generator(numbers, workers=1, threads_per_worker=2)
+
+
+def test_no_workers_have_no_threads() -> None:
+    def fn(index: int) -> Any:
+        return threading.current_thread() is threading.main_thread(), random.random()
+
+    with lp.Loader(range(9), fn, workers=0, threads_per_worker=4) as loader:
+        assert all(batch[0].all() for batch in loader)

@@ -1,0 +1,214 @@
+"""Threads in a worker, and what goes wrong there: the sample is named, its worker is replaced, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import WorkerLostError
+from loaderpool.worker.failures import describe_timeout
+from tests.support.processes import wait_gone
+
+ITEMS = 96
+
+
+def waits(index: int, rng: np.random.Generator) -> Any:
+    time.sleep(0.003 * (1 + index % 3))
+    return index, rng.random()
+
+
+def waiting(bad: Callable[[int], None]) -> Callable[[int, np.random.Generator], Any]:
+    """A function that does something bad at some samples while others wait."""
+
+    def fn(index: int, rng: np.random.Generator) -> Any:
+        bad(index)
+        return waits(index, rng)
+
+    return fn
+
+
+def once(path: Path) -> bool:
+    """Whether nobody asked before, in any process."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def rows(loader: lp.Loader) -> list[tuple[int, float]]:
+    return [pair for batch in loader for pair in zip(*(part.tolist() for part in batch), strict=True)]
+
+
+def expected() -> list[tuple[int, float]]:
+    with lp.Loader(range(ITEMS), waits, workers=0) as loader:
+        return rows(loader)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"batch_size": 2, "workers": 1, "threads_per_worker": 8},  # threads are at several tickets at once
+    {"batch_size": 32, "workers": 2, "threads_per_worker": 4},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["small batches", "large batches"])
+def test_a_worker_that_is_killed_once_changes_no_bit(settings: dict[str, Any], tmp_path: Path) -> None:
+    def bad(index: int) -> None:
+        if index == 41 and once(tmp_path / "died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with lp.Loader(range(ITEMS), waiting(bad), **settings) as loader:
+        assert rows(loader) == expected()
+        assert loader.statistics().restarts == 1
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["small batches", "large batches"])
+def test_the_sample_that_kills_is_named_and_none_beside_it(settings: dict[str, Any]) -> None:
+    def bad(index: int) -> None:
+        if index == 41:
+            time.sleep(0.01)  # others are at it, too
+            os._exit(3)
+
+    delivered = []
+    with (
+        lp.Loader(range(ITEMS), waiting(bad), **settings) as loader,
+        pytest.raises(WorkerLostError, match="status 3") as caught,
+    ):
+        for batch in loader:
+            delivered += batch[0].tolist()
+    assert caught.value.index == 41
+    assert delivered == list(range(41 // settings["batch_size"] * settings["batch_size"]))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["small batches", "large batches"])
+def test_samples_that_kill_are_left_out(settings: dict[str, Any]) -> None:
+    def bad(index: int) -> None:
+        if index in (41, 42):
+            os._exit(3)
+
+    with lp.Loader(range(ITEMS), waiting(bad), on_error="skip", **settings) as loader:
+        assert rows(loader) == [row for row in expected() if row[0] not in (41, 42)]
+        assert sorted(loader.statistics().skipped_indices) == [41, 42]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["small batches", "large batches"])
+def test_a_sample_that_hangs_is_named_with_its_stack(settings: dict[str, Any]) -> None:
+    def bad(index: int) -> None:
+        if index == 41:
+            time.sleep(60)
+
+    delivered = []
+    with (
+        lp.Loader(range(ITEMS), waiting(bad), timeout_s=0.5, **settings) as loader,
+        pytest.raises(lp.SampleTimeoutError) as caught,
+    ):
+        for batch in loader:
+            delivered += batch[0].tolist()
+    assert caught.value.index == 41
+    assert delivered == list(range(41 // settings["batch_size"] * settings["batch_size"]))
+    assert "in bad" in caught.value.remote_traceback.split("\n\n")[0], "the first stack is the one that hangs"
+    assert "worker/team.py" not in caught.value.remote_traceback
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["small batches", "large batches"])
+def test_samples_that_hang_are_left_out(settings: dict[str, Any]) -> None:
+    def bad(index: int) -> None:
+        if index in (41, 42, 77):
+            time.sleep(60)
+
+    with lp.Loader(range(ITEMS), waiting(bad), on_error="skip", timeout_s=0.5, **settings) as loader:
+        assert rows(loader) == [row for row in expected() if row[0] not in (41, 42, 77)]
+        assert sorted(loader.statistics().skipped_indices) == [41, 42, 77]
+
+
+def test_time_that_a_sample_ran_beside_earlier_ones_counts() -> None:
+    # The second runs for 1.2 s, of which 0.7 s are beside the first.
+    def fn(index: int) -> int:
+        time.sleep({8: 0.7, 9: 1.2}.get(index, 0))
+        return index
+
+    with (
+        lp.Loader(range(16), fn, batch_size=4, workers=1, threads_per_worker=4, timeout_s=1.0) as loader,
+        pytest.raises(lp.SampleTimeoutError) as caught,
+    ):
+        list(loader)
+    assert caught.value.index == 9
+
+
+def test_slow_samples_one_behind_the_other_are_left_alone() -> None:
+    def fn(index: int) -> int:
+        time.sleep(0.4)
+        return index
+
+    with lp.Loader(range(24), fn, batch_size=4, workers=1, threads_per_worker=3, timeout_s=1.0) as loader:
+        assert [batch[0] for batch in loader] == [0, 4, 8, 12, 16, 20]
+        assert loader.statistics().restarts == 0
+
+
+def test_a_worker_ends_though_its_threads_do_not() -> None:
+    def fn(index: int) -> Any:
+        if index >= 8:
+            time.sleep(600)
+        return index, os.getpid()
+
+    with lp.Loader(range(64), fn, batch_size=4, workers=1, threads_per_worker=8) as loader:
+        worker = int(next(iter(loader))[1][0])
+    assert not wait_gone([worker], timeout_s=60)
+
+
+def test_a_worker_is_killed_from_outside_in_mid_ticket() -> None:
+    def fn(index: int, rng: np.random.Generator) -> Any:
+        time.sleep(0.002)
+        return index, rng.random(), os.getpid()
+
+    with lp.Loader(range(ITEMS), fn, batch_size=8, workers=2, threads_per_worker=4) as loader:
+        made: list[tuple[int, float]] = []
+        for number, (indices, noise, pids) in enumerate(loader):
+            made += zip(indices.tolist(), noise.tolist(), strict=True)
+            if number == 3:
+                os.kill(int(pids[0]), signal.SIGKILL)
+    assert made == expected()
+
+
+def test_a_child_forked_on_a_thread_ends_where_it_comes_back(tmp_path: Path) -> None:
+    def fn(index: int) -> Any:
+        if index == 13:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python advises against a fork beside threads
+                child = os.fork()
+            if child:
+                assert os.waitpid(child, 0)[1] == 0
+        if index == 14:
+            subprocess.run([sys.executable, "-c", ""], check=True)
+        return index
+
+    with lp.Loader(range(24), fn, batch_size=4, workers=1, threads_per_worker=4) as loader:
+        assert [row for batch in loader for row in batch.tolist()] == list(range(24))
+        assert loader.statistics().restarts == 0
+
+
+def test_the_stacks_are_those_of_threads_in_the_users_code() -> None:
+    own = '  File "/x/loaderpool/worker/team.py", line 1 in make'
+    stacks = "\n".join(
+        [
+            "Thread 0x1 (most recent call first):", '  File "/u/read.py", line 7 in fetch', own, own, "",
+            "Thread 0x2 (most recent call first):", own, "",
+            "Current thread 0x3 (most recent call first):", '  File "/u/read.py", line 9 in parse', own, "",
+        ]
+    )  # fmt: skip
+    failure = describe_timeout(index=1, epoch=0, worker=0, ran_s=2.0, timeout_s=1.0, stacks=stacks)
+    assert failure.traceback_text.splitlines() == [
+        "Thread 0x1 (most recent call first):", '  File "/u/read.py", line 7 in fetch', "",
+        "Current thread 0x3 (most recent call first):", '  File "/u/read.py", line 9 in parse',
+    ]  # fmt: skip

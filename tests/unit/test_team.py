@@ -1,0 +1,483 @@
+"""A worker's threads: same rows, same order, streams of their own; what ends them, and what is refused. No process."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.arguments import check_arguments
+from loaderpool.delivery import aligned_empty
+from loaderpool.form_choice import choose_form
+from loaderpool.memory.board import BOARD_BYTES, Board, Field
+from loaderpool.ring import with_chunk
+from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
+from loaderpool.worker.reuse import share_memory
+from loaderpool.worker.work import Work
+from tests.support.batches import assert_same, copied
+
+RUN = 5
+THREADS = 4
+pytestmark = pytest.mark.no_leaks
+
+
+class Bench:
+    """A worker's Work, with a board and two slots, and some threads."""
+
+    def __init__(self, fn: Any, size: int = 24, *, threads: int = THREADS, **settings: Any) -> None:
+        loader = lp.Loader(range(size), fn, workers=0, threads_per_worker=threads, **{"batch_size": 8, **settings})
+        payload = check_arguments(loader._arguments).payload
+        self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
+        self.work = Work(payload, self.words, Board.base(0), worker=0, catches=BaseException)
+        self.plan, self.config = payload["plan"], payload["config"]
+        self.work.ensure_setup()
+
+    def prepare(self) -> Bench:
+        form = choose_form(self.work.probe(0), None, self.config, self.plan, self.work.unit)
+        self.form = with_chunk(form, 1)
+        self.work.set_form(self.form, False)
+        self.slots = [aligned_empty(max(self.form.slot_bytes, 1)) for _ in range(3)]
+        return self
+
+    def job(self, batch: int, epoch: int = 0, deaths: int = 0) -> Job:
+        rows = self.plan.rows(epoch, batch)
+        return Job(RUN, epoch, batch, 1, 0, rows, attempt=deaths, is_isolated=deaths > 0)
+
+    def begin(self, batch: int) -> bool:
+        slot = self.slots[batch % 3]
+        return self.work.begin(self.job(batch), slot, 0, slot.nbytes)
+
+    def fill(self, batch: int, epoch: int = 0, deaths: int = 0) -> Filled:
+        slot = self.slots[batch % 3]
+        return self.work.fill(self.job(batch, epoch, deaths), slot, 0, slot.nbytes)
+
+    def make(self, batch: int, epoch: int = 0, deaths: int = 0) -> Any:
+        filled = self.fill(batch, epoch, deaths)
+        slot = self.slots[batch % 3]
+        if filled.oversize is not None:
+            slot = aligned_empty(filled.oversize.nbytes)
+            filled.oversize.write(slot, 0)
+        ((_, parts),) = self.form.read(slot, self.plan.rows(0, batch), 1)
+        return copied(self.form.spec.structure.pack(parts))
+
+    def word(self, field: Field) -> int:
+        return self.words[Board.base(0) + field]
+
+    def abandon(self) -> None:
+        self.words[Board.mark(RUN)] = RUN
+
+
+@contextlib.contextmanager
+def bench(fn: Any, size: int = 24, **settings: Any) -> Iterator[Bench]:
+    made = Bench(fn, size, **settings)
+    try:
+        yield made
+    finally:
+        made.work.close()
+
+
+def late_first(index: int, rng: np.random.Generator) -> Any:
+    """The earlier ones are ready last."""
+    time.sleep(0.004 * (7 - index % 8))
+    return index, rng.random(3)
+
+
+# ---- order and streams ----
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"on_error": "skip"},
+        {"on_error": "replace"},
+        {"pad": True},
+        {"ragged": True},
+        {"batch_size": None},
+        {"shuffle": True, "seed": 3},
+    ],
+    ids=str,
+)
+def test_rows_are_those_of_one_thread_whatever_is_ready_first(settings: dict[str, Any]) -> None:
+    with bench(late_first, **settings) as one, bench(late_first, **settings, threads=1) as alone:
+        one.prepare()
+        alone.prepare()
+        for batch in range(3):
+            assert_same(one.make(batch), alone.make(batch), f"batch {batch}")
+        assert_same(one.make(1, epoch=4), alone.make(1, epoch=4), "another epoch")
+
+
+def test_calls_of_a_batch_overlap_and_no_more_than_there_are_threads() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    gate = threading.Barrier(THREADS, timeout=20)
+
+    def fn(index: int) -> int:
+        nonlocal running, most
+        if index == 0 and threading.current_thread() is threading.main_thread():
+            return 0  # the probe
+        with lock:
+            running += 1
+            most = max(most, running)
+        if index < 1 + THREADS:
+            gate.wait()  # passes when so many are at it at once
+        with lock:
+            running -= 1
+        return index
+
+    with bench(fn) as one:
+        assert one.prepare().make(0).tolist() == list(range(8))
+    assert most == THREADS
+
+
+def test_a_function_that_writes_into_out() -> None:
+    def fn(index: int, rng: np.random.Generator, out: Any = None) -> Any:
+        out = np.empty(3) if out is None else out
+        time.sleep(0.003 * (7 - index % 8))
+        out[:] = index + rng.random(3)
+        return out
+
+    with bench(fn) as one, bench(fn, threads=1) as alone:
+        one.prepare()
+        alone.prepare()
+        for batch in range(3):
+            assert_same(one.make(batch), alone.make(batch))
+
+
+def test_batch_fn_and_its_stream() -> None:
+    def batch_fn(items: list[int], rng: np.random.Generator) -> Any:
+        return np.array(items), rng.random(len(items))
+
+    with (
+        bench(None, batch_fn=batch_fn) as one,
+        bench(None, batch_fn=batch_fn, threads=1) as alone,
+    ):
+        one.prepare()
+        alone.prepare()
+        assert one.begin(1) and one.begin(2)
+        for batch in range(3):
+            assert_same(one.make(batch), alone.make(batch))
+
+
+def test_threads_see_what_setup_did_to_its_context() -> None:
+    def setup() -> None:
+        np.seterr(divide="raise")
+
+    def fn(index: int) -> float:
+        return float(np.float64(1) / np.float64(index - 5))
+
+    with np.errstate(), bench(fn, setup=setup) as one:
+        one.prepare()
+        with pytest.raises(WorkFailed) as caught:
+            one.fill(0)
+    assert caught.value.failure.index == 5
+
+
+def test_the_probes_result_is_used() -> None:
+    calls: list[int] = []
+
+    def fn(index: int) -> int:
+        calls.append(index)
+        return index
+
+    with bench(fn) as one:
+        one.prepare().make(0)
+    assert sorted(calls) == list(range(8))
+
+
+# ---- tickets ahead ----
+
+
+def test_calls_of_later_tickets_begin_while_a_straggler_of_this_one_runs() -> None:
+    seen: list[int] = []
+    later = threading.Event()
+
+    def fn(index: int) -> int:
+        seen.append(index)
+        if index == 11:
+            later.set()
+        if index == 3:
+            assert later.wait(20), "nothing of the next batch has begun"
+        return index
+
+    with bench(fn) as one:
+        one.prepare()
+        assert one.begin(1)
+        assert one.make(0).tolist() == list(range(8))
+        assert one.make(1).tolist() == list(range(8, 16))
+    assert sorted(seen) == list(range(16)), "each once"
+
+
+def test_tickets_may_be_found_while_one_is_waited_for() -> None:
+    found = iter([1, 2])
+    later = threading.Event()
+
+    def fn(index: int) -> int:
+        if index == 16:
+            later.set()
+        if index == 2:
+            assert later.wait(20)
+        return index
+
+    with bench(fn) as one:
+        one.prepare()
+
+        def look() -> bool:
+            batch = next(found, None)
+            return batch is not None and one.begin(batch)
+
+        one.work.look_ahead = look
+        assert [one.make(batch)[0] for batch in range(3)] == [0, 8, 16]
+
+
+def test_a_ticket_of_a_worker_that_died_runs_with_nothing_beside_it() -> None:
+    looks = itertools.count()
+    with bench(lambda index: time.sleep(0.01) or index) as one:
+        one.prepare()
+        one.work.look_ahead = lambda: bool(next(looks)) or True
+        slot = one.slots[0]
+        assert not one.work.begin(one.job(0, deaths=1), slot, 0, slot.nbytes)
+        assert one.make(0, deaths=1).tolist() == list(range(8))
+        assert next(looks) == 0
+
+
+def test_after_two_deaths_it_runs_on_one_thread_and_the_board_names_the_sample() -> None:
+    named: list[tuple[int, int]] = []
+    with bench(lambda index: named.append((index, int(one.word(Field.INDEX)) - 1)) or index) as one:
+        one.prepare()
+        one.make(1, deaths=2)
+    assert named[1:] == [(index, index) for index in range(8, 16)]
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize("kind", [ValueError, StopIteration, SystemExit, KeyboardInterrupt])
+def test_the_first_failing_row_is_named_and_all_calls_are_over_before_it_is_told(kind: type[BaseException]) -> None:
+    running: set[int] = set()
+
+    def fn(index: int) -> int:
+        if index in (10, 13):
+            raise kind("bad")
+        running.add(index)
+        time.sleep(0.02)
+        running.discard(index)
+        return index
+
+    with bench(fn) as one:
+        one.prepare()
+        with pytest.raises(WorkFailed) as caught:
+            one.fill(1)
+        assert not running
+        assert caught.value.failure.index == 10
+        assert "worker/team.py" not in caught.value.failure.traceback_text
+        assert "in fn" in caught.value.failure.traceback_text
+        assert one.make(0).tolist() == list(range(8)), "the threads live"
+
+
+def test_skipped_rows_are_counted_in_their_order() -> None:
+    def fn(index: int) -> int:
+        time.sleep(0.002 * (index % 3))
+        if index % 4 == 1:
+            raise ValueError("bad")
+        return index
+
+    with bench(fn, on_error="skip") as one:
+        one.prepare()
+        failures = one.fill(1).row_failures
+        assert [(each.failure.index, each.row) for each in failures] == [(9, 1), (13, 5)]
+
+
+def test_a_ticket_that_is_made_again_for_a_sample_that_hung_goes_on_beside_others() -> None:
+    with bench(lambda index: time.sleep(0.01) or index) as one:
+        one.prepare()
+        slot, again = one.slots[0], Job(RUN, 0, 1, 1, 0, 8, attempt=3)
+        assert one.work.begin(again, slot, 0, slot.nbytes)
+        assert one.make(0).tolist() == list(range(8))
+        one.work.fill(again, slot, 0, slot.nbytes)
+
+
+def test_excluded_samples_are_not_run() -> None:
+    seen: list[int] = []
+    with bench(lambda index: seen.append(index) or index, on_error="skip") as one:
+        one.prepare()
+        one.work.exclude(epoch=0, index=10, ran_s=1.5, exit_code=0)
+        assert one.make(1).tolist() == [8, 9, 11, 12, 13, 14, 15]
+    assert 10 not in seen
+
+
+# ---- nobody wants it any more ----
+
+
+def test_an_abandoned_ticket_begins_no_further_call_and_is_answered_when_none_runs() -> None:
+    begun: list[int] = []
+    over: list[int] = []
+
+    def fn(index: int) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            begun.append(index)
+            if index == 9:
+                one.abandon()
+            time.sleep(0.03)
+            over.append(index)
+        return index
+
+    with bench(fn) as one:
+        one.prepare()
+        assert one.begin(2)
+        with pytest.raises(Abandoned):
+            one.fill(1)
+        with pytest.raises(Abandoned):
+            one.fill(2)
+        assert len(begun) <= 8 + THREADS  # all of the first in the queue, and what ran beside the one that abandons
+        assert sorted(over) == sorted(begun)
+
+
+def test_the_board_shows_since_when_the_awaited_sample_runs() -> None:
+    began: dict[int, int] = {}
+    shown: list[tuple[int, int]] = []
+
+    def fn(index: int) -> int:
+        began[index] = time.monotonic_ns()
+        if index == 8:
+            time.sleep(0.05)
+        if index == 9:
+            time.sleep(0.1)  # begun beside 8, waited for from its end on
+            shown.append((one.word(Field.INDEX) - 1, one.word(Field.STARTED_NS)))
+        return index
+
+    with bench(fn) as one:
+        one.prepare()
+        one.make(1)
+    ((index, started),) = shown
+    assert index == 9
+    assert abs(started - began[9]) < 25e6, "not when it was first waited for"
+
+
+# ---- what threads must not share ----
+
+
+def test_a_draw_at_the_probe_is_refused() -> None:
+    with bench(lambda index: (index, random.random())) as one, pytest.raises(WorkFailed, match="rng") as caught:
+        one.prepare()
+    assert "threads_per_worker=4" in caught.value.failure.text
+
+
+@pytest.mark.parametrize("action", ["raise", "skip"])
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_draw_that_comes_later_is_refused_before_its_batch_is_told(draw: Any, action: str) -> None:
+    with bench(lambda index: (index, draw() if index == 11 else 0.5), on_error=action) as one:
+        one.prepare()
+        assert one.begin(1)
+        one.fill(0)
+        with pytest.raises(WorkFailed, match="name rng") as caught:
+            one.fill(1)
+        assert "seed_globals=False" in caught.value.failure.text
+
+
+def test_a_draw_that_does_not_come_again_costs_a_second_run_only() -> None:
+    pauses = iter([10])
+    calls: list[int] = []
+
+    def fn(index: int) -> int:
+        calls.append(index)
+        if index == 10 and next(pauses, None):
+            random.random()
+        return index
+
+    with bench(fn) as one:
+        one.prepare()
+        assert one.begin(2)
+        assert one.make(1).tolist() == list(range(8, 16))
+        assert one.make(2).tolist() == list(range(16, 24))
+    assert calls.count(12) == 2
+
+
+def test_draws_are_the_users_affair_without_seeding() -> None:
+    with bench(lambda index: (index, random.random() * 0), seed_globals=False) as one:
+        assert one.prepare().make(0)[0].tolist() == list(range(8))
+
+
+def test_one_buffer_for_all_samples_is_refused() -> None:
+    buffer = np.zeros(4)
+
+    def fn(index: int) -> Any:
+        buffer[:] = index
+        time.sleep(0.002)
+        return buffer
+
+    with bench(fn) as one:
+        one.prepare()
+        with pytest.raises(WorkFailed, match="overwrite"):
+            one.fill(1)
+
+
+def test_rows_that_others_write_meanwhile_are_not_compared() -> None:
+    mask, calls = np.arange(4), []
+
+    def fn(index: int) -> Any:
+        calls.append(index)
+        if index:
+            one.slots[0][:64] = len(calls)  # the first rows of the same slot, by another worker
+        return mask
+
+    with bench(fn) as one:
+        one.prepare()
+        slot = one.slots[0]
+        one.work.fill(Job(RUN, 0, 1, 1, 4, 8), slot, 0, slot.nbytes)
+        assert calls.count(12) > 1, "made once more, and compared"
+
+
+def test_rows_of_out_are_no_shared_memory() -> None:
+    calls = []
+
+    def fn(index: int, out: Any = None) -> Any:
+        calls.append(index)
+        out = np.empty(3) if out is None else out
+        out[:] = index
+        return out
+
+    with bench(fn) as one:
+        assert one.prepare().make(1)[:, 0].tolist() == list(range(8, 16))
+    assert calls.count(12) == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_error": "skip"}], ids=str)
+def test_a_constant_is_no_such_buffer(settings: dict[str, Any]) -> None:
+    mask, calls = np.arange(4), []
+
+    def fn(index: int) -> Any:
+        calls.append(index)
+        return {"index": index, "mask": mask}
+
+    with bench(fn, **settings) as one:
+        one.prepare()
+        for batch in range(3):
+            made = one.make(batch)
+            assert made["index"].tolist() == list(range(8 * batch, 8 * batch + 8))
+            assert (made["mask"] == mask).all()
+    assert all(calls.count(index) == 1 for index in range(8, 24)), "compared once, and then believed"
+
+
+def test_what_shares_memory() -> None:
+    buffer = np.zeros((4, 4))
+    fixed = np.zeros(3)
+    fixed.flags.writeable = False
+    own = [np.zeros(3) for _ in range(3)]
+    assert not share_memory(own)
+    assert not share_memory([(array, array) for array in own]), "within one result is its own affair"
+    assert not share_memory([array[1:] for array in own])
+    assert not share_memory([np.frombuffer(b"abcd", np.uint8)] * 3), "nobody can fill it again"
+    assert not share_memory([fixed, fixed])
+    assert not share_memory([1, 1, "a", None])
+    assert share_memory([own[0], {"x": own[0]}])
+    assert share_memory([buffer[0], buffer[1]])
+    assert share_memory([{"x": 1}] * 2)
+    assert share_memory([([1],)] * 1 + [([2],)]) is False
