@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +16,10 @@ from tests.support.batches import Place, shared_pools
 # These run whole pools; whatever they leave would also spoil the tests after them.
 GUARDED_DIRECTORIES = {"e2e", "faults", "stress"}
 
-# The kernel's count of such kills is the whole machine's: one file would see those of the other.
-COUNT_KILLS_FOR_MEMORY = {"test_cgroups.py", "test_verdicts.py", "test_deaths.py", "test_pages.py"}
+# The kernel counts whom it killed for memory on the whole machine. With several processes of tests, those
+# that have it kill some run while none of those run that would take such kills for their own.
+KILL_FOR_MEMORY = {"test_cgroups.py"}
+COUNT_KILLS_FOR_MEMORY = {"test_verdicts.py", "test_deaths.py", "test_pages.py"}
 
 # A deadline for each example fails on a busy machine, not on a wrong result; the timeout of pytest stays.
 hypothesis.settings.register_profile("no deadline", parent=hypothesis.settings(), deadline=None)
@@ -24,11 +28,23 @@ tensorflow_runtime.quieten()
 leaks.mark_children()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, the tests of a file stay together: they share pools, and TensorFlow once it is loaded."""
-    for item in items:
-        kills_for_memory = item.path.name in COUNT_KILLS_FOR_MEMORY
-        item.add_marker(pytest.mark.xdist_group("kills for memory" if kills_for_memory else str(item.path)))
+@pytest.fixture(scope="session")
+def _kills_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with open(shared / "kills-for-memory", "w") as file:
+        yield file.fileno()
+
+
+@pytest.fixture(autouse=True)
+def _kills_for_memory_apart(request: pytest.FixtureRequest, _kills_lock: int) -> Iterator[None]:
+    name = request.path.name
+    if name not in KILL_FOR_MEMORY | COUNT_KILLS_FOR_MEMORY:
+        yield
+        return
+    fcntl.flock(_kills_lock, fcntl.LOCK_EX if name in KILL_FOR_MEMORY else fcntl.LOCK_SH)
+    yield
+    fcntl.flock(_kills_lock, fcntl.LOCK_UN)
 
 
 @pytest.fixture(autouse=True)
