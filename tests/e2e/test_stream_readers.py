@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, let_go_in_a_fork, read
+from tests.support.batches import Place, copied, let_go_in_a_fork, read
 from tests.support.child import run_child
 from tests.support.processes import is_alive, wait_gone
 from tests.support.streams import Blocking, Ending, Failing, Large, Numbers, Telling, make
@@ -262,10 +262,10 @@ def test_a_pass_that_cannot_be_let_go_of_costs_its_reader(on: Place, holds_lock:
 
 
 def test_two_passes_side_by_side_have_a_reader_each(on: Place) -> None:
-    with lp.Loader(Telling(40), batch_size=4, **on(2)) as loader:
-        pairs = list(zip(loader, loader, strict=True))
+    with lp.Loader(Telling(2000), batch_size=4, **on(2)) as loader:  # more than is read ahead of the first batch
+        pairs = [(copied(one), copied(other)) for one, other in zip(loader, loader, strict=True)]
         assert pids_in(one for one, _ in pairs).isdisjoint(pids_in(other for _, other in pairs))
-        assert numbers_in(one for one, _ in pairs) == numbers_in(other for _, other in pairs) == list(range(40))
+        assert numbers_in(one for one, _ in pairs) == numbers_in(other for _, other in pairs) == list(range(2000))
 
 
 def test_the_rest_of_a_pass_is_read_by_the_reader(on: Place) -> None:

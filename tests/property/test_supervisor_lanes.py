@@ -48,7 +48,7 @@ class LaneSupervision(Supervision):
         self.homes: dict[tuple[int, int], int] = {}
         self.is_calm = True  # nobody died, came or went since
         self.failing_forks = failing  # so that there are fewer than wanted
-        super().start(workers, slots, split=False, chunk=1)
+        super().start(workers, slots, split=False, chunk=1, threads=1)
 
     # ---- what the supervisor says ----
 

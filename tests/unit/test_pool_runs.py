@@ -353,11 +353,13 @@ def full_machine() -> Any:
 
 def test_slots_that_cannot_be_replaced_end_the_wait_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def grow(index: int) -> Any:
-        return np.full(20_000 if index < 40 else 100_000, index)
+        return np.full(20_000 if index < 400 else 100_000, index)
 
-    with hand_pool(2, source=range(100), fn=grow, batch_size=2, pad=True, memory_limit="16MiB") as pool:
+    with hand_pool(2, source=range(500), fn=grow, batch_size=2, pad=True, memory_limit="16MiB") as pool:
         begun = pool.batches()
         assert first(begun, 1) == [0]
+        slot_bytes = pool.ring.plan.slot_bytes
+        assert slot_bytes < 2 * 100_000 * 8, "none of the large ones was made so far"
         monkeypatch.setattr("loaderpool.ring.Ring._take_extent", lambda self: full_machine())
         with pytest.raises(MemoryLimitError, match="full"):
             consume(begun)
