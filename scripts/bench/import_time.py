@@ -7,11 +7,10 @@ Bar: at most 1.5 times as long.
 Verified: the version of what was imported is printed by the child, and neither has brought in TensorFlow.
 Command: scripts/bench/run import_time
 
-Last result; others kept up to 2.1 CPUs busy meanwhile, run again on a quiet machine
-(2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+Last result (2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    import_time numpy              387 ms        [340 .. 456]
-    import_time loaderpool         567 ms        [478 .. 681]       1.41 x numpy (medians 1.46; bar ≤ 1.5)
+    import_time numpy             58.6 ms        [54.7 .. 62]
+    import_time loaderpool        80.2 ms        [76.6 .. 86.8]     1.37 x numpy (best rounds 1.40; bar ≤ 1.5)
 """
 
 from __future__ import annotations
