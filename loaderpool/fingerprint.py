@@ -6,7 +6,7 @@ import functools
 import os
 import pickle
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from loaderpool.config import LoaderConfig
 from loaderpool.plan.base import BasePlan
 from loaderpool.sources.interleave import Interleave
 from loaderpool.sources.replicated import ReplicatedSource
+
+if TYPE_CHECKING:
+    import hashlib
 
 __all__ = ["Fingerprint"]
 
@@ -94,9 +97,7 @@ def _describe_source(source: Any) -> str:
     if isinstance(source, (list, np.ndarray)) and len(source):
         last = len(source) - 1
         items = [source[last * part // (_SHOWN_ITEMS - 1)] for part in range(_SHOWN_ITEMS)]
-    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
-
-    state = hashlib.blake2b(digest_size=8)
+    state = _checksum()
     for item in items:
         plain = isinstance(item, (str, bytes, int, float))
         array = isinstance(item, (np.ndarray, np.generic)) and not item.dtype.hasobject
@@ -108,9 +109,7 @@ def _describe_source(source: Any) -> str:
 
 def _mark(value: Any) -> str:
     """A checksum of plain values, in lists and tuples too; of others their type."""
-    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
-
-    state = hashlib.blake2b(digest_size=8)
+    state = _checksum()
 
     def feed(each: Any) -> None:
         if isinstance(each, (list, tuple)):
@@ -143,9 +142,7 @@ def _describe_function(function: Any) -> str:
 
 
 def _code_mark(code: types.CodeType) -> str:
-    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
-
-    state = hashlib.blake2b(digest_size=8)
+    state = _checksum()
 
     def feed(each: types.CodeType) -> None:
         # Names and constants, not bytecode: that is another one in each version of Python.
@@ -158,3 +155,9 @@ def _code_mark(code: types.CodeType) -> str:
 
     feed(code)
     return state.hexdigest()
+
+
+def _checksum() -> hashlib.blake2b:
+    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
+    return hashlib.blake2b(digest_size=8)

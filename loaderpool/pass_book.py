@@ -142,13 +142,9 @@ class PassBook:
             self.epoch = max(self.epoch, place.epoch + 1)
         self.drop_parked()
         try:
-            if not place.is_rest:
-                log = self._whole_log(place.epoch)
-                limit = self._end_of(1) + self._ahead
-            else:
-                # It has another number of batches than the epochs behind it: it is a run of its own.
-                log = self.log_at(place)
-                limit = log.plan.batches_per_epoch
+            log = self.log_at(place)
+            # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
+            limit = log.plan.batches_per_epoch + (0 if place.is_rest else self._ahead)
             if log.plan.is_open:
                 limit = 0  # it grows as the stream is read
             return engine.begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
@@ -172,19 +168,16 @@ class PassBook:
             self._parked = None
         try:
             if not self._reads_ahead:
-                run.extend(self._end_of(epoch + 1 - run.first_epoch))
-            return run, self._whole_log(epoch)
+                self._want(run, epoch)
+            return run, PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
         except BaseException:
             self.give_up_epoch(epoch)
             run.end()
             raise
 
-    def _whole_log(self, epoch: int) -> PassLog:
-        return PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
-
-    def _end_of(self, epochs: int) -> int:
-        """How many batches so many whole epochs have."""
-        return epochs * self.plan.batches_per_epoch
+    def _want(self, run: EngineRun, epoch: int, ahead: int = 0) -> None:
+        """Have a run of whole epochs go on to the end of this one, and so many batches further."""
+        run.extend((epoch + 1 - run.first_epoch) * self.plan.batches_per_epoch + ahead)
 
     @property
     def _ahead(self) -> int:
@@ -194,7 +187,7 @@ class PassBook:
     def read_ahead(self, run: EngineRun, log: PassLog) -> None:
         """The pass is under way: have the run make the first batches of the next epoch, too, when it gets there."""
         if log.plan is self.plan and not log.plan.is_open and self._reads_ahead:
-            run.extend(self._end_of(log.epoch + 1 - run.first_epoch) + self._ahead)
+            self._want(run, log.epoch, self._ahead)
 
     @property
     def _reads_ahead(self) -> bool:
@@ -206,7 +199,7 @@ class PassBook:
         if self.epoch == epoch and log.plan is self.plan:
             try:
                 if self._reads_ahead:
-                    run.extend(self._end_of(epoch + 1 - run.first_epoch))
+                    self._want(run, epoch)
             except LoaderpoolError:  # the loader was closed meanwhile
                 run.end()
                 return

@@ -193,10 +193,8 @@ class Calls:
             arrays: the components' arrays, for a function that takes `out`.
             row: the first row in them.
         """
-        kept = self._kept
-        if kept is not None and len(indices) and kept.index == indices[0] and kept.epoch == epoch:
-            self._kept = None
-            results.append(kept.result)
+        if self._kept is not None and len(indices) and (kept := self.take_kept(epoch, indices[0])):
+            results += kept
             positions, indices, row = positions[1:], indices[1:], row + 1
         if not (self.needs_positions or self.takes_out):
             self._plain(indices, results)
@@ -231,10 +229,8 @@ class Calls:
             results: list[Any] = []
             self.samples(epoch, positions[:1], indices[:1], results)
             return results[0]
-        kept = self._kept
-        if kept is not None and kept.index == indices[0] and kept.epoch == epoch:
-            self._kept = None
-            return kept.result
+        for kept in self.take_kept(epoch, indices[0]):
+            return kept
         keywords: dict[str, Any] = {}
         if self._seeds_globals:
             self._streams.seed_globals(epoch, positions[0], batch=True)

@@ -86,7 +86,9 @@ class Crew:
         if not self._turns and self._watch is not None:
             self._watch.arm()
         planned = list(self._plan(opened))
-        kept = {row: result for row, _, indices in planned for result in self._kept(opened.job.epoch, indices)}
+        kept = {
+            row: result for row, _, indices in planned for result in self._calls.take_kept(opened.job.epoch, indices[0])
+        }
         turn = self._team.begin(opened.job, iter(planned), opened.read, arrays, kept)
         self._turns[_key(opened.job)] = opened, turn
         return turn
@@ -173,9 +175,6 @@ class Crew:
         for start, stop in bounds:
             if self._exclusions.find(job.epoch, indices[start:stop]) is None:
                 yield job.row_start + start, positions[start:stop], indices[start:stop]
-
-    def _kept(self, epoch: int, indices: Sequence[int]) -> list[Any]:
-        return self._calls.take_kept(epoch, indices[0])
 
     def close(self) -> None:
         """End the threads; a worker ends without this."""

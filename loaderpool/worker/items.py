@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -10,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import machine
 from loaderpool.memory.feed_table import Bundle, FeedTable, Pickling
 from loaderpool.plan.base import BasePlan
 from loaderpool.worker.jobs import Abandoned, Job
@@ -153,7 +151,6 @@ def _parts(shared: Any, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
     sizes = np.frombuffer(shared[at : at + 8 * (1 + bundle.buffers)], np.uint64).tolist()
     if at + 8 * len(sizes) + sum(sizes) > end:  # what lies here is another bundle's by now
         raise Abandoned
-    _keep_freed_memory()
     at += 8 * len(sizes)
     copies: list[Any] = []
     with memoryview(shared) as view:
@@ -161,9 +158,3 @@ def _parts(shared: Any, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
             copies.append(bytearray(view[at : at + size]) if copies else shared[at : at + size])
             at += size
     return copies[0], [memoryview(copy) for copy in copies[1:]]
-
-
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Have large items get memory that earlier ones have freed: fresh pages cost more than the copy into them."""
-    machine.restore_malloc_thresholds()

@@ -20,6 +20,7 @@ import numpy as np
 import keras, tensorflow as tf
 import loaderpool as lp
 from loaderpool.adapters.keras import BackupCallback
+from tests.support.processes import status_of_fork
 
 class Kill(keras.callbacks.Callback):
     def __init__(self, after):
@@ -43,12 +44,7 @@ def make_model(**how):
 
 def killed(kind, path, kill_after):
     # A fork, before TensorFlow is used: to import it takes longer than to train.
-    pid = os.fork()
-    if not pid:
-        with_two_devices()
-        train(kind, path, kill_after)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status_of_fork(lambda: [with_two_devices(), train(kind, path, kill_after)])
 
 def with_two_devices():
     tf.config.set_logical_device_configuration(

@@ -540,15 +540,6 @@ def train(kind, path, kill_after=0):
     loader.close()
     return weights.numpy().ravel().tolist(), int(step), first
 """
-KILLED = """
-def killed(kind, path, kill_after):
-    # A fork, before TensorFlow is used: to import it takes longer than to train.
-    pid = os.fork()
-    if not pid:
-        train(kind, path, kill_after)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-"""
 KINDS = {"tiny": 31, "function": 40, "iterators": 47}  # after how many steps it is killed
 
 
@@ -557,7 +548,9 @@ def trained(code: str, folder: Path) -> Any:
 
 
 def test_a_killed_loop_ends_with_the_weights_of_one_that_was_not(tf: Any, tmp_path: Path) -> None:
-    code = f"{KILLED}\nprint([killed(kind, kind, after) for kind, after in {KINDS}.items()])"
+    # Forks, before TensorFlow is used: to import it takes longer than to train.
+    killed = f"[status_of_fork(lambda: train(kind, kind, after)) for kind, after in {KINDS}.items()]"
+    code = f"from tests.support.processes import status_of_fork\nprint({killed})"
     assert trained(code, tmp_path).check().stdout.splitlines()[-1] == str([-signal.SIGKILL.value] * len(KINDS))
     code = f"print(json.dumps([[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]))"
     result = trained(code, tmp_path).check()

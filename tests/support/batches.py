@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.ragged import RaggedArray
 from tests.support import leaks
+from tests.support.processes import status_of_fork
 
 __all__ = ["Place", "assert_same", "copied", "indices_in", "let_go_in_a_fork", "read", "shared_pools"]
 
@@ -87,15 +87,11 @@ def shared_pools() -> Iterator[Place]:
 
 def let_go_in_a_fork(loader: lp.Loader, held: list[Iterator[Any]]) -> None:
     """Fork a child that is refused a batch and lets go of all it inherited: the iterators held, and the loader."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            with pytest.raises(lp.ForeignProcessError):
-                next(held[0])
-            held.clear()
-            loader.close()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def let_go() -> None:
+        with pytest.raises(lp.ForeignProcessError):
+            next(held[0])
+        held.clear()
+        loader.close()
+
+    assert status_of_fork(let_go) == 0

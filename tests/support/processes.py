@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-__all__ = ["count_fds", "descendants", "describe", "end_all", "is_alive", "marked", "parents", "read_pss", "wait_gone"]
+__all__ = [
+    "count_fds", "descendants", "describe", "end_all", "is_alive", "marked", "parents", "read_pss", "status_of_fork",
+    "wait_gone",
+]  # fmt: skip
 
 _PROC = Path("/proc")
 # Far below what a test would notice, far above what a look at /proc costs (some ms with hundreds of processes).
@@ -122,3 +127,19 @@ def _stat(pid: int) -> list[str]:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def status_of_fork(do: Callable[[], object]) -> int:
+    """How a fork of this process ended that did this: its exit status, minus the signal's number where one ended it."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        try:
+            do()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

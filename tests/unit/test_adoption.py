@@ -9,8 +9,6 @@ import os
 import random
 import sys
 import threading
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from loaderpool.supervisor.loading import Payloads, put_shipment
 from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.placing import place
 from loaderpool.supervisor.shipping import ship
-from tests.support.processes import read_pss
+from tests.support.processes import read_pss, status_of_fork
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adoption is for Linux"),
@@ -63,22 +61,6 @@ def mappings(array: Any) -> list[str]:
     lines = Path("/proc/self/maps").read_text().splitlines()
     spans = [(line, *(int(each, 16) for each in line.split()[0].split("-"))) for line in lines]
     return [line for line, first, last in spans if first < start + array.nbytes and last > start]
-
-
-def in_fork(check: Callable[[], None]) -> None:
-    """Run a check that leaves malloc's heaps in another state."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if not pid:
-        try:
-            check()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 # -- in place
@@ -182,7 +164,7 @@ def test_a_block_of_a_heap_is_not_adopted() -> None:
         assert "pages of its own" in str(why_copied(flat(array)))
         assert place_of(flat(array)) is None
 
-    in_fork(check)
+    assert status_of_fork(check) == 0  # in a fork: it leaves malloc's heaps in another state
 
 
 def test_nothing_is_adopted_while_another_thread_works() -> None:
@@ -260,7 +242,7 @@ def test_adopt_free_and_allocate_again_many_times_around_malloc_s_threshold(thre
         gc.collect()
         assert "memfd:loaderpool-data" not in Path("/proc/self/maps").read_text()
 
-    in_fork(check)
+    assert status_of_fork(check) == 0  # in a fork: it leaves malloc's heaps in another state
 
 
 @pytest.mark.parametrize("change", [-5_000_000, 100, 30 << 20])

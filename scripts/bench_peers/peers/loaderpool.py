@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,6 @@ from bench_peers.work import Array, Work
 from bench_peers.works import WORKS, scale_into
 
 FACTS: dict[str, float] = {}
-HAS_THREADS = "threads_per_worker" in inspect.signature(lp.Loader).parameters
 
 
 def scale(item: int, out: Array | None) -> Array | None:
@@ -26,8 +24,6 @@ def scale(item: int, out: Array | None) -> Array | None:
 def loader(work: Work, workers: int, **settings: Any) -> lp.Loader:
     fn = scale if work.write is not None else work.fn
     if work.name == "threads":
-        if not HAS_THREADS:
-            raise NotImplementedError("loaderpool has no threads_per_worker yet")
         settings["threads_per_worker"] = 16
     return lp.Loader(range(work.items), fn, batch_size=work.batch_size, workers=workers, **settings)
 
