@@ -69,12 +69,12 @@ def _start(
         from loaderpool.local_engine import LocalEngine
 
         return LocalEngine(*arguments), None
-    from loaderpool.pool_engine import PoolEngine
-
     if pool is None:
         pool = own_pool = own_pool or Pool(config.workers, config.max_restarts)
-    session = pool.session
+    session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
     try:
+        from loaderpool.pool_engine import PoolEngine
+
         return PoolEngine(session, *arguments), own_pool
     except BaseException:
         if own_pool is not None:

@@ -36,8 +36,7 @@ from loaderpool.spec import ElementSpec
 from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.cutting import tickets_per_worker
-from loaderpool.supervisor.loading import put_shipment
-from loaderpool.supervisor.placing import place
+from loaderpool.supervisor.placing import place, put_shipment
 from loaderpool.updates import Updates
 from loaderpool.worker.jobs import Probe
 

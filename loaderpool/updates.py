@@ -9,7 +9,7 @@ from typing import Any
 from loaderpool.memory.extents import Extent
 from loaderpool.messages import Control
 from loaderpool.session import Session
-from loaderpool.supervisor.loading import put_shipment
+from loaderpool.supervisor.placing import put_shipment
 from loaderpool.supervisor.shipping import ship
 
 __all__ = ["Updates"]

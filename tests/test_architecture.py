@@ -44,7 +44,7 @@ ROOT_FLOOR = 4
 FORWARDS = {(f"{PACKAGE}.loader", f"{PACKAGE}.adapters")}
 
 # What may be imported besides the standard library, and where.
-OUTSIDE_EVERYWHERE = {"cloudpickle", "multiprocess", "numpy"}
+OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {"adapters": {"keras", "tensorflow"}, "cli": {"click", "matplotlib", "rich"}}
 # And there only in functions: who names a source of files does not wait for its library until one is made.
 OUTSIDE_WHEN_CALLED = {"sources": {"google_crc32c", "h5py", "pyarrow"}}

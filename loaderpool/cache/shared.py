@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import os
-import secrets
 import weakref
 from typing import Protocol
 
@@ -62,7 +61,7 @@ class CachePlan:
 def plan_in_memory(cache: Cache, items: int) -> CachePlan:
     """For a loader that is made now. Runs in: the trainer."""
     bound = cache.max_bytes or capacity.available_memory_bytes() // _FREE_SHARE
-    return CachePlan(cache.where, min(bound, MOST_BYTES - COUNTER_BYTES), items, secrets.token_bytes(8))
+    return CachePlan(cache.where, min(bound, MOST_BYTES - COUNTER_BYTES), items, os.urandom(8))
 
 
 def plan_on_disk(cache: Cache, items: int, mark: bytes) -> CachePlan:

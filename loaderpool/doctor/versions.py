@@ -14,7 +14,7 @@ __all__ = ["version_checks"]
 _GROUP = "software"
 # As in pyproject.toml: where the tests run, and what is declared.
 _PYTHONS = ((3, 10), (3, 13))
-_LEAST = {"numpy": (1, 26), "multiprocess": (0, 70, 16), "cloudpickle": (3, 0)}
+_LEAST = {"numpy": (1, 26), "cloudpickle": (3, 0)}
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly", "tf-nightly-cpu")
 _FIRST_TENSORFLOW = (2, 17)
 _COPYING_TENSORFLOW = (2, 18)
@@ -31,7 +31,7 @@ def version_checks(
     """
     version_of = version_of or _version_of
     checks = [_python(python)]
-    for name in ("numpy", "multiprocess", "cloudpickle"):
+    for name in ("numpy", "cloudpickle"):
         checks.append(_library(name, version_of(name)))
     checks.append(_tensorflow(version_of))
     return checks

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
+from typing import NamedTuple
 
 __all__ = ["PAGE_BYTES", "Extent", "ExtentMap"]
 
 PAGE_BYTES = 4096
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Extent:
+class Extent(NamedTuple):
     """A byte range of the arena."""
 
     offset: int  # from the arena's start, a multiple of PAGE_BYTES

@@ -85,8 +85,7 @@ class FixedLayout:
         return rows * sum(self.row_bytes)
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One contiguous array that a component of a packed batch brings."""
 
     shape: tuple[int, ...]

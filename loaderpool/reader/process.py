@@ -32,7 +32,7 @@ from loaderpool.reader.words import HEADER, LARGE_BYTES, ORDER, Order, Told
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.parcels import Parcels
-from loaderpool.supervisor.shipping import describe_load_error
+from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.hygiene import settle_libraries
 from loaderpool.worker.strays import end_stray, look_for_strays

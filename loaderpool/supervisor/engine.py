@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import gc
 import os
 import pickle
@@ -25,13 +24,13 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool import capacity, clock, fault_points, machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.supervisor import instructions as s
-from loaderpool.supervisor.clean_worker import CleanStart
+from loaderpool.supervisor.clean_start import CleanStart
 from loaderpool.supervisor.fork_check import ForkCheck
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.open_handles import refuse_open_handles
@@ -40,6 +39,7 @@ from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.processes import Processes, WorkerProcess
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
+from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.supervisor.watch import STOP_LOOK_MS, SampleWatch
 from loaderpool.worker.failures import LostReport, describe_failure, describe_timeout
 
@@ -51,8 +51,7 @@ _POLL_MS = 200
 _RETRY_MS = 1000
 
 
-@dataclasses.dataclass(frozen=True)
-class _Death:
+class _Death(NamedTuple):
     """How a worker ended."""
 
     pid: int
@@ -225,8 +224,6 @@ class Supervisor:
             if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own
                 refuse_open_handles()
         except BaseException as error:
-            from loaderpool.supervisor.shipping import describe_load_error
-
             failure = describe_failure(error, epoch=0, worker=None)
             self._tell(pack(Notice.LOAD_FAILED, load.loader), (failure, describe_load_error(error)))
             return self._state.on_load_failed(load.loader)

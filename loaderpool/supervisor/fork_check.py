@@ -7,10 +7,9 @@ where the user's modules start threads while they are imported, workers are not 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool import clock, machine
 from loaderpool.supervisor.import_watch import Chain, ImportWatch
@@ -27,8 +26,7 @@ _LOOK_S = 0.005
 _READY_FOR_FORK = frozenset({"jemalloc_bg_thd"})
 
 
-@dataclasses.dataclass(frozen=True)
-class ForkObstacle:
+class ForkObstacle(NamedTuple):
     """What one cause, mostly the import of a module, has left running."""
 
     cause: str  # such as: importing 'tools.pool' (on the way to 'train')

@@ -20,7 +20,7 @@ FRAMEWORKS = frozenset(
 )  # fmt: skip
 
 # TensorFlow is built on NumPy, and the others import no framework on import: searching them would only cost time.
-_NEVER_IMPORTS_ONE = frozenset({"__main__", "cloudpickle", "loaderpool", "multiprocess", "numpy"})
+_NEVER_IMPORTS_ONE = frozenset({"__main__", "cloudpickle", "loaderpool", "numpy"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
@@ -25,7 +24,7 @@ _IMPORT_SYSTEM = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap
 Chain = tuple[str, ...]  # names of the modules that are being executed, each imported by the one before it
 
 
-class ImportWatch(MetaPathFinder):
+class ImportWatch:
     """A context in which `look` is called before and after the code of each module runs, with those that run.
 
     Whatever has changed since the call before is the doing of the last of them.

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loaderpool.cache.shared import SharedCache
 from loaderpool.memory.arena import Arena, map_private
-from loaderpool.memory.extents import Extent
-from loaderpool.memory.layout import aligned
 from loaderpool.supervisor.changes import Change, Changes
 from loaderpool.supervisor.parcels import Parcels
-from loaderpool.supervisor.placing import Placement
-from loaderpool.supervisor.shipping import Shipment, unship
+from loaderpool.supervisor.unshipping import unship
 
-__all__ = ["Payloads", "put_shipment"]
+__all__ = ["Payloads"]
+
+# Part 0 is what was copied into the arena, the others are data files; then offset in it, and length.
+_Place = tuple[int, int, int]
 
 
 class Payloads:
@@ -44,6 +43,8 @@ class Payloads:
         views = [memoryview(map_private(*part)).cast("B") if part[2] else memoryview(b"") for part in parts]
         payload = unship(pickled, [views[part][at : at + size] for part, at, size in places])
         if payload.get("cache") is not None:
+            from loaderpool.cache.shared import SharedCache  # most loaders have none, and their start is shorter for it
+
             # Its memory file comes behind those of the arrays.
             payload["cache"] = SharedCache(payload["cache"], self.parcels.of(loader, len(sizes) + 1)[len(sizes)])
         self.loaded[loader] = payload
@@ -79,51 +80,3 @@ class Payloads:
         """Of the shipment with this table: pickle, where arrays are in the arena, places of all, the files' sizes."""
         (start, length), arrays, places, sizes = self._arena.get_object(offset, nbytes)
         return self._arena.map[start : start + length], arrays, places, sizes
-
-
-# Part 0 is what was copied into the arena, the others are data files; then offset in it, and length.
-_Place = tuple[int, int, int]
-
-
-def put_shipment(arena: Arena, shipment: Shipment, placement: Placement | None = None) -> tuple[list[Extent], int, int]:
-    """Copy a shipment into the arena; returns all its extents, and offset and length of its table.
-
-    Runs in: the trainer. Ownership: the extents are given back when the loader is unloaded; those of an update when the
-    supervisor has read it.
-
-    Args:
-        arena: where to.
-        shipment: what.
-        placement: which of its arrays stand in data files, and are not copied. None: all are copied.
-    """
-    placement = placement or Placement()
-    places: list[_Place] = []
-    copies = []
-    end = 0
-    for number, buffer in enumerate(shipment.buffers):
-        found = placement.places.get(number)
-        if found is not None:
-            places.append((1 + found[0], found[1], buffer.nbytes))
-            continue
-        places.append((0, end, buffer.nbytes))
-        copies.append((end, buffer.cast("B")))
-        end += aligned(buffer.nbytes)
-    extents = []
-    try:
-        pickled = arena.put(shipment.pickled)
-        extents.append(pickled)
-        arrays = (0, 0)
-        if copies:
-            extent = arena.take(end, "the arrays that function and source hold")
-            extents.append(extent)
-            arrays = (extent.offset, end)
-            for at, flat in copies:
-                arena.map[extent.offset + at : extent.offset + at + flat.nbytes] = flat
-        sizes = [file.nbytes for file in placement.files]
-        table, nbytes = arena.put_object(((pickled.offset, len(shipment.pickled)), arrays, places, sizes))
-    except BaseException:
-        for extent in extents:
-            arena.give_back(extent)
-        raise
-    extents.append(table)
-    return extents, table.offset, nbytes

@@ -12,7 +12,7 @@ from loaderpool.supervisor.reducers import PayloadPickler
 __all__ = ["Manifest", "list_code"]
 
 # Imported in a supervisor whatever the payload is.
-_ALWAYS_THERE = frozenset({"builtins", "cloudpickle", "loaderpool", "multiprocess", "numpy"})
+_ALWAYS_THERE = frozenset({"builtins", "cloudpickle", "loaderpool", "numpy"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ whoever opens the path anew; a fork that uses an inherited SQLite connection can
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -83,6 +82,8 @@ def _path_of(connection: Any) -> str:
 
 def _globals_of_users() -> Iterator[tuple[str, str, Any]]:
     """Module, name and value of the global variables of all modules but the installed ones."""
+    import sysconfig  # looked at only where such a library is
+
     installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     for module in list(sys.modules.values()):
         # Not by `isinstance` alone: some modules are replaced by objects that import more when they are asked.

@@ -9,10 +9,13 @@ import collections
 import dataclasses
 
 from loaderpool.memory.adoption import is_in_passing, place_of, why_copied
+from loaderpool.memory.arena import Arena
 from loaderpool.memory.datafile import DataFile
+from loaderpool.memory.extents import Extent
+from loaderpool.memory.layout import aligned
 from loaderpool.supervisor.shipping import Shipment
 
-__all__ = ["Placement", "place"]
+__all__ = ["Placement", "place", "put_shipment"]
 
 # Files of one shipment. More would not fit one message to the supervisor (253 descriptors), and each is a descriptor
 # here and there.
@@ -58,3 +61,47 @@ def place(shipment: Shipment) -> Placement:
             reasons[reason or why_copied(buffer) or "it was written to meanwhile"] += buffer.nbytes
     found.copied_because = tuple(f"{nbytes:,} bytes: {reason}" for reason, nbytes in reasons.most_common())
     return found
+
+
+def put_shipment(arena: Arena, shipment: Shipment, placement: Placement | None = None) -> tuple[list[Extent], int, int]:
+    """Copy a shipment into the arena; returns all its extents, and offset and length of its table (see `Payloads`).
+
+    Ownership: the extents are given back when the loader is unloaded; those of an update when the
+    supervisor has read it.
+
+    Args:
+        arena: where to.
+        shipment: what.
+        placement: which of its arrays stand in data files, and are not copied. None: all are copied.
+    """
+    placement = placement or Placement()
+    places: list[tuple[int, int, int]] = []  # part (0: what is copied, then the files), offset in it, length
+    copies = []
+    end = 0
+    for number, buffer in enumerate(shipment.buffers):
+        found = placement.places.get(number)
+        if found is not None:
+            places.append((1 + found[0], found[1], buffer.nbytes))
+            continue
+        places.append((0, end, buffer.nbytes))
+        copies.append((end, buffer.cast("B")))
+        end += aligned(buffer.nbytes)
+    extents = []
+    try:
+        pickled = arena.put(shipment.pickled)
+        extents.append(pickled)
+        arrays = (0, 0)
+        if copies:
+            extent = arena.take(end, "the arrays that function and source hold")
+            extents.append(extent)
+            arrays = (extent.offset, end)
+            for at, flat in copies:
+                arena.map[extent.offset + at : extent.offset + at + flat.nbytes] = flat
+        sizes = [file.nbytes for file in placement.files]
+        table, nbytes = arena.put_object(((pickled.offset, len(shipment.pickled)), arrays, places, sizes))
+    except BaseException:
+        for extent in extents:
+            arena.give_back(extent)
+        raise
+    extents.append(table)
+    return extents, table.offset, nbytes

@@ -1,12 +1,13 @@
 """The worker processes: started, watched for their end and for being stopped, reaped.
 
 They are forked: a worker inherits what the supervisor has loaded, and drops every descriptor that is not its own. Where
-a fork would not be clean (`fork_check`), each is an interpreter of its own (`clean_worker`).
+a fork would not be clean (`fork_check`), each is an interpreter of its own (`clean_start`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -17,13 +18,14 @@ from typing import Protocol
 from loaderpool import machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
-from loaderpool.supervisor.clean_worker import CleanStart
+from loaderpool.supervisor.clean_start import CleanStart
 from loaderpool.supervisor.fork_check import ForkCheck
+from loaderpool.supervisor.forked import ForkedProcess
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.outlet import Outlet
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
-from loaderpool.worker.hygiene import become_worker, serve
+from loaderpool.worker.hygiene import become_worker
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 
 __all__ = ["Processes", "WorkerProcess"]
@@ -86,9 +88,6 @@ class Processes:
         clean_start: CleanStart,
         private: list[int],
     ) -> None:
-        from multiprocess import get_context
-
-        self._context = get_context("fork")
         self._arena, self._poll, self._payloads = arena, poll, payloads
         self._completions, self._socket = completions, to_trainer
         self._fork_check, self._clean_start = fork_check, clean_start
@@ -207,11 +206,7 @@ class Processes:
             worker.process.join()
 
     def _fork(self, number: int, cell: int, tickets: int, tickets_write: int, stacks: StackFile) -> _Process:
-        arguments = (number, cell, tickets, tickets_write, stacks)
-        process = self._context.Process(target=self._main, args=arguments, name=f"worker-{number}")
-        process.start()
-        forked: _Process = process
-        return forked
+        return ForkedProcess(functools.partial(self._main, number, cell, tickets, tickets_write, stacks))
 
     def _exec(self, number: int, cell: int, tickets: int, stacks: StackFile) -> _Process:
         descriptors = {
@@ -236,7 +231,7 @@ class Processes:
                 others.append(other.pidfd)
         become_worker(self._pid, [tickets], others)
         stacks.arm()
-        serve(WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run)
+        WorkerLoop(number, cell, self._arena, channels, self._payloads.loaded).run()
 
 
 def kill(pid: int) -> None:

@@ -11,7 +11,7 @@ from loaderpool.messages import Notice, Order, Status, join32, pack
 __all__ = ["LaneRecords", "LastWords", "LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Ticket:
     """Some work for one worker: a chunk of batches, rows of a batch, or a probe."""
 
@@ -105,7 +105,7 @@ class LastWords(NamedTuple):
     in_generator: bool = False  # a generator was making that item
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class LoaderRecord:
     """A loader that was loaded."""
 
@@ -135,7 +135,7 @@ class LoaderRecord:
     outstanding: int = 0
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class SlotRecord:
     """A slot of a loader's ring."""
 
@@ -149,7 +149,7 @@ class SlotRecord:
     tickets: list[Ticket] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class RunRecord:
     """A run: batches of consecutive epochs that somebody wants."""
 
@@ -186,7 +186,7 @@ class RunRecord:
         return self.first_epoch + batch // self.batches_per_epoch
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class LaneRecords:
     """Generators whose batches take turns: batch k is one of lane k modulo their number."""
 
@@ -196,7 +196,7 @@ class LaneRecords:
     homes: dict[int, int] = dataclasses.field(default_factory=dict)  # the worker in which each stands, by lane
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class WorkerRecord:
     """A worker process."""
 

@@ -5,7 +5,6 @@ The error policy is applied here: a row that fails is left out or replaced.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -225,7 +224,7 @@ def bounds_in(job: Job, rows: int) -> list[tuple[int, int]]:
 
 
 def _of_batch(number: int, failures: list[RowFailure]) -> list[RowFailure]:
-    return [dataclasses.replace(each, batch=number) for each in failures]
+    return [each._replace(batch=number) for each in failures]
 
 
 def _share_arrays(rows: Sequence[Sequence[npt.NDArray[Any]] | None]) -> bool:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
 from loaderpool.plan.randomness import GlobalsWatch, SampleStreams
-from loaderpool.worker.cached import CachedFunction
 from loaderpool.worker.strays import end_stray
+
+if TYPE_CHECKING:
+    from loaderpool.worker.cached import CachedFunction
 
 __all__ = ["Calls", "Maker", "refuse_draws"]
 
 _Result = TypeVar("_Result")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """The probe's result, used when its turn comes instead of a second call."""
 
     epoch: int
-    index: int  # source index of its (first) item
+    source_index: int  # of its (first) item
     result: Any
 
 
@@ -78,6 +78,8 @@ class Calls:
         names = ["fn", "augment"]
         self._cached: CachedFunction | None = None
         if payload["cache"] is not None:
+            from loaderpool.worker.cached import CachedFunction  # most loaders have no cache
+
             self._cached = CachedFunction(self._get, payload["fn"], payload["cache"], cell)
             names.remove("fn")
         self._first: Callable[[int], Any] = self._cached or self._get
@@ -120,7 +122,7 @@ class Calls:
     def take_kept(self, epoch: int, index: int) -> list[Any]:
         """What was kept for this item in this epoch: one result, once, or none."""
         kept = self._kept
-        if kept is None or kept.index != index or kept.epoch != epoch:
+        if kept is None or kept.source_index != index or kept.epoch != epoch:
             return []
         self._kept = None
         return [kept.result]

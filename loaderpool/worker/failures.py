@@ -9,7 +9,7 @@ import os
 import signal
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "LOST_PIPES_STATUS",
@@ -33,8 +33,7 @@ _OWN_PREFIX = "loaderpool"
 _OWN_STACK_FRAME = os.path.join("loaderpool", "worker", "")
 
 
-@dataclasses.dataclass(frozen=True)
-class Original:
+class Original(NamedTuple):
     """An exception taken apart, so that it can be put together again without calling its class."""
 
     cls: type[BaseException]  # its class, or the nearest base of it that travels
@@ -60,8 +59,7 @@ class Failure:
     load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
 
 
-@dataclasses.dataclass(frozen=True)
-class RowFailure:
+class RowFailure(NamedTuple):
     """A row that was left out or replaced."""
 
     failure: Failure

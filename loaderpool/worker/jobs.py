@@ -57,8 +57,7 @@ class Opened(NamedTuple):
     read: Callable[[int], Any] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Filled:
+class Filled(NamedTuple):
     """What was made."""
 
     rows: int
@@ -66,8 +65,7 @@ class Filled:
     oversize: Packing | None = None  # it did not fit the slot; write it elsewhere
 
 
-@dataclasses.dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """What one call of the function told."""
 
     spec: ElementSpec  # of what it returned

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import mmap
 import os
 import select
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool import clock, fault_points, machine
 from loaderpool.memory.arena import Arena
@@ -51,8 +50,7 @@ __all__ = ["WorkerChannels", "WorkerLoop"]
 _LARGE_SLOT_BYTES = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerChannels:
+class WorkerChannels(NamedTuple):
     """The descriptors a worker owns."""
 
     tickets: int  # read end
@@ -61,8 +59,7 @@ class WorkerChannels:
     socket: socket.socket  # the trainer's other end
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     loader: int
     first_epoch: int
     batches_per_epoch: int

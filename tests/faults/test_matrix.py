@@ -193,7 +193,15 @@ class Stage:
         """Nobody is missing, nobody is left over, and the loader beside is whole."""
         self.beside.epoch = 0
         assert read(self.beside) == expected_of("plain")
+        self.beside._book.drop_parked()  # what is made ahead would meet the next cell's fault
+        wait_until(self.is_idle)
         wait_until(lambda: props() == self.props or bool(gc.collect() < 0))  # an error's frames are let go of late
+
+    def is_idle(self) -> bool:
+        """Whether no worker is at anything, not even of a loader that was closed."""
+        session = self.pool.session
+        session.catch_up()
+        return not session.runs and len(session.listeners) == 1
 
     def close(self) -> None:
         self.beside.close()

@@ -72,12 +72,6 @@ ITEMS: list[Any] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _malloc_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What workers do to theirs would change which arrays of this process can be adopted."""
-    monkeypatch.setattr("loaderpool.worker.items._keep_freed_memory", lambda: None)
-
-
 def bundled(items: list[Any], first: int = 0) -> tuple[Frame, list[Any]]:
     """The frame of one batch, and its items as a worker finds them."""
     (frame,) = frames(iter([(first, items)]))

@@ -35,7 +35,7 @@ GOOD = Limits(
     pipe_bytes=65536,
     pipe_pages_soft=16384,
 )
-NEW = {"numpy": "2.4.6", "multiprocess": "0.70.19", "cloudpickle": "3.1.2", "tensorflow": "2.21.0"}
+NEW = {"numpy": "2.4.6", "cloudpickle": "3.1.2", "tensorflow": "2.21.0"}
 
 
 def test_nothing_is_to_be_changed_on_a_good_machine() -> None:

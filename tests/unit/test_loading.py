@@ -15,7 +15,8 @@ from loaderpool import capacity
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.sequence import BatchSequence
-from loaderpool.supervisor.loading import Payloads, put_shipment
+from loaderpool.supervisor.loading import Payloads
+from loaderpool.supervisor.placing import put_shipment
 from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, ship
 
 LOADER = 7

@@ -23,7 +23,8 @@ from loaderpool.errors import UnpicklableError
 from loaderpool.sources import as_source
 from loaderpool.sources.packed import PackedItems
 from loaderpool.supervisor import packing
-from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, ship, unship
+from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, ship
+from loaderpool.supervisor.unshipping import unship
 
 N = 3000
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, Shipment, describe_load_error, ship, unship
+from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, Shipment, ship
+from loaderpool.supervisor.unshipping import describe_load_error, unship
 from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 

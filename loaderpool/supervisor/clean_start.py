@@ -1,0 +1,91 @@
+"""Starts workers that are no forks (`clean_worker`), where a fork would not be clean.
+
+They are slower to start (each imports what the supervisor has imported already) and share no memory with the others but
+what lies in the arena.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from loaderpool.supervisor.loading import Payloads
+
+if TYPE_CHECKING:
+    import subprocess
+
+__all__ = ["CleanProcess", "CleanStart"]
+
+
+class CleanProcess:
+    """A started one, with what the supervisor asks of a `ForkedProcess`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit status, minus the signal's number where one ended it; None: it runs."""
+        return self._process.poll()
+
+    def join(self) -> None:
+        """Reap it. Blocks until it has ended."""
+        self._process.wait()
+
+
+class CleanStart:
+    """Starts workers by exec.
+
+    Runs in: the supervisor. Made before any module of the user's is imported, so that these find the same when they are
+    imported once more.
+
+    Args:
+        start: the supervisor's own settings.
+    """
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._common = {name: start[name] for name in ("path", "argv", "arena", "arena_bytes")}
+        self._common["supervisor_pid"] = os.getpid()
+        self._environment = dict(os.environ)
+        self._directory: str | None = None
+        with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be
+            self._directory = os.getcwd()
+
+    def start(self, number: int, cell: int, descriptors: Mapping[str, int], payloads: Payloads) -> CleanProcess:
+        """Start a worker; it will load what it gets tickets for.
+
+        Args:
+            number: its number.
+            cell: its cell of the board.
+            descriptors: its ends, by the names that `main` knows.
+            payloads: what it shall load.
+
+        Raises:
+            OSError: no memory, no more processes, no descriptors, or no interpreter any more.
+        """
+        import subprocess  # few supervisors ever come here
+
+        from loaderpool import boot
+
+        changes = payloads.changes.file()
+        files = [[loader, *found] for loader, found in payloads.parcels.by_loader().items()]
+        inherited = [self._common["arena"], *descriptors.values(), *([] if changes is None else [changes])]
+        inherited += (file for _, *found in files for file in found)
+        settings = {**self._common, **descriptors, "number": number, "cell": cell, "changes": changes}
+        settings["files"] = files
+        settings["places"] = [(loader, *place) for loader, place in payloads.places.items()]
+        file, nbytes = boot.write_settings(settings)
+        try:
+            process = subprocess.Popen(
+                boot.command("loaderpool.supervisor.clean_worker", file, nbytes, f"loaderpool-worker-{number}"),
+                pass_fds=[file, *inherited],
+                stdin=subprocess.DEVNULL,
+                cwd=self._directory if self._directory and os.path.isdir(self._directory) else None,
+                env=self._environment,
+            )
+        finally:
+            os.close(file)
+        return CleanProcess(process)
