@@ -79,7 +79,7 @@ class Link:
         self._wake = wake
         self._stopped_ns = self._looked_ns = 0
         self._signals: int | None = None  # tells of Ctrl-C
-        self.has_signal = False  # it did while we waited
+        self._ready: frozenset[int] = frozenset()  # descriptors with news, as of the last wait or look
         self._longest_stop_ns = int(fault_points.setting("stopped_s", _STOPPED_S) * 1e9)
         self._stop_look_ms = self._longest_stop_ns // 5_000_000
         try:
@@ -110,11 +110,42 @@ class Link:
             poll = self._make_poll()
             poll.register(room_in, select.POLLOUT)
         ready = poll.poll(_LOOK_MS if self._pidfd is None else self._stop_look_ms)
-        self.has_signal = any(descriptor == signals for descriptor, _ in ready)
+        self._ready = frozenset(descriptor for descriptor, _ in ready)
         if ready:
             self._stopped_ns = 0
         else:
             self._end_if_stopped()
+
+    def look(self) -> None:
+        """Find out what there is now; as `wait`, for who does not wait."""
+        self._ready = frozenset(descriptor for descriptor, _ in self._poll.poll(0))
+
+    # What the last wait or look has found. So a turn costs no system call for what is not there.
+
+    @property
+    def has_signal(self) -> bool:
+        """A Ctrl-C came."""
+        return self._signals in self._ready
+
+    @property
+    def was_woken(self) -> bool:
+        """Somebody has written to the wake pipe."""
+        return self._wake in self._ready
+
+    @property
+    def has_completions(self) -> bool:
+        """There is something to `read`."""
+        return self._completions in self._ready
+
+    @property
+    def has_notices(self) -> bool:
+        """There is something in the socket."""
+        return self.socket.fileno() in self._ready
+
+    @property
+    def has_ended(self) -> bool:
+        """The supervisor is dead; what it and its workers have said may be there without having been seen above."""
+        return self._process.poll() is not None if self._pidfd is None else self._pidfd in self._ready
 
     def read(self, inbox: collections.deque[Words]) -> bool:
         """Put what has arrived on the completion pipe into a deque; whether there may be more."""
@@ -140,14 +171,6 @@ class Link:
             pass  # it is dead: another one will be told anew
         except OSError as error:
             raise PoolBrokenError(f"the arrays' memory could not be handed to the supervisor: {error}") from error
-
-    def has_ended(self) -> bool:
-        """Whether the supervisor is dead."""
-        if self._pidfd is None:
-            return self._process.poll() is not None
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(0))
 
     def reap(self) -> str:
         """The supervisor has ended: end what is left of its process group; returns how it ended."""

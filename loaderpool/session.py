@@ -206,6 +206,7 @@ class Session:
             return
         with InterruptsHeld(), self._turn:
             if not self._has_leader and not self.is_closed and not self._how_broken:
+                self._link.look()
                 self._drain()
                 self._turn.notify_all()
 
@@ -280,12 +281,19 @@ class Session:
         self._wake_leader()
 
     def _drain(self) -> None:
-        """Take in everything that has arrived."""
+        """Take in everything that the link has seen arrive."""
         link = self._link
-        has_ended = link.has_ended()  # asked first: what was written before is read below
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
-        self._take_in(link)
+        has_ended = link.has_ended  # known before what was written until then is read
+        if link.was_woken:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+        if has_ended:
+            self._take_in(link)
+        else:
+            if link.has_completions or self._inbox:
+                self._read_pipe(link)
+            if link.has_notices:
+                self._drain_socket()
         if self.pipe.has_unsent:
             self.pipe.flush()
         self.run_todo()
@@ -294,12 +302,16 @@ class Session:
 
     def _take_in(self, link: Link) -> None:
         """Read the pipe and the socket, and hand each message to whom it concerns."""
-        inbox = self._inbox
-        while link.read(inbox) or inbox:
+        self._read_pipe(link)
+        self._drain_socket()
+
+    def _read_pipe(self, link: Link) -> None:
+        inbox, has_more = self._inbox, True
+        while has_more:
+            has_more = link.read(inbox)
             fault_points.reach("trainer.taken_in")
             while inbox:
                 self._dispatch(inbox.popleft(), None)
-        self._drain_socket()
 
     def _drain_socket(self) -> None:
         while (received := receive_notice(self._link.socket)) is not None:

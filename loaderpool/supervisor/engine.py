@@ -229,7 +229,8 @@ class Supervisor:
             return self._state.on_load_failed(load.loader)
         finally:
             self._arena.board.loading = 0
-        gc.collect()
+        if gc.get_freeze_count():  # what the first payload's imports have left in cycles is not worth the wait
+            gc.collect()
         gc.freeze()  # so that a worker's collections do not write to, and so copy, these pages
         return self._state.on_loaded(load.loader)
 

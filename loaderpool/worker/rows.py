@@ -26,8 +26,8 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 # Python scalars that are a dtype's own values.
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 # Blocks are checked by calls that loop in C: a loop of Python over the rows costs as much as writing them.
-_SHAPE, _NDIM, _BASE = operator.attrgetter("shape"), operator.attrgetter("ndim"), operator.attrgetter("base")
-_ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
+_SHAPE, _BASE = operator.attrgetter("shape"), operator.attrgetter("base")
+_ONLY_ARRAYS = {np.ndarray}
 
 
 class ReusedBuffer(Exception):
@@ -186,27 +186,30 @@ class RowWriter:
                 array[row] = self._converter.leaf(value, component, indices[0])
             return False
         if set(map(type, values)) == _ONLY_ARRAYS and self._are_alike(values, shape):
-            # Results that look at no memory but their own can wait for their block.
-            if set(map(type, map(_BASE, values))) != _ONLY_NONE:
+            if not _own_their_memory(values):
                 raise ReusedBuffer
             if shape:
                 try:
                     self._join(array, row, values, shape)
                     return True
-                except TypeError:  # another dtype: not "equiv"
+                except (TypeError, ValueError):  # another dtype: not "equiv"; or other dimensions
                     pass
         self._write_converted(component, array, row, values, indices)
         return False
 
     @staticmethod
     def _are_alike(values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> bool:
+        """Whether all have this shape; of a single axis its length, where `_join` refuses what has more."""
         if len(shape) == 1:
-            return set(map(_NDIM, values)) == {1} and set(map(len, values)) == set(shape)
+            try:
+                return set(map(len, values)) == set(shape)
+            except TypeError:  # no axis at all
+                return False
         return set(map(_SHAPE, values)) == {shape}
 
     @staticmethod
     def _join(array: npt.NDArray[Any], row: int, values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> None:
-        """One call in C for all rows; raises TypeError where a dtype differs."""
+        """One call in C for all rows; raises TypeError where a dtype differs, ValueError where dimensions do."""
         count = len(values)
         joined = array[row : row + count].reshape(count * shape[0], *shape[1:])
         np.concatenate(values, out=joined, casting="equiv")
@@ -238,6 +241,14 @@ def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     return len(actual) == len(expected) and all(
         static is None or static == size for static, size in zip(expected, actual, strict=True)
     )
+
+
+def _own_their_memory(values: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether no result looks at memory but its own, so that all can wait for their block."""
+    try:
+        return list(map(_BASE, values)).count(None) == len(values)
+    except ValueError:  # a base is an array, which cannot say whether it equals None
+        return False
 
 
 def _come_again(columns: Sequence[Sequence[Any]]) -> bool:

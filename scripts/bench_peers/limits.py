@@ -4,6 +4,7 @@
 - rows: the same, writing the rows into as many reused buffers as the loader has slots (the limit of memory).
 - ideal: for work that waits, by arithmetic.
 - from_generator: yields one ready-made batch, 64-byte aligned, so that TensorFlow does not even copy it.
+- waiting: the same at loaderpool's rate: its threads sleep and wake between batches, as they do with a loader.
 - from_tensors: `from_tensors(batch).repeat()`, which is TensorFlow's own iteration.
 - interpreter: a bare one that imports NumPy and cloudpickle.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -125,6 +127,27 @@ def from_generator(work: Work, view: str, window: Window) -> Measured:
     return max(found, key=lambda measured: measured.figures["rate"])
 
 
+def waiting(work: Work, view: str, window: Window) -> Measured:
+    """As `from_generator` with `prefetch`, at the rate at which loaderpool delivered: what waiting itself costs it."""
+    import tensorflow as tf
+
+    @contextmanager
+    def dataset(work: Work, workers: int) -> Iterator[Any]:
+        ready, pause_s = ready_batch(work), 1 / window.facts["rate"]
+
+        def generate() -> Iterator[Array]:
+            due = time.perf_counter()
+            while True:
+                due += pause_s
+                time.sleep(max(0.0, due - time.perf_counter()))
+                yield ready
+
+        signature = tf.TensorSpec(work.batch_shape, tf.as_dtype(work.dtype))
+        yield tf.data.Dataset.from_generator(generate, output_signature=signature).prefetch(2)
+
+    return _measure_ready(dataset, work, view, window)
+
+
 def from_tensors(work: Work, view: str, window: Window) -> Measured:
     import tensorflow as tf
 
@@ -146,5 +169,5 @@ def _measure_ready(dataset: Any, work: Work, view: str, window: Window) -> Measu
 
 
 LIMITS: dict[str, Callable[[Work, str, Window], Measured]] = {
-    limit.__name__: limit for limit in (bare, rows, ideal, from_generator, from_tensors)
+    limit.__name__: limit for limit in (bare, rows, ideal, from_generator, waiting, from_tensors)
 }

@@ -113,6 +113,7 @@ def _run(
     result.busy_cpus = max(result.busy_cpus, busy)
     if result.contestant == "loaderpool":
         facts.update(measured["facts"])
+        facts.update({"rate": measured["figures"]["rate"]} if "rate" in measured["figures"] else {})
     emit({**event, **measured})
 
 

@@ -64,7 +64,7 @@ def _rates() -> list[Row]:
     add("tiny1", "tf", ("from_tensors", "from_generator"), tf)
     add("tiny1", "function", ("from_tensors", "from_generator"), ())
     add("wide", "own", ("rows", "serial"), own, is_quick=True, is_gross=True)
-    add("wide", "tf", ("rows", "from_generator"), tf, is_quick=True)
+    add("wide", "tf", ("rows", "from_generator", "waiting"), tf, is_quick=True)
     waiting = ("torch", "spdl", "joblib", "keras")
     # A worker makes a batch in 0.3 s, and 256 of them take seconds to start.
     add("io16", "own", ("ideal",), waiting, seconds=3.0, warm_s=1.5)

@@ -65,3 +65,17 @@ def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
 
     with SavedGlobals(), pytest.raises(ValueError, match="2"):
         calls_of(int).watched(work)
+
+
+@pytest.mark.parametrize(
+    "source", [range(20), range(3, 60, 2), range(10, -10, -1), range(1, 21), list(range(20))], ids=str
+)
+@pytest.mark.parametrize("fn", [None, str])
+def test_a_range_gives_what_its_index_has(source: Any, fn: Any) -> None:
+    calls = Calls(check_arguments(lp.Loader(source, fn, workers=0)._arguments).payload)
+    results: list[Any] = []
+    calls.samples(0, range(4), [5, 0, 19, 7], results)
+    assert results == [(fn or int)(source[index]) for index in (5, 0, 19, 7)]
+    calls.read_by({5: "other"}.__getitem__)
+    calls.samples(0, range(1), [5], results)
+    assert results[-1] == "other"

@@ -134,3 +134,27 @@ def test_a_container_whose_last_filling_is_wrong_is_told_before_a_wrong_row_is_n
 def test_a_wrong_row_among_containers_of_their_own_is_named() -> None:
     with pytest.raises(SpecMismatchError, match="index 2"):
         write(lambda index: {"x": None if index == 2 else index})
+
+
+@pytest.mark.parametrize(
+    "odd", [np.zeros((2, 3)), np.zeros((2, 1)), np.array(1.0), np.zeros(3), np.zeros(0)], ids=np.shape
+)
+def test_arrays_of_another_shape_are_left_to_be_written_one_by_one(odd: Any) -> None:
+    for odd_rows in ({2}, {1, 2, 3}):
+        with pytest.raises(ReusedBuffer):  # who then writes them alone names the row
+            write(lambda index, rows=odd_rows: odd.copy() if index in rows else np.full(2, float(index)))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda: np.zeros(4)[:2],
+        lambda: np.zeros(1)[:1],
+        lambda: np.frombuffer(bytearray(16)),
+        lambda: np.zeros((1, 2))[0],
+    ],
+    ids=["slice", "of one number", "of bytes", "row"],
+)
+def test_arrays_that_look_at_memory_of_others_do_not_wait(view: Callable[[], Any]) -> None:
+    with pytest.raises(ReusedBuffer):
+        write(lambda index: view())
