@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
 from loaderpool.errors import WorkersNotForkedWarning
-from loaderpool.supervisor.fork_check import ForkObstacle
+
+if TYPE_CHECKING:
+    from loaderpool.supervisor.fork_check import ForkObstacle
 
 __all__ = ["level_outside", "warn_of"]
 

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from loaderpool import clock, fault_points, interrupts, machine
 from loaderpool.attachments import Attachment, Lost, read_attachment, receive_notice
@@ -27,8 +27,10 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.memory.lease import ReturnPipe
 from loaderpool.messages import Control, Notice, Words, pack
-from loaderpool.supervisor.fork_check import ForkObstacle
 from loaderpool.supervisor.restart_limit import RestartLimit
+
+if TYPE_CHECKING:
+    from loaderpool.supervisor.fork_check import ForkObstacle
 
 __all__ = ["Listener", "Session", "WorkerRecord", "close_all", "live_sessions"]
 
