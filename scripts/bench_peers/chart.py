@@ -34,7 +34,7 @@ def draw(results: Results, file: Path, caption: str) -> None:
             axis.axis("off")
     figure.tight_layout(rect=(0, 0.4 / lines / 2.6, 1, 1))
     figure.text(0.01, 0.002, textwrap.fill(caption, 220), fontsize=7, color="#555555")
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=80)
     pyplot.close(figure)
 
 
@@ -61,8 +61,8 @@ def _draw_row(axis: Any, results: Results, row: Row) -> None:
         axis.set_xscale("log")
     for place, result in enumerate(found):
         axis.annotate(
-            value_text(result).partition(" [")[0], (values[place], place), (4, 0), textcoords="offset points",
-            va="center", fontsize=6.5,
+            value_text(result).partition(" [")[0], (values[place] + high[place], place), (4, 0),
+            textcoords="offset points", va="center", fontsize=6.5,
         )  # fmt: skip
     axis.margins(x=0.2)
     axis.tick_params(labelsize=7)

@@ -4,8 +4,9 @@
         ──▶ peers ▸ limits ▸ loaderpool           round 2, the other way round
         ──▶ …
 
-A row is run through all its rounds before the next one, so that a drift of the machine meets its contestants alike. A
-peer that is far behind the best one in the first round is not run again: its place is known.
+A row is run through all its rounds before the next one, so that a drift of the machine meets its contestants alike.
+Of the peers all run in the first round, and the best one in the others: the place of the rest is known. In tf.data only
+those run that were among the best of the same work in their own view, which is what they bring there.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ __all__ = ["Pace", "Result", "Results", "run_rows"]
 # Importing TensorFlow and torch on a busy machine takes some ten seconds; a hang is named, not waited for.
 TIMEOUT_S = 90.0
 MEMORY_TIMEOUT_S = 240.0
-# A peer this far behind the best one of its row in the first round is not run again.
-FAR_BEHIND = 0.5
+# Of the peers' own views, so many are measured in tf.data, too.
+TRIED_IN_TF = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
     """How thoroughly a row is measured."""
 
-    rounds: int = 3
+    rounds: int = 2
     shorter: float = 1.0  # windows are divided by this
     patience_s: float = 0.0  # how long each run waits for a quiet machine
 
@@ -80,12 +81,13 @@ def run_rows(
     facts: dict[str, float] = {}
     for row in rows:
         names = [name for name in row.contestants if name not in row.peers or wanted(name)]
+        names = [name for name in names if name not in _beaten(row, results)]
         found = {name: results.setdefault((row.key, name), Result(row, name)) for name in names}
         rounds = 1 if row.is_once else pace.rounds
         for number in range(rounds):
             for name in names if number % 2 == 0 else reversed(names):
                 result = found[name]
-                if result.failure is None and (number == 0 or not _is_far_behind(result, found.values(), row)):
+                if result.failure is None and (number == 0 or not _is_settled(result, found.values(), row)):
                     _run(row, result, number, pace, facts, emit)
         _progress(row, found.values())
     return results
@@ -117,12 +119,24 @@ def _run(
     emit({**event, **measured})
 
 
-def _is_far_behind(result: Result, others: Iterable[Result], row: Row) -> bool:
-    if result.contestant not in row.peers:
-        return False
-    figures = [other.best(row.figure) for other in others if other.contestant in row.peers and other.rounds]
-    own = result.best(row.figure)
-    return own < FAR_BEHIND * max(figures) if row.figure == "rate" else own > min(figures) / FAR_BEHIND
+def _is_settled(result: Result, others: Iterable[Result], row: Row) -> bool:
+    """Whether it is a peer, and was not the best one of the first round."""
+    ranking = _ranking(row, others)
+    return result.contestant in row.peers and result is not ranking[0]
+
+
+def _beaten(row: Row, results: Results) -> set[str]:
+    """Peers whose own view was not among the best, where a row is about the same work in tf.data."""
+    if row.kind != "rate" or row.view == "own":
+        return set()
+    own = [result for (key, _), result in results.items() if key == f"{row.name}/own"]
+    return {result.contestant for result in _ranking(row, own)[TRIED_IN_TF:]} - {*row.always}
+
+
+def _ranking(row: Row, results: Iterable[Result]) -> list[Result]:
+    """The peers among them by their first round, the best one first."""
+    peers = [result for result in results if result.contestant in row.peers and result.rounds]
+    return sorted(peers, key=lambda result: result.rounds[0][row.figure], reverse=row.figure == "rate")
 
 
 def _one_line(text: str) -> str:

@@ -245,13 +245,24 @@ def test_requirements_are_blocks_without_comments(bench: Any) -> None:
     assert bench.environment.requirements(text) == (["a==1", "b==2"], ["c==3", "d==4"])
 
 
-def test_a_peer_far_behind_the_best_is_not_run_again_but_a_limit_is(bench: Any) -> None:
-    results = results_of(bench, "cpu/tf", loaderpool=10.0, bare=1.0, torch=8.0, grain=5.0, ray=3.0)
+def test_of_the_peers_only_the_best_of_the_first_round_is_run_again(bench: Any) -> None:
+    results = results_of(bench, "cpu/tf", loaderpool=10.0, bare=1.0, torch=8.0, grain=5.0, ray=None, joblib=9.0)
     row = results["cpu/tf", "bare"].row
-    behind = {
-        result.contestant for result in results.values() if bench.rounds._is_far_behind(result, results.values(), row)
+    results["cpu/tf", "joblib"].rounds.append({"rate": 1.0})  # only the first counts here
+    settled = {
+        result.contestant for result in results.values() if bench.rounds._is_settled(result, results.values(), row)
     }
-    assert behind == {"ray"}
+    assert settled == {"torch", "grain", "ray"}
+
+
+def test_in_tf_data_only_peers_are_run_whose_own_view_was_among_the_best(bench: Any) -> None:
+    own = results_of(
+        bench, "wide/own", loaderpool=10.0, rows=1.0, torch=1.0, grain=9.0, spdl=8.0, mpire=7.5, joblib=7.0, keras=None
+    )
+    rows = {row.key: row for row in bench.rows.ROWS}
+    assert bench.rounds._beaten(rows["wide/tf"], own) == {"joblib"}
+    for other in ("wide/own", "cpu/tf", "gap/tf"):
+        assert bench.rounds._beaten(rows[other], own) == set()
 
 
 def test_a_failure_is_told_in_a_line(bench: Any) -> None:
