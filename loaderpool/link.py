@@ -79,7 +79,7 @@ class Link:
         self._wake = wake
         self._stopped_ns = self._looked_ns = 0
         self._signals: int | None = None  # tells of Ctrl-C
-        self._ready: frozenset[int] = frozenset()  # descriptors with news, as of the last wait or look
+        self._ready: dict[int, int] = {}  # descriptors with news, as of the last wait or look
         self._longest_stop_ns = int(fault_points.setting("stopped_s", _STOPPED_S) * 1e9)
         self._stop_look_ms = self._longest_stop_ns // 5_000_000
         try:
@@ -109,16 +109,15 @@ class Link:
         if room_in is not None:
             poll = self._make_poll()
             poll.register(room_in, select.POLLOUT)
-        ready = poll.poll(_LOOK_MS if self._pidfd is None else self._stop_look_ms)
-        self._ready = frozenset(descriptor for descriptor, _ in ready)
-        if ready:
+        self._ready = dict(poll.poll(_LOOK_MS if self._pidfd is None else self._stop_look_ms))
+        if self._ready:
             self._stopped_ns = 0
         else:
             self._end_if_stopped()
 
     def look(self) -> None:
         """Find out what there is now; as `wait`, for who does not wait."""
-        self._ready = frozenset(descriptor for descriptor, _ in self._poll.poll(0))
+        self._ready = dict(self._poll.poll(0))
 
     # What the last wait or look has found. So a turn costs no system call for what is not there.
 

@@ -289,25 +289,18 @@ class Session:
         if link.was_woken:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-        if has_ended:
-            self._take_in(link)
-        else:
-            if link.has_completions or self._inbox:
-                self._read_pipe(link)
-            if link.has_notices:
-                self._drain_socket()
+        if has_ended or link.has_completions or self._inbox:
+            self._read_pipe(link)
+        if has_ended or link.has_notices:
+            self._drain_socket()
         if self.pipe.has_unsent:
             self.pipe.flush()
         self.run_todo()
         if has_ended and not self.is_closed and not self._how_broken:
             self._replace_supervisor(link)
 
-    def _take_in(self, link: Link) -> None:
-        """Read the pipe and the socket, and hand each message to whom it concerns."""
-        self._read_pipe(link)
-        self._drain_socket()
-
     def _read_pipe(self, link: Link) -> None:
+        """Hand each message to whom it concerns."""
         inbox, has_more = self._inbox, True
         while has_more:
             has_more = link.read(inbox)
@@ -340,7 +333,8 @@ class Session:
         """The supervisor died: see the rest of what it and its workers said, then have another one go on."""
         how = old.reap()
         old.end_workers(self.workers.values())
-        self._take_in(old)
+        self._read_pipe(old)
+        self._drain_socket()
         self._last_indices = self._indices_at_work()
         self.workers.clear()
         if self._gave_up or not self._may_go_on(how):

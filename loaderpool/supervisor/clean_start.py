@@ -16,24 +16,7 @@ from loaderpool.supervisor.loading import Payloads
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["CleanProcess", "CleanStart"]
-
-
-class CleanProcess:
-    """A started one, with what the supervisor asks of a `ForkedProcess`."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-
-    @property
-    def exitcode(self) -> int | None:
-        """Its exit status, minus the signal's number where one ended it; None: it runs."""
-        return self._process.poll()
-
-    def join(self) -> None:
-        """Reap it. Blocks until it has ended."""
-        self._process.wait()
+__all__ = ["CleanStart"]
 
 
 class CleanStart:
@@ -54,7 +37,9 @@ class CleanStart:
         with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be
             self._directory = os.getcwd()
 
-    def start(self, number: int, cell: int, descriptors: Mapping[str, int], payloads: Payloads) -> CleanProcess:
+    def start(
+        self, number: int, cell: int, descriptors: Mapping[str, int], payloads: Payloads
+    ) -> subprocess.Popen[bytes]:
         """Start a worker; it will load what it gets tickets for.
 
         Args:
@@ -79,7 +64,7 @@ class CleanStart:
         settings["places"] = [(loader, *place) for loader, place in payloads.places.items()]
         file, nbytes = boot.write_settings(settings)
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 boot.command("loaderpool.supervisor.clean_worker", file, nbytes, f"loaderpool-worker-{number}"),
                 pass_fds=[file, *inherited],
                 stdin=subprocess.DEVNULL,
@@ -88,4 +73,3 @@ class CleanStart:
             )
         finally:
             os.close(file)
-        return CleanProcess(process)

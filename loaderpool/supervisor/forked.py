@@ -12,7 +12,7 @@ __all__ = ["ForkedProcess"]
 
 
 class ForkedProcess:
-    """A forked one, from its first line to its exit status.
+    """A forked one, from its first line to its exit status; what is asked of it is named as in `subprocess.Popen`.
 
     By `os.fork` itself: a library for it costs its import in every supervisor
     (docs/decisions/0018-workers-are-forked-plainly.md).
@@ -26,28 +26,25 @@ class ForkedProcess:
 
     def __init__(self, run: Callable[[], None]) -> None:
         machine.flush_standard_streams()  # or both would write what waits in them
-        self._exitcode: int | None = None
+        self._status: int | None = None
         self.pid = os.fork()
         if not self.pid:
             serve(run)
 
-    @property
-    def exitcode(self) -> int | None:
+    def poll(self) -> int | None:
         """Its exit status, minus the signal's number where one ended it; None: it runs."""
-        if self._exitcode is None:
-            self._reap(os.WNOHANG)
-        return self._exitcode
+        return self._reap(os.WNOHANG)
 
-    def join(self) -> None:
-        """Reap it. Blocks until it has ended."""
-        if self._exitcode is None:
-            self._reap(0)
+    def wait(self) -> int | None:
+        """The same, once it has ended. Blocks until then."""
+        return self._reap(0)
 
-    def _reap(self, options: int) -> None:
-        try:
-            pid, status = os.waitpid(self.pid, options)
-        except ChildProcessError:  # it is gone, and how it ended was told to somebody else (or SIGCHLD is ignored)
-            self._exitcode = 0
-            return
-        if pid:
-            self._exitcode = os.waitstatus_to_exitcode(status)
+    def _reap(self, options: int) -> int | None:
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # how it ended was told to somebody else, or SIGCHLD is ignored
+                self._status = 0
+            else:
+                self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status

@@ -32,14 +32,13 @@ __all__ = ["Processes", "WorkerProcess"]
 
 
 class _Process(Protocol):
-    """What is asked of a process, however it was started."""
+    """What is asked of a process, however it was started: a `subprocess.Popen`, or a fork that answers as one."""
 
     pid: int
 
-    @property
-    def exitcode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
 
-    def join(self) -> None: ...
+    def wait(self) -> int | None: ...
 
 
 class WorkerProcess:
@@ -60,7 +59,7 @@ class WorkerProcess:
     @property
     def has_ended(self) -> bool:
         """Whether it is dead, reaped or not."""
-        return self.process.exitcode is not None
+        return self.process.poll() is not None
 
 
 class Processes:
@@ -149,7 +148,7 @@ class Processes:
     def bury(self, worker: WorkerProcess) -> None:
         """Reap a worker that has ended, and close what the supervisor held of it but its stacks."""
         del self.by_number[worker.number]
-        worker.process.join()
+        worker.process.wait()
         if worker.pidfd is not None:
             del self.by_pidfd[worker.pidfd]
             self._poll.unregister(worker.pidfd)
@@ -166,7 +165,7 @@ class Processes:
             sending=board.read(cell, Field.SENDING),
             status=board.read(cell, Field.STATUS),
             source_index=index - 1 if index else None,
-            exit_code=worker.process.exitcode or 0,
+            exit_code=worker.process.poll() or 0,
             has_begun=board.read(cell, Field.PID) == worker.pid,
             in_setup=bool(board.read(cell, Field.IN_SETUP)),
             in_generator=bool(board.read(cell, Field.IN_GENERATOR)),
@@ -203,7 +202,7 @@ class Processes:
         for worker in self:
             kill(worker.pid)
         for worker in self:
-            worker.process.join()
+            worker.process.wait()
 
     def _fork(self, number: int, cell: int, tickets: int, tickets_write: int, stacks: StackFile) -> _Process:
         return ForkedProcess(functools.partial(self._main, number, cell, tickets, tickets_write, stacks))

@@ -235,8 +235,8 @@ class Calls:
             results: list[Any] = []
             self.samples(epoch, positions[:1], indices[:1], results)
             return results[0]
-        for kept in self.take_kept(epoch, indices[0]):
-            return kept
+        if kept := self.take_kept(epoch, indices[0]):
+            return kept[0]
         keywords: dict[str, Any] = {}
         if self._seeds_globals:
             self._streams.seed_globals(epoch, positions[0], batch=True)

@@ -27,7 +27,7 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 # Blocks are checked by calls that loop in C: a loop of Python over the rows costs as much as writing them.
 _SHAPE, _BASE = operator.attrgetter("shape"), operator.attrgetter("base")
-_ONLY_ARRAYS = {np.ndarray}
+_ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
 
 
 class ReusedBuffer(Exception):
@@ -186,7 +186,8 @@ class RowWriter:
                 array[row] = self._converter.leaf(value, component, indices[0])
             return False
         if set(map(type, values)) == _ONLY_ARRAYS and self._are_alike(values, shape):
-            if not _own_their_memory(values):
+            # Results that look at no memory but their own can wait for their block.
+            if set(map(type, map(_BASE, values))) != _ONLY_NONE:
                 raise ReusedBuffer
             if shape:
                 try:
@@ -241,14 +242,6 @@ def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     return len(actual) == len(expected) and all(
         static is None or static == size for static, size in zip(expected, actual, strict=True)
     )
-
-
-def _own_their_memory(values: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether no result looks at memory but its own, so that all can wait for their block."""
-    try:
-        return list(map(_BASE, values)).count(None) == len(values)
-    except ValueError:  # a base is an array, which cannot say whether it equals None
-        return False
 
 
 def _come_again(columns: Sequence[Sequence[Any]]) -> bool:

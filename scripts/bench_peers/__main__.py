@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = _choose_rows(options, parser)
     peers = _choose_peers(options, parser)
     pace = Pace(
-        rounds=options.rounds or (1 if options.quick or options.gross else 2),
+        rounds=options.rounds or (1 if options.quick or options.gross else Pace.rounds),
         shorter=2.0 if options.quick or options.gross else 1.0,
         patience_s=options.patience,
     )

@@ -105,47 +105,42 @@ def ready_batch(work: Work) -> Array:
 
 def from_generator(work: Work, view: str, window: Window) -> Measured:
     """With `prefetch` and without; the faster one counts."""
-    import tensorflow as tf
 
-    def make(prefetch: int) -> Any:
-        @contextmanager
-        def dataset(work: Work, workers: int) -> Iterator[Any]:
-            ready = ready_batch(work)
-
-            def generate() -> Iterator[Array]:
-                while True:
-                    yield ready
-
-            signature = tf.TensorSpec(work.batch_shape, tf.as_dtype(work.dtype))
-            made = tf.data.Dataset.from_generator(generate, output_signature=signature)
-            yield made.prefetch(prefetch) if prefetch else made
-
-        return dataset
+    def always(ready: Array) -> Iterator[Array]:
+        while True:
+            yield ready
 
     half = Window(window.seconds / 2, window.warm_s / 2, window.facts)
-    found = [_measure_ready(make(prefetch), work, view, half) for prefetch in (0, 2)]
+    found = [_measure_ready(_generated(always, prefetch), work, view, half) for prefetch in (0, 2)]
     return max(found, key=lambda measured: measured.figures["rate"])
 
 
 def waiting(work: Work, view: str, window: Window) -> Measured:
     """As `from_generator` with `prefetch`, at the rate at which loaderpool delivered: what waiting itself costs it."""
+    pause_s = 1 / window.facts["rate"]
+
+    def in_time(ready: Array) -> Iterator[Array]:
+        due = time.perf_counter()
+        while True:
+            due += pause_s
+            time.sleep(max(0.0, due - time.perf_counter()))
+            yield ready
+
+    return _measure_ready(_generated(in_time, 2), work, view, window)
+
+
+def _generated(generate: Callable[[Array], Iterator[Array]], prefetch: int) -> Any:
+    """The ready batch through `from_generator`, as a peer's `tf`."""
     import tensorflow as tf
 
     @contextmanager
     def dataset(work: Work, workers: int) -> Iterator[Any]:
-        ready, pause_s = ready_batch(work), 1 / window.facts["rate"]
-
-        def generate() -> Iterator[Array]:
-            due = time.perf_counter()
-            while True:
-                due += pause_s
-                time.sleep(max(0.0, due - time.perf_counter()))
-                yield ready
-
+        ready = ready_batch(work)
         signature = tf.TensorSpec(work.batch_shape, tf.as_dtype(work.dtype))
-        yield tf.data.Dataset.from_generator(generate, output_signature=signature).prefetch(2)
+        made = tf.data.Dataset.from_generator(lambda: generate(ready), output_signature=signature)
+        yield made.prefetch(prefetch) if prefetch else made
 
-    return _measure_ready(dataset, work, view, window)
+    return dataset
 
 
 def from_tensors(work: Work, view: str, window: Window) -> Measured:

@@ -80,8 +80,8 @@ def run_rows(
     results: Results = {}
     facts: dict[str, float] = {}
     for row in rows:
-        names = [name for name in row.contestants if name not in row.peers or wanted(name)]
-        names = [name for name in names if name not in _beaten(row, results)]
+        beaten = _beaten(row, results)
+        names = [name for name in row.contestants if name not in row.peers or (wanted(name) and name not in beaten)]
         found = {name: results.setdefault((row.key, name), Result(row, name)) for name in names}
         rounds = 1 if row.is_once else pace.rounds
         for number in range(rounds):
@@ -114,8 +114,7 @@ def _run(
     result.facts.update(measured["facts"])
     result.busy_cpus = max(result.busy_cpus, busy)
     if result.contestant == "loaderpool":
-        facts.update(measured["facts"])
-        facts.update({"rate": measured["figures"]["rate"]} if "rate" in measured["figures"] else {})
+        facts.update(measured["facts"] | measured["figures"])
     emit({**event, **measured})
 
 

@@ -24,7 +24,7 @@ def is_empty(number: int, lengths: list[int]) -> bool:
     return batch >= lengths[lane]
 
 
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(lengths=LENGTHS, in_order=st.booleans(), beyond=st.integers(1, 3), data=st.data())
 def test_each_batch_comes_once_and_a_lanes_in_their_order(
     lengths: list[int], in_order: bool, beyond: int, data: st.DataObject

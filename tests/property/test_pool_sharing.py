@@ -42,7 +42,7 @@ def check_all_slots_free(pool: HandPool) -> None:
     assert not pool.ring.lender.lent
 
 
-@settings(max_examples=80)
+@settings(max_examples=120)
 @given(
     data=st.data(),
     seed=st.integers(0, 1000),
