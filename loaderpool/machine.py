@@ -15,7 +15,7 @@ import resource
 import signal
 import sys
 
-from loaderpool import fault_points
+from loaderpool import fault_points, malloc
 from loaderpool.errors import MemoryLimitError
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "raise_descriptor_limit",
     "raise_oom_score",
     "reserve",
-    "restore_malloc_thresholds",
     "return_pages",
     "start_time",
     "thread_ids",
@@ -47,11 +46,7 @@ _PR_SET_PDEATHSIG = 1
 _F_GETPIPE_SZ = 1032
 _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_GLIBC_DEFAULT_TRIM = 128 * 1024
 _MAP_FIXED = 0x10
-_CHUNK_HEADER_BYTES = 16  # of glibc's malloc: the size before, and the chunk's own with three flags
-_IS_MMAPPED = 2
 
 
 def create_memory_file(name: str) -> int:
@@ -223,23 +218,6 @@ def process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def restore_malloc_thresholds() -> bool:
-    """Put glibc's mmap and trim thresholds back to where large NumPy arrays are cheap.
-
-    The first `from_generator` of a process sets both to 128 KiB for good (TensorFlow's answer to its issue 65675);
-    large arrays then cost a page fault per page each time. Returns False where there is no glibc.
-    """
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-    except OSError:
-        return False
-    largest_dynamic = 32 * 1024 * 1024  # glibc's own upper bound for the sliding threshold
-    return bool(
-        libc.mallopt(ctypes.c_int(_M_MMAP_THRESHOLD), ctypes.c_int(largest_dynamic))
-        and libc.mallopt(ctypes.c_int(_M_TRIM_THRESHOLD), ctypes.c_int(2 * largest_dynamic))
-    )
-
-
 def thread_ids() -> frozenset[int]:
     """Ids of this process's threads beside the main one, those of C libraries too where the kernel lists them."""
     try:
@@ -333,12 +311,7 @@ def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
     """
     if not LINUX:
         return "only Linux can move it"
-    page = mmap.PAGESIZE
-    if address % page != _CHUNK_HEADER_BYTES:
-        return "it does not lie on pages of its own"
-    before, size = (int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8))
-    spare = address - _CHUNK_HEADER_BYTES + size - _IS_MMAPPED - (address + nbytes)
-    if before or size % page != _IS_MMAPPED or not 0 <= spare < 2 * page:
+    if not malloc.has_own_mapping(address, nbytes):
         return "it does not lie on pages of its own"
     try:
         with open("/proc/self/status") as file:

@@ -21,8 +21,8 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 FLOORS = (
     {
         "boot", "bucket_settings", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec",
-        "interrupts", "item_names", "leaf_summary", "leaves", "machine", "messages", "ragged", "receiving", "role",
-        "sending", "signatures", "sketch", "spec", "structure", "whole_numbers", "worker_info",
+        "interrupts", "item_names", "leaf_summary", "leaves", "machine", "malloc", "messages", "ragged", "receiving",
+        "role", "sending", "signatures", "sketch", "spec", "structure", "whole_numbers", "worker_info",
     },
     {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},

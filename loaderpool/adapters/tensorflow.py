@@ -24,13 +24,12 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-from loaderpool import interrupts
+from loaderpool import interrupts, malloc
 from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.delivery import data_bytes
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, StateError
-from loaderpool.machine import restore_malloc_thresholds
 from loaderpool.passes import Pass
 from loaderpool.reading import Reading
 
@@ -144,19 +143,20 @@ _restores_malloc = False
 
 
 def restore_malloc() -> bool:
-    """Large NumPy arrays are as cheap again as before `from_generator` ran; a switch for the whole process.
+    """Large NumPy arrays are as cheap again as before another `from_generator` ran; a switch for the whole process.
 
-    The first `from_generator` of a process, ours or any other, has glibc return every block above 128 KiB to the system
-    at once (TensorFlow's answer to memory growth, its issue 65675), so that each new array of that size pays a page
-    fault per page. Called once, before or after `as_dataset`, this puts the thresholds back whenever an iterator of a
-    loader begins. The price: memory that was freed stays with the process for longer.
+    The first `from_generator` of a process has glibc return every block above 128 KiB to the system at once
+    (TensorFlow's answer to memory growth, its issue 65675), so that each new array or tensor of that size pays a page
+    fault per page. Where that one is a loader's, `as_dataset` puts the thresholds back. Where it was another one, or
+    `MALLOC_MMAP_THRESHOLD_` is set, they stay, unless this is called once, before `as_dataset` or after. The price:
+    memory that was freed stays with the process for longer.
 
     Returns:
         Whether there was something to set; False without glibc (musl, macOS).
     """
     global _restores_malloc
     _restores_malloc = True
-    return restore_malloc_thresholds()
+    return malloc.keep_freed_blocks()
 
 
 def _options(wire: Wire, checkpointable: bool) -> Any:
@@ -187,13 +187,14 @@ class _Elements:
         self._epochs = epochs
         self._first_batches = first_batches  # of its first epoch, as its length has it
         self._has_length = has_length
+        self._leaves_malloc = malloc.keeps_freed_blocks()
 
     def __call__(self) -> Iterator[Any]:
         loader = self._loader()
         if loader is None:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
-        if _restores_malloc:
-            restore_malloc_thresholds()  # by now TensorFlow has changed them
+        if self._leaves_malloc or _restores_malloc:
+            malloc.keep_freed_blocks()  # by now TensorFlow has it give them back, see `restore_malloc`
         self.check_length(loader)
         return _Stream(_generate(loader, self._wire, self._epochs))
 

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loaderpool import fault_points, machine, role
+from loaderpool import fault_points, machine, malloc, role
 from loaderpool.bundling import Frame, frames, what_ended
 from loaderpool.memory.arena import Arena
 from loaderpool.reader.words import HEADER, LARGE_BYTES, ORDER, Order, Told
@@ -225,7 +225,7 @@ def _settle(start: Mapping[str, Any]) -> None:
     if start["dies_with_thread"]:  # the one that has started us ends with the trainer
         machine.die_with_parent(start["trainer_pid"])
     machine.raise_oom_score()
-    machine.restore_malloc_thresholds()  # or each large item would have fresh pages, which cost more than a copy
+    malloc.keep_freed_blocks()  # or each large item would have fresh pages, which cost more than a copy
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     for descriptor in (start["socket"], start["arena"], *start["files"]):
         os.set_inheritable(descriptor, False)  # the exec needed it; what the user's code starts does not

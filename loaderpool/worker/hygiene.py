@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from loaderpool import machine
+from loaderpool import machine, malloc
 from loaderpool.worker.strays import look_for_strays
 
 __all__ = ["become_worker", "serve", "settle_libraries"]
@@ -30,7 +30,7 @@ def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_de
     machine.die_with_parent(supervisor_pid)
     machine.raise_oom_score()
     # What the function frees is there for the next sample: fresh pages for each decoded image cost a third of the time.
-    machine.restore_malloc_thresholds()
+    malloc.keep_freed_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -82,6 +82,8 @@ GOALS = (
     Goal("wide/tf", "waiting", at_most=1.1, figure="cpu_us"),
     Goal("step/own", "ready", at_most=1.03),
     Goal("step/tf", "ready", at_most=1.03),
+    Goal("shortstep/own", "ready", at_most=1.03),
+    Goal("shortstep/tf", "ready", at_most=1.03),
 )
 
 

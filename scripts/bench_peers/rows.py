@@ -89,7 +89,9 @@ def _others() -> list[Row]:
         Row("gap", "tf", "gap", gap, (), PEERS, **time),
         Row("step", "own", "step", "a training step, cores suffice", ("ready",), ("torch", "joblib"), **time),
         Row("step", "tf", "step", "a training step, cores suffice", ("ready",), ("torch", "joblib"), **time),
-        Row("busystep", "tf", "step", "a training step, cores do not suffice", ("ready",), ("torch",), **time),
+        Row("shortstep", "own", "step", "a short step, 16 workers that wait", ("ready",), ("torch",), **time),
+        Row("shortstep", "tf", "step", "a short step, 16 workers that wait", ("ready",), ("torch",), **time),
+        Row("busystep", "tf", "step", "a short step, cores do not suffice", ("ready",), ("torch",), **time),
     ]
     for kind, megabytes in (("array", "a 2 GB array"), ("dicts", "2 million small dicts")):
         what = f"{megabytes}, 4 workers: proportional memory over a serial run"

@@ -1,8 +1,12 @@
 """How long does a training step take beside a loader that works?
 
-The step is some matrix products. "step": they run on one core, and samples wait, so that the trainer has its core for
-itself; the time from step to step counts, waiting for the batch included. "busystep": they run on all cores, and
-samples compute; there the step itself is slower, too, which is the fact `step_ms`.
+The step is some matrix products. The time from step to step counts, waiting for the batch included.
+
+- "step": tens of milliseconds on one core, and one worker that makes a batch in half of that: two cores suffice.
+- "shortstep": some milliseconds on one core, and 16 workers, whose samples wait: nobody computes, but 16 processes wake
+  some thousand times a second.
+- "busystep": some milliseconds on all cores, and samples compute, too: the cores do not suffice, and the step itself is
+  slower, which is the fact `step_ms`.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from .works import STEP_WIDTH, WORKS
 
 __all__ = ["measure_step"]
 
-LAYERS = 6
+LAYERS = 6  # of 4 MB each, which stay in the last-level cache
+LONG = 8  # times as many products
 WARM_STEPS = 20
 
 
@@ -32,7 +37,7 @@ def measure_step(contestant: str, view: str, name: str, window: Window) -> Measu
     import tensorflow as tf
 
     work = WORKS[name]
-    if name == "step":
+    if name != "busystep":
         tf.config.threading.set_intra_op_parallelism_threads(1)
     weights = [
         tf.random.stateless_normal((STEP_WIDTH, STEP_WIDTH), (0, layer), stddev=STEP_WIDTH**-0.5)
@@ -42,7 +47,7 @@ def measure_step(contestant: str, view: str, name: str, window: Window) -> Measu
     @tf.function
     def step(batch: Any) -> Any:
         values = batch
-        for weight in weights:
+        for weight in weights * (LONG if name == "step" else 1):
             values = tf.nn.relu(values @ weight)
         return tf.reduce_sum(values), batch[0, 0]
 

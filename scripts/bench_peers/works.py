@@ -27,7 +27,7 @@ STRAGGLER_STEPS = 4_000  # of the others: about half a millisecond
 # What a training step takes: a row for each sample.
 STEP_WIDTH = 1024
 NAP_S = 0.002
-FRET_STEPS = 1_000
+FRET_STEPS, PONDER_STEPS = 1_000, 6_000
 
 
 def compute(item: int) -> Array:
@@ -38,10 +38,7 @@ def compute(item: int) -> Array:
 def straggle(item: int) -> Array:
     """int64[2]: every 64th item takes 50 times as long as the others."""
     steps = STRAGGLER_STEPS * (STRAGGLER_COST if item % STRAGGLER_EVERY == STRAGGLER_EVERY // 2 else 1)
-    state = item
-    for _ in range(steps):
-        state = (state * cpu_bound.FACTOR + cpu_bound.ADDEND) % cpu_bound.MODULUS
-    return np.array([item, state])
+    return np.array([item, _compute(item, steps)])
 
 
 def wait_for_it(item: int) -> Array:
@@ -88,9 +85,13 @@ def nap(item: int) -> Array:
 
 def fret(item: int) -> Array:
     """float32[1024], after about a tenth of a millisecond of Python."""
-    state = item
-    for _ in range(FRET_STEPS):
-        state = (state * cpu_bound.FACTOR + cpu_bound.ADDEND) % cpu_bound.MODULUS
+    _compute(item, FRET_STEPS)
+    return np.full(STEP_WIDTH, item, np.float32)
+
+
+def ponder(item: int) -> Array:
+    """float32[1024], after more than half a millisecond of Python: a batch of 32 takes half of the step beside it."""
+    _compute(item, PONDER_STEPS)
     return np.full(STEP_WIDTH, item, np.float32)
 
 
@@ -103,6 +104,12 @@ def render_images(folder: Path) -> None:
         noisy = np.clip(pixels + generator.normal(0, 12, pixels.shape), 0, 255).astype(np.uint8)
         Image.fromarray(noisy).save(folder / f"{number}.jpg", quality=85)
     os.environ[IMAGES_VARIABLE] = str(folder)
+
+
+def _compute(state: int, steps: int) -> int:
+    for _ in range(steps):
+        state = (state * cpu_bound.FACTOR + cpu_bound.ADDEND) % cpu_bound.MODULUS
+    return state
 
 
 @functools.cache
@@ -151,8 +158,12 @@ WORKS = {
             period=STRAGGLER_EVERY // 8,
         ),
         Work(
-            "step", "samples that wait, beside a training step", nap, (STEP_WIDTH,), np.float32, 32, 2**15, workers=16,
-            ideal=16 / NAP_S, suits_threads=True,
+            "step", "samples that compute, beside a training step", ponder, (STEP_WIDTH,), np.float32, 32, 2**12,
+            workers=1,
+        ),
+        Work(
+            "shortstep", "samples that wait, beside a short training step", nap, (STEP_WIDTH,), np.float32, 32, 2**15,
+            workers=16, ideal=16 / NAP_S, suits_threads=True,
         ),
         Work("busystep", "samples that compute, beside a training step", fret, (STEP_WIDTH,), np.float32, 32, 2**15),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import textwrap
 import threading
 import time
 import weakref
@@ -600,38 +601,83 @@ def test_mirrored_strategy_splits_each_batch(tf: Any, as_dataset: Form, pool: lp
 # ---- the allocator ----
 
 
-def test_restore_malloc_makes_large_arrays_cheap_again(tf: Any) -> None:
-    result = run_child(
-        """
-        import ctypes, resource
-        import numpy as np
-        import loaderpool as lp
-        from loaderpool.adapters.tensorflow import restore_malloc
+FAULTS = """
+    import ctypes, resource
+    import numpy as np
+    import tensorflow as tf
+    import loaderpool as lp
+    from loaderpool.adapters.tensorflow import restore_malloc
 
-        def faults():
-            def touch():
-                np.empty(4 << 20, np.uint8).fill(1)
+    def faults():
+        def touch():
+            np.empty(4 << 20, np.uint8).fill(1)
+        touch(), touch()  # the first one is mapped, the second one has the heap grow
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
             touch()
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            for _ in range(20):
-                touch()
-            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-        with lp.Loader(range(4), lambda i: np.zeros(4), batch_size=2, workers=1) as loader:
+    def make():
+        return lp.Loader(range(4), lambda i: np.zeros(4), batch_size=2, workers=1)
+
+    def run_another():
+        list(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=tf.TensorSpec((), tf.int32)))
+"""
+# 20 arrays of 1024 pages: a fault each (fewer where pages are huge), or next to none.
+FEW = 400
+
+
+def count_faults(code: str, environment: dict[str, str] | None = None) -> list[int]:
+    ran = run_child(textwrap.dedent(FAULTS) + textwrap.dedent(code), env=environment)
+    return [int(word) for word in ran.check().stdout.split()]
+
+
+def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
+    before, after, of_others = count_faults(
+        """
+        before = faults()
+        with make() as loader:
+            list(loader.as_dataset())
+            after = faults()
+            run_another()
+            list(loader.as_dataset())
+            print(before, after, faults())
+        """
+    )
+    assert max(before, after, of_others) < FEW
+
+
+@pytest.mark.parametrize("environment", [{}, {"MALLOC_MMAP_THRESHOLD_": "131072"}])
+def test_what_somebody_else_has_told_the_allocator_stays(tf: Any, environment: dict[str, str]) -> None:
+    found, restored = count_faults(
+        f"""
+        if not {environment}:
+            run_another()
+        with make() as loader:
             list(loader.as_dataset())
             found = faults()
             assert restore_malloc()
-            restored = faults()
-            libc = ctypes.CDLL("libc.so.6")
-            libc.mallopt(-3, 128 << 10), libc.mallopt(-1, 128 << 10)  # once more what TensorFlow does
-            spoiled = faults()
-            list(loader.as_dataset())  # the switch stays: it need not come after the first iterator
-            print(found, restored, spoiled, faults())
+            print(found, faults())
+        """,
+        environment,
+    )
+    assert restored < FEW < found
+
+
+def test_restore_malloc_comes_before_a_dataset_or_after(tf: Any) -> None:
+    spoiled, restored = count_faults(
         """
-    ).check()
-    found, restored, spoiled, restored_again = map(int, result.stdout.split())
-    # 20 arrays of 1024 pages: a fault each (fewer where pages are huge), or next to none.
-    assert 10 * max(restored, restored_again, 1) < min(found, spoiled)
+        run_another()
+        assert restore_malloc()
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-3, 128 << 10), libc.mallopt(-1, 128 << 10)  # once more what TensorFlow does
+        spoiled = faults()
+        with make() as loader:
+            list(loader.as_dataset())
+        print(spoiled, faults())
+        """
+    )
+    assert restored < FEW < spoiled
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""glibc's malloc: what it does with large blocks that were freed, and which memory it has mapped on its own."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+__all__ = ["has_own_mapping", "keep_freed_blocks", "keeps_freed_blocks"]
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# glibc's own upper bound for what it lets these grow to. Smaller: more blocks are mapped and faulted in page by page.
+# Larger: it would refuse.
+_LARGEST_THRESHOLD = 32 << 20
+# Larger than what the heap may have free by chance, as such a block would be taken from there in any case. Its pages
+# are not touched, so it costs no memory.
+_PROBE_BYTES = _LARGEST_THRESHOLD - (1 << 20)
+_HEADER_BYTES = 16  # of a block: the size before it, and its own with three flags
+_IS_MAPPED = 2
+
+
+def keep_freed_blocks() -> bool:
+    """Have malloc keep what is freed, up to some tens of megabytes a block, for the next block.
+
+    Else it maps each large one anew, which costs a page fault for each page that is touched. Holds for the process, and
+    for good: glibc does not adapt its thresholds any more once they were set.
+
+    Returns:
+        Whether that could be set; False without glibc (musl, macOS).
+    """
+    libc = _glibc()
+    return libc is not None and bool(
+        libc.mallopt(ctypes.c_int(_M_MMAP_THRESHOLD), ctypes.c_int(_LARGEST_THRESHOLD))
+        and libc.mallopt(ctypes.c_int(_M_TRIM_THRESHOLD), ctypes.c_int(2 * _LARGEST_THRESHOLD))
+    )
+
+
+def keeps_freed_blocks() -> bool:
+    """Whether malloc keeps large blocks that are freed, as it does by default once one was.
+
+    It does not where somebody has set its threshold: TensorFlow's first `from_generator`, or the user, by
+    `MALLOC_MMAP_THRESHOLD_`. Found out by trying. False without glibc.
+    """
+    libc = _glibc()
+    if libc is None:
+        return False
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    flags = _IS_MAPPED
+    for _ in range(2):  # freeing the first one raises the threshold, unless it was set
+        address = libc.malloc(_PROBE_BYTES)
+        if not address:
+            return False
+        _, flags = _header(address)
+        libc.free(address)
+    return not flags & _IS_MAPPED
+
+
+def has_own_mapping(address: int, nbytes: int) -> bool:
+    """Whether what malloc gave lies on pages of its own, which it unmaps as a whole when the block is freed.
+
+    Args:
+        address: what malloc gave, or, with any other allocator, anything that is readable from 16 bytes before it on.
+        nbytes: how many bytes were asked for.
+    """
+    if address % mmap.PAGESIZE != _HEADER_BYTES:
+        return False
+    before, size = _header(address)
+    spare = address - _HEADER_BYTES + size - _IS_MAPPED - (address + nbytes)
+    return not before and size % mmap.PAGESIZE == _IS_MAPPED and 0 <= spare < 2 * mmap.PAGESIZE
+
+
+def _header(address: int) -> tuple[int, int]:
+    """The two words before a block: the size of the one before it, and its own with flags."""
+    before, size = (int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8))
+    return before, size
+
+
+def _glibc() -> ctypes.CDLL | None:
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:
+        return None
+    return libc if hasattr(libc, "gnu_get_libc_version") else None
