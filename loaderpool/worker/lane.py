@@ -72,7 +72,8 @@ class Lane:
         watcher: is told of each block of items.
         mixed: puts pairs of position and item into another order; None: they come as they are.
         keeps_globals: it has a state of its own of `random` and `numpy.random`.
-        copies: arrays are copied as soon as they are yielded; else `BuffersReused` is raised where they should be.
+        copies: arrays are copied as soon as they are yielded; else `BuffersReused` is raised where they should be. What
+            is `mixed` is copied in any case.
         may_jump: items of sequences that are not wanted need not be read.
     """
 
@@ -88,7 +89,9 @@ class Lane:
         may_jump: bool = False,
     ) -> None:
         self._infos, self._make, self._watcher, self._mixed = infos, make, watcher, mixed
-        self._keeps_globals, self._copies, self._may_jump = keeps_globals, copies, may_jump
+        self._keeps_globals, self._may_jump = keeps_globals, may_jump
+        # What waits to be mixed lives longer than its batch, in which alone it could be seen that it comes again.
+        self._copies = copies or mixed is not None
         self._globals: SavedGlobals | None = None  # as its generators left them
         self._reset()
 
@@ -187,7 +190,7 @@ class Lane:
             pairs = list(itertools.islice(self._pairs, count))
             positions, items = [position for position, _ in pairs], [item for _, item in pairs]
         self._at = start + len(items)
-        if not self._copies and (len(items) > 1 or self._mixed is not None) and comes_again(items):
+        if not self._copies and len(items) > 1 and comes_again(items):
             raise BuffersReused
         return positions, items
 

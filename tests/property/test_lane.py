@@ -107,6 +107,13 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
+@pytest.mark.parametrize("make", [one_dict, one_buffer])
+@pytest.mark.parametrize("window", [0, 4])
+def test_the_last_item_alone_is_its_own_where_a_generator_reuses_it(make: Any, window: int) -> None:
+    straight = items_of(make, [7], 1, window)
+    assert [batch_of(straight, number) for number in range(3)][2] == batch_of(items_of(make, [7], 1, window), 2)
+
+
 @settings(max_examples=300)
 @given(
     make=st.sampled_from(MAKERS), lengths=LENGTHS, lanes=st.integers(1, 3), window=st.sampled_from([0, 0, 1, 4]),
