@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 
 __all__ = ["has_own_mapping", "keep_freed_blocks", "keeps_freed_blocks"]
@@ -36,13 +37,13 @@ def keep_freed_blocks() -> bool:
 
 
 def keeps_freed_blocks() -> bool:
-    """Whether malloc keeps large blocks that are freed, as it does by default once one was.
+    """Whether malloc keeps large blocks that are freed because that is its default, and nobody's wish.
 
-    It does not where somebody has set its threshold: TensorFlow's first `from_generator`, or the user, by
-    `MALLOC_MMAP_THRESHOLD_`. Found out by trying. False without glibc.
+    It does not where somebody has set its threshold, as TensorFlow's first `from_generator` does; that is found out by
+    trying. False where the environment sets anything of malloc, and without glibc.
     """
     libc = _glibc()
-    if libc is None:
+    if libc is None or _is_set_by_environment():
         return False
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
@@ -68,6 +69,11 @@ def has_own_mapping(address: int, nbytes: int) -> bool:
     before, size = _header(address)
     spare = address - _HEADER_BYTES + size - _IS_MAPPED - (address + nbytes)
     return not before and size % mmap.PAGESIZE == _IS_MAPPED and 0 <= spare < 2 * mmap.PAGESIZE
+
+
+def _is_set_by_environment() -> bool:
+    named = any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ)
+    return named or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
 
 
 def _header(address: int) -> tuple[int, int]:

@@ -446,8 +446,8 @@ class PoolEngine:
                     self.session.order(Control.PROBE, self.number, self._first_epoch, self.feeds.first.offset)
 
     def _unload(self) -> None:
-        for run in self._sharing.active if self._sharing is not None else ():
-            run.end()
+        if self._sharing is not None:
+            self._sharing.end_all()
         if self.session.is_closed:  # the workers are gone: nobody writes into its memory any more
             self._forget()
         else:

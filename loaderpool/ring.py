@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Container
 
 from loaderpool import capacity
@@ -106,7 +107,7 @@ class Ring:
 
     def __init__(self, session: Session, owner: Listener, loader: int, plan: RingPlan) -> None:
         self._session = session
-        self._owner = owner
+        self._owner = weakref.ref(owner)  # which has us
         self._loader = loader
         self._workers = session.workers_wanted  # that it was planned for
         self.plan = plan
@@ -249,9 +250,10 @@ class Ring:
 
     def give_back_all(self) -> None:
         """The loader is unloaded: all slots are free memory again, each as soon as nobody looks at it."""
-        self.lender.on_return.append(self._reclaim_later)
+        self.lender.on_return.append(self._reclaim_later)  # first: a slot may return at any moment
         for slot in list(self.extents):
             self._reclaim(slot)
+        self._stop_reclaiming_at_the_end()
 
     def _reclaim_later(self, slot: int) -> None:
         """Runs in: finalizers, on any thread."""
@@ -264,6 +266,12 @@ class Ring:
             self._session.slots.pop(slot, None)
             self._retiring.discard(slot)
             self._session.arena.give_back(self.extents.pop(slot))
+            self._stop_reclaiming_at_the_end()
+
+    def _stop_reclaiming_at_the_end(self) -> None:
+        """Be referred to by nobody, so that what is closed goes without the collector of garbage."""
+        if not self.extents:
+            self.lender.on_return.clear()
 
     def _most(self, runs: int) -> int:
         """Slots that there may be at most for so many runs."""
@@ -313,7 +321,9 @@ class Ring:
     def _add(self, extent: Extent) -> None:
         number = self._session.take_number()
         self.extents[number] = extent
-        self._session.slots[number] = self._owner
+        owner = self._owner()
+        assert owner is not None  # it calls us
+        self._session.slots[number] = owner
         self._session.order(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
 
 

@@ -428,6 +428,9 @@ class Session:
         self._wake_leader()
         self._link.end()
         self.pipe.is_dead = True
+        # These refer to us: what is closed, and its descriptors, shall go without the collector of garbage.
+        self.pipe.on_leftover = None
+        self.runs, self.slots = {}, {}
         if self.lock.acquire(timeout=1.0):
             try:
                 self._turn.notify_all()

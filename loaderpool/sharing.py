@@ -42,6 +42,12 @@ class Sharing:
         """This run was begun, with the quota of `make_way`."""
         self._runs.append(run)
 
+    def end_all(self) -> None:
+        """Nobody wants anything of any of them any more."""
+        for run in self.active:
+            run.end()
+        self._runs = []
+
     def make_way(self) -> int:
         """Slots for a new run: all, or where others are active some that these cannot take.
 

@@ -148,8 +148,9 @@ def restore_malloc() -> bool:
     The first `from_generator` of a process has glibc return every block above 128 KiB to the system at once
     (TensorFlow's answer to memory growth, its issue 65675), so that each new array or tensor of that size pays a page
     fault per page. Where that one is a loader's, `as_dataset` puts the thresholds back. Where it was another one, or
-    `MALLOC_MMAP_THRESHOLD_` is set, they stay, unless this is called once, before `as_dataset` or after. The price:
-    memory that was freed stays with the process for longer.
+    where the environment sets malloc's thresholds (`MALLOC_MMAP_THRESHOLD_` and its like, `GLIBC_TUNABLES`), they stay,
+    unless this is called once, before `as_dataset` or after. The price: memory that was freed stays with the process
+    for longer.
 
     Returns:
         Whether there was something to set; False without glibc (musl, macOS).

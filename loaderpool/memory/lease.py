@@ -55,8 +55,8 @@ class ReturnPipe:
             return
         if os.getpid() == self._owner_pid and not self._write(message):
             self._releases.append(message)
-            if self.on_leftover is not None:
-                self.on_leftover()
+            if (on_leftover := self.on_leftover) is not None:
+                on_leftover()
 
     def order(self, message: bytes) -> None:
         """Write a message behind all earlier ones given to `order`. The caller holds the session's lock."""

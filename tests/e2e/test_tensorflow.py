@@ -647,7 +647,10 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
     assert max(before, after, of_others) < FEW
 
 
-@pytest.mark.parametrize("environment", [{}, {"MALLOC_MMAP_THRESHOLD_": "131072"}])
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"MALLOC_MMAP_THRESHOLD_": "33000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33000000"}],
+)
 def test_what_somebody_else_has_told_the_allocator_stays(tf: Any, environment: dict[str, str]) -> None:
     found, restored = count_faults(
         f"""

@@ -79,6 +79,38 @@ def test_a_consumer_that_hoards_thousands_of_batches_needs_no_descriptors() -> N
     assert run_child(USE_UP + textwrap.dedent(code), timeout_s=60).check().stdout == "True\n"
 
 
+USES = {
+    "closed at once": "loader.close()",
+    "an iterator that never began": "iter(loader); loader.close()",
+    "closed within a pass": "next(iter(loader)); loader.close()",
+    "closed after a pass": "list(loader); loader.close()",
+    "dropped": "",
+    "dropped after a pass": "list(loader)",
+    "dropped with batches kept": "kept.append(list(loader)[-1]); del loader; kept.clear()",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_is_closed_or_dropped_goes_without_the_collector_of_garbage(use: str) -> None:
+    code = f"""
+        import gc, os
+        import loaderpool as lp
+
+        gc.disable()
+        kept = []
+
+        def use():
+            loader = lp.Loader(range(20), lambda item: item, batch_size=8, workers=1)
+            {USES[use]}
+
+        use()  # imports what it needs
+        before = os.listdir("/proc/self/fd")
+        use()
+        assert os.listdir("/proc/self/fd") == before
+    """
+    run_child(code, timeout_s=60).check()
+
+
 def test_a_read_only_working_directory_and_no_home(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o555)
     code = """
