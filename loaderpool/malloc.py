@@ -13,26 +13,31 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # glibc's own upper bound for what it lets these grow to. Smaller: more blocks are mapped and faulted in page by page.
 # Larger: it would refuse.
 _LARGEST_THRESHOLD = 32 << 20
-# Larger than what the heap may have free by chance, as such a block would be taken from there in any case. Its pages
-# are not touched, so it costs no memory.
-_PROBE_BYTES = _LARGEST_THRESHOLD - (1 << 20)
+# Larger than what the heap may have free by chance, as such a block would be taken from there in any case; smaller
+# than arrays that are adopted in place, which need mappings of their own, as freeing it raises the threshold to its
+# size. Its pages are not touched, so it costs no memory.
+_PROBE_BYTES = 15 << 20
 _HEADER_BYTES = 16  # of a block: the size before it, and its own with three flags
 _IS_MAPPED = 2
 
 
-def keep_freed_blocks() -> bool:
-    """Have malloc keep what is freed, up to some tens of megabytes a block, for the next block.
+def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int = 2 * _LARGEST_THRESHOLD) -> bool:
+    """Have malloc keep what is freed, up to so many bytes a block, for the next block.
 
     Else it maps each large one anew, which costs a page fault for each page that is touched. Holds for the process, and
     for good: glibc does not adapt its thresholds any more once they were set.
+
+    Args:
+        largest_bytes: larger blocks have mappings of their own, where the heap has no such room.
+        heap_bytes: more than so many free ones at the end of the heap go back to the system.
 
     Returns:
         Whether that could be set; False without glibc (musl, macOS).
     """
     libc = _glibc()
     return libc is not None and bool(
-        libc.mallopt(ctypes.c_int(_M_MMAP_THRESHOLD), ctypes.c_int(_LARGEST_THRESHOLD))
-        and libc.mallopt(ctypes.c_int(_M_TRIM_THRESHOLD), ctypes.c_int(2 * _LARGEST_THRESHOLD))
+        libc.mallopt(ctypes.c_int(_M_MMAP_THRESHOLD), ctypes.c_int(largest_bytes))
+        and libc.mallopt(ctypes.c_int(_M_TRIM_THRESHOLD), ctypes.c_int(heap_bytes))
     )
 
 

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["as_dataset", "restore_malloc"]
 
 _LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
+# Smaller: larger temporaries of a training step are faulted in anew. Larger: arrays of that size, which are adopted in
+# place (see `memory.adoption`), would come from the heap, where they cannot be.
+_KEPT_BYTES = 16 << 20
 
 
 def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
@@ -157,7 +160,7 @@ def restore_malloc() -> bool:
     """
     global _restores_malloc
     _restores_malloc = True
-    return malloc.keep_freed_blocks()
+    return malloc.keep_freed_blocks(_KEPT_BYTES, _KEPT_BYTES)
 
 
 def _options(wire: Wire, checkpointable: bool) -> Any:
@@ -195,7 +198,8 @@ class _Elements:
         if loader is None:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
         if self._leaves_malloc or _restores_malloc:
-            malloc.keep_freed_blocks()  # by now TensorFlow has it give them back, see `restore_malloc`
+            # By now TensorFlow has it give them back, see `restore_malloc`.
+            malloc.keep_freed_blocks(_KEPT_BYTES, _KEPT_BYTES)
         self.check_length(loader)
         return _Stream(_generate(loader, self._wire, self._epochs))
 
