@@ -250,10 +250,10 @@ class Ring:
 
     def give_back_all(self) -> None:
         """The loader is unloaded: all slots are free memory again, each as soon as nobody looks at it."""
-        self.lender.on_return.append(self._reclaim_later)  # first: a slot may return at any moment
+        if self.extents:
+            self.lender.on_return.append(self._reclaim_later)  # first: a slot may return at any moment
         for slot in list(self.extents):
             self._reclaim(slot)
-        self._stop_reclaiming_at_the_end()
 
     def _reclaim_later(self, slot: int) -> None:
         """Runs in: finalizers, on any thread."""
@@ -266,12 +266,8 @@ class Ring:
             self._session.slots.pop(slot, None)
             self._retiring.discard(slot)
             self._session.arena.give_back(self.extents.pop(slot))
-            self._stop_reclaiming_at_the_end()
-
-    def _stop_reclaiming_at_the_end(self) -> None:
-        """Be referred to by nobody, so that what is closed goes without the collector of garbage."""
-        if not self.extents:
-            self.lender.on_return.clear()
+            if not self.extents:  # be referred to by nobody: what is closed goes without the collector of garbage
+                self.lender.on_return.clear()
 
     def _most(self, runs: int) -> int:
         """Slots that there may be at most for so many runs."""

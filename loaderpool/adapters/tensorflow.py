@@ -30,6 +30,7 @@ from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.delivery import data_bytes
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, StateError
+from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.passes import Pass
 from loaderpool.reading import Reading
 
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["as_dataset", "restore_malloc"]
 
 _LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
-# Smaller: larger temporaries of a training step are faulted in anew. Larger: arrays of that size, which are adopted in
-# place (see `memory.adoption`), would come from the heap, where they cannot be.
-_KEPT_BYTES = 16 << 20
 
 
 def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
@@ -160,7 +158,7 @@ def restore_malloc() -> bool:
     """
     global _restores_malloc
     _restores_malloc = True
-    return malloc.keep_freed_blocks(_KEPT_BYTES, _KEPT_BYTES)
+    return malloc.keep_freed_blocks()
 
 
 def _options(wire: Wire, checkpointable: bool) -> Any:
@@ -197,9 +195,11 @@ class _Elements:
         loader = self._loader()
         if loader is None:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
-        if self._leaves_malloc or _restores_malloc:
-            # By now TensorFlow has it give them back, see `restore_malloc`.
-            malloc.keep_freed_blocks(_KEPT_BYTES, _KEPT_BYTES)
+        # By now TensorFlow has set the thresholds, see `restore_malloc`.
+        if _restores_malloc:
+            malloc.keep_freed_blocks()
+        elif self._leaves_malloc:  # arrays that can be adopted in place must not come from the heap
+            malloc.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         self.check_length(loader)
         return _Stream(_generate(loader, self._wire, self._epochs))
 

@@ -38,7 +38,7 @@ def compute(item: int) -> Array:
 def straggle(item: int) -> Array:
     """int64[2]: every 64th item takes 50 times as long as the others."""
     steps = STRAGGLER_STEPS * (STRAGGLER_COST if item % STRAGGLER_EVERY == STRAGGLER_EVERY // 2 else 1)
-    return np.array([item, _compute(item, steps)])
+    return np.array([item, cpu_bound.slow(item, steps)])
 
 
 def wait_for_it(item: int) -> Array:
@@ -85,13 +85,13 @@ def nap(item: int) -> Array:
 
 def fret(item: int) -> Array:
     """float32[1024], after about a tenth of a millisecond of Python."""
-    _compute(item, FRET_STEPS)
+    cpu_bound.slow(item, FRET_STEPS)
     return np.full(STEP_WIDTH, item, np.float32)
 
 
 def ponder(item: int) -> Array:
     """float32[1024], after more than half a millisecond of Python: a batch of 32 takes half of the step beside it."""
-    _compute(item, PONDER_STEPS)
+    cpu_bound.slow(item, PONDER_STEPS)
     return np.full(STEP_WIDTH, item, np.float32)
 
 
@@ -104,12 +104,6 @@ def render_images(folder: Path) -> None:
         noisy = np.clip(pixels + generator.normal(0, 12, pixels.shape), 0, 255).astype(np.uint8)
         Image.fromarray(noisy).save(folder / f"{number}.jpg", quality=85)
     os.environ[IMAGES_VARIABLE] = str(folder)
-
-
-def _compute(state: int, steps: int) -> int:
-    for _ in range(steps):
-        state = (state * cpu_bound.FACTOR + cpu_bound.ADDEND) % cpu_bound.MODULUS
-    return state
 
 
 @functools.cache

@@ -617,14 +617,16 @@ FAULTS = """
             touch()
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
+    def spoil():  # what TensorFlow does
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-3, 128 << 10), libc.mallopt(-1, 128 << 10)
+
     def make():
         return lp.Loader(range(4), lambda i: np.zeros(4), batch_size=2, workers=1)
 
     def run_another():
         list(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=tf.TensorSpec((), tf.int32)))
 """
-# 20 arrays of 1024 pages: a fault each (fewer where pages are huge), or next to none.
-FEW = 400
 
 
 def count_faults(code: str, environment: dict[str, str] | None = None) -> list[int]:
@@ -632,8 +634,13 @@ def count_faults(code: str, environment: dict[str, str] | None = None) -> list[i
     return [int(word) for word in ran.check().stdout.split()]
 
 
+def are_kept(restored: int, spoiled: int) -> bool:
+    """Of 20 arrays of 1024 pages: a fault each (fewer where pages are huge), or next to none."""
+    return 10 * max(restored, 1) < spoiled
+
+
 def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
-    before, after, of_others = count_faults(
+    before, after, of_others, spoiled = count_faults(
         """
         before = faults()
         with make() as loader:
@@ -641,10 +648,12 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
             after = faults()
             run_another()
             list(loader.as_dataset())
-            print(before, after, faults())
+            of_others = faults()
+        spoil()
+        print(before, after, of_others, faults())
         """
     )
-    assert max(before, after, of_others) < FEW
+    assert are_kept(max(before, after, of_others), spoiled)
 
 
 @pytest.mark.parametrize(
@@ -664,7 +673,7 @@ def test_what_somebody_else_has_told_the_allocator_stays(tf: Any, environment: d
         """,
         environment,
     )
-    assert restored < FEW < found
+    assert are_kept(restored, found)
 
 
 def test_restore_malloc_comes_before_a_dataset_or_after(tf: Any) -> None:
@@ -672,15 +681,15 @@ def test_restore_malloc_comes_before_a_dataset_or_after(tf: Any) -> None:
         """
         run_another()
         assert restore_malloc()
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 128 << 10), libc.mallopt(-1, 128 << 10)  # once more what TensorFlow does
+        restored = faults()
+        spoil()
         spoiled = faults()
         with make() as loader:
-            list(loader.as_dataset())
-        print(spoiled, faults())
+            list(loader.as_dataset())  # the switch stays: it need not come after the first iterator
+        print(spoiled, max(restored, faults()))
         """
     )
-    assert restored < FEW < spoiled
+    assert are_kept(restored, spoiled)
 
 
 @pytest.mark.parametrize(
