@@ -17,7 +17,9 @@ __all__ = ["AT", "BATCH", "ITEMS", "Faults", "Reducing", "expected_of", "make_lo
 
 ITEMS, BATCH = 48, 4
 AT = 9  # the item at which code of the user's passes its fault point
-_LARGE = 5000  # numbers in a row, where the first sample, from which slots are sized, has one
+# Numbers in a row, where the first sample, from which slots are sized, has one: a batch is larger than a slot is that
+# was sized for a chunk of 64 such samples' batches.
+_LARGE = 20_000
 
 
 def _row(item: int, rng: np.random.Generator) -> Any:

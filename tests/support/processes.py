@@ -96,11 +96,15 @@ def end_all(pids: Iterable[int]) -> None:
 
 
 def read_pss(pid: int) -> int:
-    """Bytes of memory that are this process's share: pages shared by n processes count one n-th."""
-    for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise ProcessLookupError(f"process {pid} has no memory (a zombie?)")
+    """Bytes of memory that are this process's share: pages shared by n processes count one n-th.
+
+    Without those of files on disk: a library's count more as soon as some other process that has loaded it, too, ends.
+    """
+    kinds = [line.split() for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()]
+    shares = [int(kind[1]) * 1024 for kind in kinds if kind[0] in ("Pss_Anon:", "Pss_Shmem:")]
+    if not shares:
+        raise ProcessLookupError(f"process {pid} has no memory (a zombie?)")
+    return sum(shares)
 
 
 def count_fds(pid: int) -> int:
