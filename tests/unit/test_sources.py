@@ -313,8 +313,7 @@ def test_an_empty_source_is_refused(source: Any) -> None:
         as_source(source)
 
 
-def test_tensorflows_objects_are_refused_with_advice() -> None:
-    tf = pytest.importorskip("tensorflow")
+def test_tensorflows_objects_are_refused_with_advice(tf: Any) -> None:
     refused = [
         (tf.data.Dataset.range(3), r"^source is a tf\.data\.Dataset.*as_numpy_iterator"),
         (tf.constant([1, 2]), r"^source is a TensorFlow EagerTensor: pass its \.numpy\(\)"),

@@ -293,8 +293,7 @@ def test_a_given_spec_is_read_in_its_structure() -> None:
     assert read_spec(spec) is spec
 
 
-def test_tensorflows_specs_are_read() -> None:
-    tf = pytest.importorskip("tensorflow")
+def test_tensorflows_specs_are_read(tf: Any) -> None:
     given = (
         tf.TensorSpec((None, 28, 28), tf.float32),
         tf.TensorSpec([8], tf.string),
