@@ -145,7 +145,7 @@ def lost_error(report: LostReport) -> WorkerLostError:
         text = f"{worker} before it had begun any sample, and so did {report.deaths - 1} before it. "
     text += _likely_cause(report, name, "setup hook" if report.in_setup else "function")
     if report.verdict is Verdict.ALONE and report.index is not None:
-        text += " " + _how_to_replay(report.index, report.epoch)
+        text += _how_to_replay(report.index, report.epoch)
     if report.stacks.strip():
         text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
     error = WorkerLostError(text)
@@ -210,18 +210,19 @@ def _message(failure: Failure) -> str:
     else:
         where = "a batch"
     first = failure.index if failure.index is not None else failure.indices[0] if failure.indices else None
-    replay = f" {_how_to_replay(first, failure.epoch)}" if first is not None else ""
+    replay = "" if first is None else _how_to_replay(first, failure.epoch, was_here=failure.worker is None)
     return (
         f"{failure.type_name}: {failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}."
         f"{replay}\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}"
     )
 
 
-def _how_to_replay(index: int, epoch: int) -> str:
-    if generated_item(index) is not None:
-        return "To run it in this process, for a debugger: workers=0."
-    command = f"loaderpool replay TARGET --index {index} --epoch {epoch}"
-    return f"To run it in this process, for a debugger: `{command}`, or workers=0."
+def _how_to_replay(index: int, epoch: int, was_here: bool = False) -> str:
+    """A sentence with a space before it; nothing where there is nothing to say."""
+    command = "" if generated_item(index) is not None else f"`loaderpool replay TARGET --index {index} --epoch {epoch}`"
+    if was_here:
+        return command and f" To run it alone: {command}."
+    return f" To run it in this process, for a debugger: {command}{', or ' if command else ''}workers=0."
 
 
 def _index_told(index: int | None) -> int | None:

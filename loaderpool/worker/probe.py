@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = ["Prober"]
 _PROBES = 64
 # Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
+_WITHOUT_OUT = " (at the first call, which tells what a sample is like, out is None: return a new array then)"
 
 
 class Prober:
@@ -122,17 +124,23 @@ class Prober:
         try:
             result = self._calls.watched(lambda: self._calls.unit(epoch, positions.tolist(), indices))
         except progress.catches as error:
-            raise progress.failed(error, epoch, indices, int(positions[0])) from None
+            raise self._failed(error, epoch, indices, int(positions[0])) from None
         elapsed = clock.monotonic_ns() - started
         words[progress.index_word] = 0
         try:
             spec = sample_spec(result, self._given_spec)
             leaves = spec.structure.flatten(result)
         except Exception as error:
-            raise progress.failed(error, epoch, indices, int(positions[0])) from None
+            raise self._failed(error, epoch, indices, int(positions[0])) from None
         kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
         self._calls.keep(epoch, indices[0], spec.structure.pack(kept))
         return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed, batch_rows)
+
+    def _failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
+        failed = self._progress.failed(error, epoch, indices, position)
+        if not (self._calls.takes_out and "None" in failed.failure.text):
+            return failed
+        return WorkFailed(dataclasses.replace(failed.failure, text=failed.failure.text + _WITHOUT_OUT), error)
 
 
 def _kept(leaf: Any, path: str) -> Any:

@@ -155,7 +155,8 @@ def test_the_error_is_also_of_the_users_type(
         text = str(error)
         assert kind.__name__ in text
         assert f"index {BAD}" in text
-        assert "workers=0" in text  # how to replay it
+        assert f"loaderpool replay TARGET --index {BAD} --epoch 0" in text
+        assert ("workers=0" in text) == bool(workers)
         assert loader.last_error is error
         assert "".join(traceback.format_exception(error))
         assert repr(error)

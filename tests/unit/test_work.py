@@ -168,6 +168,21 @@ def test_a_probe_of_none_names_the_function() -> None:
     assert isinstance(failed.value.error, SpecMismatchError)
 
 
+def fill(index: int, out: Any) -> None:
+    out[:] = index
+
+
+def multiply(index: int, out: Any) -> None:
+    np.multiply(np.ones(3), index, out=out)
+
+
+@pytest.mark.parametrize("fn", [fill, multiply])
+def test_who_counts_on_out_at_the_first_call_is_told_that_there_is_none_yet(fn: Any) -> None:
+    with pytest.raises(WorkFailed, match=r"out is None: return a new array then") as failed:
+        Bench(fn).prepare()
+    assert failed.value.failure.text.startswith(str(failed.value.error))
+
+
 def test_setup_is_called_once_before_the_first_sample() -> None:
     events: list[Any] = []
 
