@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
+from loaderpool.engine_failure import EngineFailure
 from loaderpool.errors import (
     ClosedError,
-    LoaderpoolError,
     MemoryLimitError,
     PoolBrokenError,
     SourceError,
@@ -89,10 +89,7 @@ class PoolEngine:
         self._tickets_per_worker = tickets_per_worker(self._threads, self._calls_of_batch)
         self.cache = cache
         self._first_epoch = first_epoch
-        # Makes the error that ended the loader, anew for each who meets it: a kept exception would keep, through its
-        # traceback, every frame that it passed, and so the loader itself.
-        self._make_error: Callable[[], LoaderpoolError] | None = None
-        self._is_passing_error = self._was_told = False
+        self._failure = EngineFailure()
         self._probe: Probe | None = None
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
@@ -126,7 +123,7 @@ class PoolEngine:
                 for extent in self._extents:
                     session.arena.give_back(extent)
                 raise
-            session.listeners[self.number] = self
+            session.listeners.by_loader[self.number] = self
         if self.feeds is not None:
             try:
                 self.feeds.begin(first_epoch, plan)
@@ -155,10 +152,10 @@ class PoolEngine:
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
-        if self._make_error is not None:
+        if self._failure.is_there:
             self._try_again()
         if self._form is None:
-            self.session.wait_for(lambda: self._probe is not None or self._make_error is not None or self._is_closed)
+            self.session.wait_for(lambda: self._probe is not None or self._failure.is_there or self._is_closed)
             with self.session.lock:
                 self.check_open()
                 self.raise_error()
@@ -235,10 +232,8 @@ class PoolEngine:
             if feed.made == 1 and feed.end is None:
                 self.session.order(Control.PROBE, self.number, self._first_epoch, feed.offset)
             elif not feed.made:
-                self._make_error = feed.make_error or functools.partial(
-                    SourceError, nothing_there(self.config.drop_remainder)
-                )
-                self._is_passing_error = not self.feeds.is_one_shot
+                nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
+                self._failure.note(feed.make_error or nothing, may_pass=not self.feeds.is_one_shot)
         for run in self._sharing.active if self._sharing is not None else ():
             if run.feed is feed:
                 run.fed(feed)
@@ -249,7 +244,7 @@ class PoolEngine:
             self.feeds.free({id(stretch.feed) for stretch in self.stretches.values()})
 
     def on_close(self) -> None:
-        """See `session.Listener`."""
+        """See `listeners.Listener`."""
         if self.feeds is not None:
             self.feeds.stop()
 
@@ -311,7 +306,7 @@ class PoolEngine:
         try:
             yield
         except MemoryLimitError as error:
-            self._make_error = functools.partial(MemoryLimitError, str(error))
+            self._failure.note(functools.partial(MemoryLimitError, str(error)))
             self.session.wake()
 
     def reserve(self, quota: int) -> int:
@@ -352,31 +347,29 @@ class PoolEngine:
         elif kind == Notice.SPEC:
             self._probe = read_attachment(attachment)
         elif kind == Notice.SPEC_FAILED:
-            self._make_error = functools.partial(sample_error, read_attachment(attachment))
-            self._is_passing_error = True
+            self._failure.note(functools.partial(sample_error, read_attachment(attachment)), may_pass=True)
         elif kind == Notice.LOAD_FAILED:
             failure, advice = read_attachment(attachment)
             if words[1]:
                 what, place = "the supervisor could not load function and source", "the supervisor"
-                self._make_error = functools.partial(setup_error, failure, what, advice, place)
+                self._failure.note(functools.partial(setup_error, failure, what, advice, place))
             else:
                 what = "no worker could be started"
-                self._make_error = functools.partial(setup_error, failure, what, advice, has_traceback=False)
+                self._failure.note(functools.partial(setup_error, failure, what, advice, has_traceback=False))
         elif kind == Notice.LOST:
-            self._make_error = functools.partial(lost_error, read_attachment(attachment))
-            self._is_passing_error = words[1] != 0
+            self._failure.note(functools.partial(lost_error, read_attachment(attachment)), may_pass=words[1] != 0)
         elif kind == Notice.UNLOADED:
             self._forget()
 
     def on_maimed(self) -> None:
         """Something could not be received; who waits is told, and the next pass tries again."""
         soft, _ = machine.descriptor_limits()
-        self._make_error = functools.partial(
+        make_error = functools.partial(
             PoolBrokenError,
             "this process has no file descriptors left to receive a large batch, spec or error with (its limit is "
             f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n)",
         )
-        self._is_passing_error = True
+        self._failure.note(make_error, may_pass=True)
         self.session.wake()
 
     def on_new_supervisor(self) -> None:
@@ -385,7 +378,7 @@ class PoolEngine:
             self._forget()
             return
         self._send_files()
-        must_probe = self._probe is None and self._make_error is None
+        must_probe = self._probe is None and not self._failure.is_there
         self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
         first_feed = None if self.feeds is None else self.feeds.first
         if must_probe and first_feed is not None and first_feed.made:
@@ -402,18 +395,18 @@ class PoolEngine:
 
     @property
     def was_loaded(self) -> bool:
-        """See `session.Listener`."""
+        """See `listeners.Listener`."""
         return self._was_loaded
 
     def on_load_died(self, how: str) -> None:
         """The supervisor died while it loaded function and source."""
-        self._make_error = functools.partial(
+        make_error = functools.partial(
             SupervisorLostError,
             f"the supervisor process died ({how}) while it imported the modules that function and source need; it is "
             "not tried again, for the import would end the next one, too. Import what ends its process in setup= or in "
             "the function instead; if the machine ran out of memory, capture less",
         )
-        self._was_told = False
+        self._failure.note(make_error)
 
     def check_open(self) -> None:
         """Raise where this loader, or the pool under it, was closed."""
@@ -423,27 +416,23 @@ class PoolEngine:
     @property
     def has_error(self) -> bool:
         """Whether the whole loader failed."""
-        return self._make_error is not None
+        return self._failure.is_there
 
     def raise_error(self) -> None:
         """Raise what ended the whole loader, if anything did."""
-        if self._make_error is not None:
-            self._was_told = True
-            raise self._make_error()
+        self._failure.check()
 
     def _try_again(self) -> None:
         """The first sample failed, say, and somebody was told: it is tried anew, as any other one in the next pass."""
         self.session.check_owner()
         with self.session.lock:
-            if self._is_passing_error and self._was_told:
-                self._make_error, self._is_passing_error, self._was_told = None, False, False
-                if self._probe is not None:
-                    return
-                if self.feeds is None:
-                    self.session.order(Control.PROBE, self.number, self._first_epoch, 0)
-                elif not self.feeds.begin_again(self._first_epoch, self.plan):
-                    assert self.feeds.first is not None
-                    self.session.order(Control.PROBE, self.number, self._first_epoch, self.feeds.first.offset)
+            if not self._failure.pass_over() or self._probe is not None:
+                return
+            if self.feeds is None:
+                self.session.order(Control.PROBE, self.number, self._first_epoch, 0)
+            elif not self.feeds.begin_again(self._first_epoch, self.plan):
+                assert self.feeds.first is not None
+                self.session.order(Control.PROBE, self.number, self._first_epoch, self.feeds.first.offset)
 
     def _unload(self) -> None:
         if self._sharing is not None:
@@ -469,7 +458,7 @@ class PoolEngine:
         self._forget_stretches()
         if self.feeds is not None:
             self.feeds.free_all()
-        self.session.listeners.pop(self.number, None)
+        self.session.listeners.by_loader.pop(self.number, None)
         for extent in [*self._extents, *filter(None, [self._layout_extent])]:
             arena.give_back(extent)
         self._extents, self._layout_extent = [], None

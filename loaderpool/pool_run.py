@@ -199,7 +199,7 @@ class PoolRun:
             self.limit = feed.made
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         engine.stretches[stretch.number] = stretch
-        session.runs[stretch.number] = engine
+        session.listeners.by_run[stretch.number] = engine
         return stretch
 
     def _is_ready(self) -> bool:

@@ -13,12 +13,13 @@ from collections.abc import Container
 
 from loaderpool import capacity
 from loaderpool.errors import MemoryLimitError
+from loaderpool.listeners import Listener
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.memory.lease import Lender
 from loaderpool.messages import Control, unpack_all
-from loaderpool.session import Listener, Session
+from loaderpool.session import Session
 from loaderpool.supervisor.cutting import TICKETS_PER_WORKER
 
 __all__ = ["Ring", "RingPlan", "plan_ring", "with_chunk"]
@@ -235,7 +236,7 @@ class Ring:
         for slot, extent in list(self.extents.items()):
             message = self.lender.lent_message(slot)
             if message is None and slot in self._retiring:
-                self._session.slots.pop(slot, None)
+                self._session.listeners.by_slot.pop(slot, None)
                 self.retired(slot)
                 continue
             ticket = 0 if message is None else next(unpack_all(message))[2]
@@ -263,7 +264,7 @@ class Ring:
 
     def _reclaim(self, slot: int) -> None:
         if slot not in self.lender.lent and slot in self.extents:
-            self._session.slots.pop(slot, None)
+            self._session.listeners.by_slot.pop(slot, None)
             self._retiring.discard(slot)
             self._session.arena.give_back(self.extents.pop(slot))
             if not self.extents:  # be referred to by nobody: what is closed goes without the collector of garbage
@@ -319,7 +320,7 @@ class Ring:
         self.extents[number] = extent
         owner = self._owner()
         assert owner is not None  # it calls us
-        self._session.slots[number] = owner
+        self._session.listeners.by_slot[number] = owner
         self._session.order(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
 
 

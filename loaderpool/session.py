@@ -13,56 +13,37 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from loaderpool import clock, fault_points, interrupts, machine
+from loaderpool import fault_points, interrupts, machine
 from loaderpool.attachments import Attachment, Lost, read_attachment, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
-from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError, SupervisorLostError
+from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError
 from loaderpool.fork_warning import warn_of
 from loaderpool.interrupts import InterruptsHeld
-from loaderpool.item_names import item_name
 from loaderpool.link import Link
+from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.memory.lease import ReturnPipe
 from loaderpool.messages import Control, Notice, Words, pack
-from loaderpool.supervisor.restart_limit import RestartLimit
+from loaderpool.supervisor_deaths import SupervisorDeaths
 
 if TYPE_CHECKING:
     from loaderpool.supervisor.fork_check import ForkObstacle
 
-__all__ = ["Listener", "Session", "WorkerRecord", "close_all", "live_sessions"]
+__all__ = ["Session", "WorkerRecord", "close_all", "live_sessions"]
 
-# Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one
-# of them starts, end the pool. Larger: the longer a sample that takes its supervisor along is tried.
-_DEATHS_WITHOUT_PROGRESS = 8
 # Completions in a row that could not be received before somebody is told: they are made again, and a descriptor may
 # become free meanwhile.
 _MAIMED_IN_A_ROW = 5
 
-
-class Listener(Protocol):
-    """Who takes notices about a loader: its engine."""
-
-    def on_notice(self, words: Words, attachment: Attachment) -> None:
-        """A notice about this loader arrived. The session's lock is held."""
-
-    def on_maimed(self) -> None:
-        """Something for this loader could not be received, for lack of file descriptors. The session's lock is held."""
-
-    def on_new_supervisor(self) -> None:
-        """The supervisor died and another one begins: tell it all that it must know. The session's lock is held."""
-
-    def on_close(self) -> None:
-        """The session ends. Runs in: any thread, also in a finalizer, without the lock."""
-
-    def on_load_died(self, how: str) -> None:
-        """The supervisor died before it had ever loaded this loader's function and source. The lock is held."""
-
-    @property
-    def was_loaded(self) -> bool:
-        """Whether a supervisor has ever loaded the loader's function and source."""
+_ABOUT_WORKERS = frozenset({Notice.WORKER_STARTED, Notice.WORKER_ENDED, Notice.WORKERS_BY_EXEC})
+# In the pipe, these may overtake a run's completions with bytes, which were written to the socket before them: without
+# those their slots would never be returned.
+_MAY_OVERTAKE = frozenset({Notice.UNSURE, Notice.RUN_ENDED})
+# These end a loader, or all.
+_ENDS = frozenset({Notice.LOAD_FAILED, Notice.LOST})
 
 
 class WorkerRecord:
@@ -116,15 +97,11 @@ class Session:
         self._gave_up = False  # the supervisor has told why it ends
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
         self.is_closed = False
-        self.listeners: dict[int, Listener] = {}  # by loader
-        self.runs: dict[int, Listener] = {}  # whose run it is, by run
-        self.slots: dict[int, Listener] = {}  # whose slot it is, by slot
+        self.listeners = Listeners()
         self.workers: dict[int, WorkerRecord] = {}
         self.restarts = 0
         self.supervisor_restarts = 0
-        self._supervisor_deaths = RestartLimit(max_restarts)
-        self._deaths_without_progress = 0  # of supervisors, since a consumer took anything
-        self._last_indices: tuple[int, ...] = ()  # at which its workers were when the latest one died
+        self._supervisor_deaths = SupervisorDeaths(max_restarts)
         self.obstacles: tuple[ForkObstacle, ...] = ()  # why workers are not forked
         self._has_warned = False
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
@@ -218,16 +195,7 @@ class Session:
             raise ClosedError("the loader's pool is closed; make a new Loader (or Pool)")
         self.check_owner()
         if self._how_broken:
-            at_work = ", ".join(map(item_name, self._last_indices)).replace(", source index", ",")
-            stuck = (
-                f" It was the {self._deaths_without_progress}th in a row, and no batch was taken between; its workers "
-                f"were at {at_work} or a few behind: does the function end more than its own process, as "
-                "os.killpg does?"
-                if self._deaths_without_progress > _DEATHS_WITHOUT_PROGRESS and at_work
-                else " If the machine ran out of memory, lower memory_limit or the number of workers"
-            )
-            died = f"the supervisor process (pid {self._link.pid}) died ({self._how_broken}); its workers ended too."
-            raise SupervisorLostError(died + stuck)
+            raise self._supervisor_deaths.error(self._link.pid, self._how_broken)
 
     def warn(self) -> None:
         """Say once, in the caller's line, that workers are not forked. Not while the lock is held: it may raise."""
@@ -318,14 +286,10 @@ class Session:
             # This process had no descriptor left to receive it with.
             self._maimed += 1
             if words[0] == Notice.COMPLETION:
-                listener = self.runs.get(words[2])
                 self.order(Control.REDO, words[1], words[6])
                 if self._maimed < _MAIMED_IN_A_ROW:
                     continue
-            else:
-                listener = self.listeners.get(words[1])
-            if listener is not None:
-                listener.on_maimed()
+            self.listeners.tell_maimed(words)
 
     # ---- another supervisor (rule 11 of the design) ----
 
@@ -335,9 +299,9 @@ class Session:
         old.end_workers(self.workers.values())
         self._read_pipe(old)
         self._drain_socket()
-        self._last_indices = self._indices_at_work()
+        indices = self._indices_at_work()
         self.workers.clear()
-        if self._gave_up or not self._may_go_on(how):
+        if self._gave_up or not self._may_go_on(how, indices):
             self._how_broken = how
             return
         try:
@@ -349,66 +313,54 @@ class Session:
         self.pipe.renew(new.control)
         self._link = new
         old.close()
-        self.runs.clear()
-        for listener in list(self.listeners.values()):
+        self.listeners.by_run.clear()
+        for listener in list(self.listeners.by_loader.values()):
             listener.on_new_supervisor()
 
-    def _may_go_on(self, how: str) -> bool:
+    def _may_go_on(self, how: str, indices: set[int]) -> bool:
         """Whether another supervisor is likely to fare better."""
-        board = self.arena.board
-        importing, board.loading = self.listeners.get(board.loading), 0
+        board, by_loader = self.arena.board, self.listeners.by_loader
+        loading, board.loading = board.loading, 0
+        importing = by_loader.get(loading)
         if importing is not None and not importing.was_loaded:  # the next one would die of that import, too
-            self.listeners = {n: listener for n, listener in self.listeners.items() if listener is not importing}
+            del by_loader[loading]
             importing.on_load_died(how)
-        if not self.listeners:
+        if not by_loader:
             return False
-        self._supervisor_deaths.note(clock.monotonic_ns())
-        self._deaths_without_progress += 1
-        is_stuck = self._max_restarts is not None and self._deaths_without_progress > _DEATHS_WITHOUT_PROGRESS
-        return not self._supervisor_deaths.is_exceeded and not is_stuck
+        self._supervisor_deaths.note(indices)
+        return not self._supervisor_deaths.are_too_many
 
-    def _indices_at_work(self) -> tuple[int, ...]:
+    def _indices_at_work(self) -> set[int]:
         """The source indices of the samples that the workers were at."""
         board = self.arena.board
         found = {board.read(worker.cell, Field.INDEX) for worker in self.workers.values()}
-        return tuple(sorted(index - 1 for index in found if index))
+        return {index - 1 for index in found if index}
 
     def note_progress(self) -> None:
-        """A consumer has taken something: whatever ended supervisors before, it was not for good."""
-        self._deaths_without_progress = 0
+        """A consumer has taken something."""
+        self._supervisor_deaths.note_progress()
 
     def _dispatch(self, words: Words, attachment: Attachment) -> None:
+        """Take in what is about the workers, and hand the rest to whom it concerns."""
         kind = words[0]
-        if kind == Notice.UNSURE:
-            self._drain_socket()  # what was sent was sent before this
-        if kind in (Notice.COMPLETION, Notice.UNSURE):
-            listener = self.runs.get(words[2])
-        elif kind == Notice.RUN_ENDED:
-            # This may have overtaken the run's last completions with bytes, which were in the socket before it was in
-            # the pipe: without them their slots would never be returned.
+        if kind in _ABOUT_WORKERS:
+            self._note_workers(words, attachment)
+            return
+        if kind in _MAY_OVERTAKE:
             self._drain_socket()
-            listener = self.runs.pop(words[1], None)
-        elif kind == Notice.SLOT_RETIRED:
-            listener = self.slots.pop(words[1], None)
-        elif kind == Notice.WORKERS_BY_EXEC:
-            self.obstacles = read_attachment(attachment)
-            return
-        elif kind == Notice.WORKER_STARTED:
-            self.workers[words[1]] = WorkerRecord(words[1], words[2], words[3], machine.start_time(words[2]))
-            return
+        elif kind in _ENDS and not words[1]:  # all loaders
+            self._gave_up = True
+        self.listeners.tell(words, attachment)
+
+    def _note_workers(self, words: Words, attachment: Attachment) -> None:
+        kind, number = words[:2]
+        if kind == Notice.WORKER_STARTED:
+            self.workers[number] = WorkerRecord(number, words[2], words[3], machine.start_time(words[2]))
         elif kind == Notice.WORKER_ENDED:
-            self.workers.pop(words[1], None)
+            self.workers.pop(number, None)
             self.restarts += words[3]
-            return
         else:
-            listener = self.listeners.get(words[1])
-            if words[1] == 0:
-                self._gave_up = True
-                for every in list(self.listeners.values()):
-                    every.on_notice(words, attachment)
-                return
-        if listener is not None:
-            listener.on_notice(words, attachment)
+            self.obstacles = read_attachment(attachment)
 
     # ---- ending ----
 
@@ -422,7 +374,7 @@ class Session:
     def _close(self) -> None:
         self.is_closed = True
         _live.discard(self)
-        for listener in list(self.listeners.values()):
+        for listener in list(self.listeners.by_loader.values()):
             listener.on_close()
         self.pipe.release(pack(Control.CLOSE))
         self._wake_leader()
@@ -430,7 +382,7 @@ class Session:
         self.pipe.is_dead = True
         # These refer to us: what is closed, and its descriptors, shall go without the collector of garbage.
         self.pipe.on_leftover = None
-        self.runs, self.slots = {}, {}
+        self.listeners.by_run, self.listeners.by_slot = {}, {}
         if self.lock.acquire(timeout=1.0):
             try:
                 self._turn.notify_all()

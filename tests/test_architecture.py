@@ -28,12 +28,12 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "attachments", "bundling", "delivery", "engine_choice", "error_budget", "failures", "feed",
-        "fingerprint", "fork_warning", "form_choice", "frame_source", "functions", "lane_log", "lane_shelf",
-        "last_error", "launch", "lengths", "link", "loader", "loader_cache", "loader_iterator", "local_engine",
-        "local_runs", "pass_book", "passes", "pool", "pool_engine", "pool_run", "reader", "reading", "replay", "ring",
-        "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice", "stream_feeds", "stretch", "tally",
-        "updates",
+        "arguments", "attachments", "bundling", "delivery", "engine_choice", "engine_failure", "error_budget",
+        "failures", "feed", "fingerprint", "fork_warning", "form_choice", "frame_source", "functions", "lane_log",
+        "lane_shelf", "last_error", "launch", "lengths", "link", "listeners", "loader", "loader_cache",
+        "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool", "pool_engine", "pool_run",
+        "reader", "reading", "replay", "ring", "saved_state", "session", "sharing", "shelf", "snapshot", "spec_choice",
+        "stream_feeds", "stretch", "supervisor_deaths", "tally", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

@@ -201,7 +201,7 @@ class Stage:
         """Whether no worker is at anything, not even of a loader that was closed."""
         session = self.pool.session
         session.catch_up()
-        return not session.runs and len(session.listeners) == 1
+        return not session.listeners.by_run and len(session.listeners.by_loader) == 1
 
     def close(self) -> None:
         self.beside.close()

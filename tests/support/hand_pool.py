@@ -22,6 +22,7 @@ import numpy as np
 import loaderpool as lp
 from loaderpool import machine
 from loaderpool.errors import ClosedError
+from loaderpool.listeners import Listeners
 from loaderpool.local_engine import LocalEngine
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
@@ -71,9 +72,7 @@ class HandSession:
         self.pipe: Any = HandPipe(self.controls)
         self.lock = threading.RLock()
         self.todo: collections.deque[Callable[[], None]] = collections.deque()
-        self.listeners: dict[int, Any] = {}
-        self.runs: dict[int, Any] = {}
-        self.slots: dict[int, Any] = {}
+        self.listeners = Listeners()
         self.is_closed = False
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)
@@ -125,7 +124,7 @@ class HandSession:
         if self.controls:
             moves.append(lambda: self.obey(self.state.on_control(self.controls.popleft())))
         if self.notices:
-            moves.append(self._dispatch)
+            moves.append(lambda: self.listeners.tell(*self.notices.popleft()))
         if self.slow_one and len(moves) > 1 and min(self.orders) in busy:
             del moves[busy.index(min(self.orders))]
         if not moves:
@@ -160,20 +159,6 @@ class HandSession:
             self.obey(self.state.on_worker_gone(worker, 0, 0))
         else:
             self.work(self, worker, words)
-
-    def _dispatch(self) -> None:
-        words, attachment = self.notices.popleft()
-        kind = words[0]
-        if kind == Notice.COMPLETION:
-            listener = self.runs.get(words[2])
-        elif kind == Notice.RUN_ENDED:
-            listener = self.runs.pop(words[1], None)
-        elif kind == Notice.SLOT_RETIRED:
-            listener = self.slots.pop(words[1], None)
-        else:
-            listener = self.listeners.get(words[1])
-        if listener is not None:
-            listener.on_notice(words, attachment)
 
 
 class HandPool:

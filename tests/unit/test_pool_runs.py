@@ -319,18 +319,18 @@ def test_an_interrupt_on_the_way_to_the_consumer_loses_no_slot(
 def test_a_loader_that_cannot_be_told_of_leaves_nothing_in_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     with pool_of() as pool:
         session: Any = pool.session
-        before = session.arena.extents.taken_bytes, dict(session.listeners)
+        before = session.arena.extents.taken_bytes, dict(session.listeners.by_loader)
         monkeypatch.setattr(PoolEngine, "_load_words", lambda *_, **__: (2**64,))
         engine = pool.engine
         with pytest.raises(struct.error):
             PoolEngine(session, {}, engine.config, engine.plan, engine.unit, None, 0)
-        assert (session.arena.extents.taken_bytes, session.listeners) == before
+        assert (session.arena.extents.taken_bytes, session.listeners.by_loader) == before
 
 
 def test_a_run_that_cannot_be_told_of_leaves_nothing_in_its_pool(small: HandPool) -> None:
     with pytest.raises(struct.error):
         small.engine.begin(2**64, 1, small.engine.plan, {})
-    assert not small.engine.stretches and not small.session.runs and not small.quotas()
+    assert not small.engine.stretches and not small.session.listeners.by_run and not small.quotas()
 
 
 def test_a_ring_without_room_is_tried_again_by_the_next_who_asks(

@@ -20,6 +20,7 @@ from loaderpool import capacity, machine
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
 from loaderpool.interrupts import InterruptsHeld
+from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
@@ -315,7 +316,7 @@ class FakeSession:
         self.workers_wanted = 2
         self.arena = Arena.create()
         self.pipe = ends.pipe
-        self.slots: dict[int, Any] = {}
+        self.listeners = Listeners()
         self.todo: collections.deque[Any] = collections.deque()
         self.orders: list[tuple[Any, ...]] = []
         self.is_closed = False
@@ -397,7 +398,7 @@ def test_a_ring_that_the_machine_has_no_room_for_leaves_nothing_behind(
     plan = plan_ring(form_of(4 * PAGE_BYTES, 1), workers=2, memory_limit=1 << 22)
     with pytest.raises(MemoryLimitError, match="the machine is full"):
         Ring(session, Owner(), 1, plan)  # type: ignore[arg-type]
-    assert session.arena.extents.taken_bytes == 0 and not session.slots and not session.orders
+    assert session.arena.extents.taken_bytes == 0 and not session.listeners.by_slot and not session.orders
     session.arena.close_descriptor()
 
 

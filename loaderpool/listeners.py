@@ -1,0 +1,67 @@
+"""Who in the trainer takes which of the supervisor's notices."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from loaderpool.attachments import Attachment
+from loaderpool.messages import Notice, Words
+
+__all__ = ["Listener", "Listeners"]
+
+
+class Listener(Protocol):
+    """Who takes notices about a loader: its engine."""
+
+    def on_notice(self, words: Words, attachment: Attachment) -> None:
+        """A notice about this loader arrived. The session's lock is held."""
+
+    def on_maimed(self) -> None:
+        """Something for this loader could not be received, for lack of file descriptors. The session's lock is held."""
+
+    def on_new_supervisor(self) -> None:
+        """The supervisor died and another one begins: tell it all that it must know. The session's lock is held."""
+
+    def on_close(self) -> None:
+        """The session ends. Runs in: any thread, also in a finalizer, without the lock."""
+
+    def on_load_died(self, how: str) -> None:
+        """The supervisor died before it had ever loaded this loader's function and source. The lock is held."""
+
+    @property
+    def was_loaded(self) -> bool:
+        """Whether a supervisor has ever loaded the loader's function and source."""
+
+
+class Listeners:
+    """A session's loaders, and whose its runs and slots are. Whoever calls holds the session's lock."""
+
+    def __init__(self) -> None:
+        self.by_loader: dict[int, Listener] = {}
+        self.by_run: dict[int, Listener] = {}
+        self.by_slot: dict[int, Listener] = {}
+
+    def tell(self, words: Words, attachment: Attachment) -> None:
+        """Hand a notice to whom it concerns, if that one is still there."""
+        kind = words[0]
+        if kind in (Notice.COMPLETION, Notice.UNSURE):
+            listener = self.by_run.get(words[2])
+        elif kind == Notice.RUN_ENDED:  # the last one about it, as is the next
+            listener = self.by_run.pop(words[1], None)
+        elif kind == Notice.SLOT_RETIRED:
+            listener = self.by_slot.pop(words[1], None)
+        elif words[1]:
+            listener = self.by_loader.get(words[1])
+        else:
+            for each in list(self.by_loader.values()):
+                each.on_notice(words, attachment)
+            return
+        if listener is not None:
+            listener.on_notice(words, attachment)
+
+    def tell_maimed(self, words: Words) -> None:
+        """Say that what came with this notice could not be received."""
+        is_of_run = words[0] == Notice.COMPLETION
+        listener = self.by_run.get(words[2]) if is_of_run else self.by_loader.get(words[1])
+        if listener is not None:
+            listener.on_maimed()

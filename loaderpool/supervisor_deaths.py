@@ -1,0 +1,60 @@
+"""The deaths of a session's supervisors: whether there may be another one, and what is said if not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loaderpool import clock
+from loaderpool.errors import SupervisorLostError
+from loaderpool.item_names import item_name
+from loaderpool.supervisor.restart_limit import RestartLimit
+
+__all__ = ["SupervisorDeaths"]
+
+# Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one
+# of them starts, end the pool. Larger: the longer a sample that takes its supervisor along is tried.
+_WITHOUT_PROGRESS = 8
+
+
+class SupervisorDeaths:
+    """Counts them; whoever calls holds the session's lock.
+
+    Args:
+        max_restarts: how many are made good, and within how many seconds; None: any number.
+    """
+
+    def __init__(self, max_restarts: tuple[int, float] | None) -> None:
+        self._limit = RestartLimit(max_restarts)
+        self._has_limit = max_restarts is not None
+        self._without_progress = 0  # since a consumer took anything
+        self._indices: tuple[int, ...] = ()  # at which the workers were at the latest one
+
+    def note(self, indices: Iterable[int]) -> None:
+        """A supervisor died while its workers were at the samples with these source indices."""
+        self._limit.note(clock.monotonic_ns())
+        self._without_progress += 1
+        self._indices = tuple(sorted(indices))
+
+    def note_progress(self) -> None:
+        """A consumer has taken something: whatever ended supervisors before, it was not for good."""
+        self._without_progress = 0
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether another supervisor is not likely to fare better."""
+        return self._limit.is_exceeded or (self._has_limit and self._is_stuck)
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self._without_progress > _WITHOUT_PROGRESS
+
+    def error(self, pid: int, how: str) -> SupervisorLostError:
+        """What is raised where the latest one is not replaced."""
+        advice = " If the machine ran out of memory, lower memory_limit or the number of workers"
+        if self._is_stuck and self._indices:
+            at_work = ", ".join(map(item_name, self._indices)).replace(", source index", ",")
+            advice = (
+                f" It was the {self._without_progress}th in a row, and no batch was taken between; its workers were at "
+                f"{at_work} or a few behind: does the function end more than its own process, as os.killpg does?"
+            )
+        return SupervisorLostError(f"the supervisor process (pid {pid}) died ({how}); its workers ended too.{advice}")
