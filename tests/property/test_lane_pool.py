@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import random
 from collections.abc import Iterator
@@ -15,8 +14,7 @@ from hypothesis import strategies as st
 from loaderpool.errors import MemoryLimitError
 from loaderpool.messages import Control
 from loaderpool.sources.replicated import ReplicatedSource
-from tests.property.test_pool_sharing import check_all_slots_free
-from tests.support.hand_pool import hand_pool
+from tests.support.hand_pool import check_all_slots_free, hand_pool, read_in_any_order
 
 ROWS = 2
 
@@ -61,26 +59,8 @@ def test_no_iterator_waits_for_ever_or_misses_a_batch(
         memory_limit=limit, deterministic=deterministic,
     ) as pool:  # fmt: skip
         pool.session.slow_one = slow_one
-        running = [pool.batches() for _ in range(iterators)]
-        seen: dict[int, list[list[int]]] = {at: [] for at in range(iterators)}
-        keep: collections.deque[Any] = collections.deque(maxlen=kept)
-        live = list(seen)
-        while live:
-            at = choice.choice(live)
-            try:
-                batch = next(running[at])
-            except StopIteration:
-                live.remove(at)
-                continue
-            except MemoryLimitError:  # so tight a budget has no slot for it
-                assert not seen.pop(at)
-                live.remove(at)
-                continue
-            seen[at].append(whole(batch))
-            if kept:
-                keep.append((batch, seen[at][-1]))
-            del batch
-            event = choice.random()
+
+        def meddle(event: float) -> None:
             if event < 0.03:  # another thread begins a pass and drops it
                 with contextlib.suppress(MemoryLimitError):
                     next(pool.batches())
@@ -94,12 +74,9 @@ def test_no_iterator_waits_for_ever_or_misses_a_batch(
                     pool.engine.sharing.restart_all()
             elif event < 0.4:
                 pool.session.step()
-            assert all(whole(old) == contents for old, contents in keep)
-        for got in seen.values():
+
+        for got in read_in_any_order(pool, iterators, whole, choice, kept, meddle):
             assert got == expected if deterministic else sorted(got) == sorted(expected)
-        keep.clear()
-        running.clear()
-        pool.book.drop_parked()
         check_all_slots_free(pool)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 import loaderpool as lp
 from loaderpool import machine
-from loaderpool.errors import ClosedError
+from loaderpool.errors import ClosedError, MemoryLimitError
 from loaderpool.listeners import Listeners
 from loaderpool.local_engine import LocalEngine
 from loaderpool.memory.arena import Arena
@@ -34,7 +34,7 @@ from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.worker.jobs import Job
 
-__all__ = ["HandPool", "HandSession", "consume", "first", "hand_pool"]
+__all__ = ["HandPool", "HandSession", "check_all_slots_free", "consume", "first", "hand_pool", "read_in_any_order"]
 
 
 # Smaller than a real one: a test makes many, and those that are not collected yet use up the address space.
@@ -280,3 +280,58 @@ def hand_pool(workers: int, seed: int = 0, **settings: Any) -> Iterator[HandPool
 def first(batches: Iterator[Any], count: int) -> list[int]:
     """The first number of each of the next batches."""
     return consume(itertools.islice(batches, count))
+
+
+def read_in_any_order(
+    pool: HandPool,
+    iterators: int,
+    look: Callable[[Any], Any],
+    choice: random.Random,
+    kept: int,
+    meddle: Callable[[float], None],
+) -> list[list[Any]]:
+    """What each of several iterators gave; without those for which there was no memory.
+
+    Args:
+        pool: its batches.
+        iterators: how many, all at once.
+        look: what is noted of a batch.
+        choice: whose turn it is.
+        kept: so many of the latest batches stay, and must stay as they are.
+        meddle: called between two batches with a number from 0 to 1, by which it may do something else to the pool.
+    """
+    running = {at: pool.batches() for at in range(iterators)}
+    seen: dict[int, list[Any]] = {at: [] for at in running}
+    keep: collections.deque[Any] = collections.deque(maxlen=kept)
+    while running:
+        at = choice.choice(list(running))
+        try:
+            batch = next(running[at])
+        except StopIteration:
+            del running[at]
+            continue
+        except MemoryLimitError:  # so tight a budget has no slot for it
+            assert not seen.pop(at)
+            del running[at]
+            continue
+        seen[at].append(look(batch))
+        if kept:
+            keep.append((batch, seen[at][-1]))
+        del batch
+        meddle(choice.random())
+        assert all(look(old) == contents for old, contents in keep)
+    return list(seen.values())
+
+
+def check_all_slots_free(pool: HandPool) -> None:
+    """After everything ended: no slot is lost, none is held by a run, no stretch is left."""
+    pool.book.drop_parked()
+    pool.session.settle()
+    state = pool.session.state
+    assert not state.ledger.runs and not pool.engine.stretches
+    assert (
+        sorted(state.ledger.slots)
+        == sorted(pool.ring.extents)
+        == sorted(next(iter(state.ledger.loaders.values())).free)
+    )
+    assert not pool.ring.lender.lent

@@ -22,7 +22,7 @@ from loaderpool.pool_engine import PoolEngine
 from loaderpool.pool_run import PoolRun
 from loaderpool.shelf import Arrival, UnorderedShelf
 from loaderpool.stretch import Stretch
-from tests.support.hand_pool import HandPool, consume, first, hand_pool
+from tests.support.hand_pool import HandPool, check_all_slots_free, consume, first, hand_pool
 
 BATCHES = 40
 FIRSTS = list(range(0, 2 * BATCHES, 2))
@@ -55,14 +55,6 @@ def run_of(pool: HandPool) -> PoolRun:
     return run
 
 
-def check_slots_are_back(pool: HandPool) -> None:
-    pool.book.drop_parked()
-    pool.session.settle()
-    loader = next(iter(pool.session.state.ledger.loaders.values()))
-    assert sorted(loader.free) == sorted(pool.ring.extents) and not pool.ring.lender.lent
-    assert not pool.engine.stretches and not pool.session.state.ledger.runs
-
-
 # ---- passes side by side ----
 
 
@@ -83,7 +75,7 @@ def test_two_passes_outgrow_their_slots(deterministic: bool) -> None:
                 del batch
         assert [sorted(numbers) for numbers in firsts] == [list(range(0, 400, 4))] * 2
         assert pool.ring.slot_bytes > 2 * slot_bytes
-        check_slots_are_back(pool)
+        check_all_slots_free(pool)
 
 
 def test_more_passes_than_slots_are_refused_and_leave_the_others_as_they_are(small: HandPool) -> None:
@@ -96,7 +88,7 @@ def test_more_passes_than_slots_are_refused_and_leave_the_others_as_they_are(sma
     assert epoch == len(begun) - 1 == 5  # the refused one does not count
     for one_pass in begun[:-1]:
         assert consume(one_pass) == FIRSTS[1:]
-    check_slots_are_back(small)
+    check_all_slots_free(small)
 
 
 # ---- begun anew ----
@@ -119,7 +111,7 @@ def test_a_run_begun_anew_again_and_again_gives_each_batch_once(deterministic: b
                     pool.session.step()
             assert (numbers if deterministic else sorted(numbers)) == list(range(0, 400, 2))
         del batch
-        check_slots_are_back(pool)
+        check_all_slots_free(pool)
 
 
 def test_batches_that_were_taken_before_a_new_begin_are_left_out_of_their_chunks() -> None:
@@ -218,7 +210,7 @@ def test_a_run_ended_while_it_begins_anew_is_ended_once_and_for_all(
     small.session.settle()
     assert told.ended == dict.fromkeys(told.begun, 1)
     assert len(told.begun) == (1 if when == "before" else 2)
-    check_slots_are_back(small)
+    check_all_slots_free(small)
 
 
 def test_an_extension_reaches_the_stretch_that_a_restart_begins(
@@ -309,7 +301,7 @@ def test_an_interrupt_on_the_way_to_the_consumer_loses_no_slot(
         with pytest.raises(KeyboardInterrupt):
             next(begun)
     gc.collect()
-    check_slots_are_back(small)
+    check_all_slots_free(small)
     assert consume(small.batches()) == FIRSTS
 
 
