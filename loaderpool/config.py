@@ -139,14 +139,15 @@ class LoaderConfig:
         return self.batch_size if self.drop_remainder and is_one else None
 
 
-def check_workers(value: Any) -> int | Literal["auto"]:
-    """The checked `workers` argument: "auto" or a number from 0 to MAX_WORKERS."""
+def check_workers(value: Any, of_pool: bool = False) -> int | Literal["auto"]:
+    """The checked `workers` argument: "auto" or a number up to MAX_WORKERS, from 0; of a pool from 1."""
     if isinstance(value, str):
         if value == "auto":
             return "auto"
         raise ArgumentError(f'workers must be a number or "auto", got {value!r}')
-    hint = '0 runs in this process, "auto" starts one per usable CPU'
-    return whole_number("workers", value, at_least=0, at_most=MAX_WORKERS, hint=hint)
+    here = "workers=0, in this process, is a setting of a Loader" if of_pool else "0 runs in this process"
+    hint = f'{here}, "auto" starts one per usable CPU'
+    return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
 
 
 def _threads(value: Any, seed_globals: Any) -> int:

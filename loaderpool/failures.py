@@ -27,19 +27,30 @@ from loaderpool.worker.failures import (
     unpickled,
 )
 
-__all__ = ["lost_error", "reader_lost_error", "reading_error", "sample_error", "setup_error", "source_error"]
+__all__ = [
+    "how_to_replay",
+    "lost_error",
+    "reader_lost_error",
+    "reading_error",
+    "sample_error",
+    "setup_error",
+    "source_error",
+]
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
 
 
-def sample_error(failure: Failure, cause: BaseException | None = None, preface: str = "") -> LoaderpoolError:
+def sample_error(
+    failure: Failure, cause: BaseException | None = None, preface: str = "", can_replay: bool = True
+) -> LoaderpoolError:
     """The exception for a failure: a SampleError that is also of the user's type where such a class can be made.
 
     Args:
         failure: as it came from the worker.
         cause: the exception object itself, where the function ran in this process.
         preface: begins the message.
+        can_replay: `loaderpool replay` can run it.
     """
     original = original_of(cause) if cause is not None else unpickled(failure)
     if failure.is_setup:
@@ -48,7 +59,7 @@ def sample_error(failure: Failure, cause: BaseException | None = None, preface: 
         return setup_error(failure, "a worker could not load function and source", failure.load_advice)
     if original is not None and issubclass(original.cls, SpecMismatchError):
         return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
-    message = preface + _message(failure)
+    message = preface + _message(failure, can_replay)
     told = {
         "index": _index_told(failure.index),
         "epoch": failure.epoch,
@@ -145,7 +156,7 @@ def lost_error(report: LostReport) -> WorkerLostError:
         text = f"{worker} before it had begun any sample, and so did {report.deaths - 1} before it. "
     text += _likely_cause(report, name, "setup hook" if report.in_setup else "function")
     if report.verdict is Verdict.ALONE and report.index is not None:
-        text += _how_to_replay(report.index, report.epoch)
+        text += how_to_replay(report.index, report.epoch)
     if report.stacks.strip():
         text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
     error = WorkerLostError(text)
@@ -199,7 +210,7 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
     )
 
 
-def _message(failure: Failure) -> str:
+def _message(failure: Failure, can_replay: bool) -> str:
     if failure.index is not None:
         where = item_name(failure.index)
     elif failure.indices and (generated := generated_item(failure.indices[0])) is not None:
@@ -210,16 +221,26 @@ def _message(failure: Failure) -> str:
     else:
         where = "a batch"
     first = failure.index if failure.index is not None else failure.indices[0] if failure.indices else None
-    replay = "" if first is None else _how_to_replay(first, failure.epoch, was_here=failure.worker is None)
+    replay = ""
+    if first is not None:
+        replay = how_to_replay(first if can_replay else None, failure.epoch, was_here=failure.worker is None)
     return (
         f"{failure.type_name}: {failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}."
         f"{replay}\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}"
     )
 
 
-def _how_to_replay(index: int, epoch: int, was_here: bool = False) -> str:
-    """A sentence with a space before it; nothing where there is nothing to say."""
-    command = "" if generated_item(index) is not None else f"`loaderpool replay TARGET --index {index} --epoch {epoch}`"
+def how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
+    """A sentence with a space before it; nothing where there is nothing to say.
+
+    Args:
+        index: source index of the sample; None: `loaderpool replay` cannot run it.
+        epoch: of the sample.
+        was_here: it ran in this process already.
+    """
+    command = ""
+    if index is not None and generated_item(index) is None:
+        command = f"`loaderpool replay TARGET --index {index} --epoch {epoch}`"
     if was_here:
         return command and f" To run it alone: {command}."
     return f" To run it in this process, for a debugger: {command}{', or ' if command else ''}workers=0."

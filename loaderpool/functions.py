@@ -21,10 +21,13 @@ def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) ->
     """
     if fn is not None and batch_fn is not None:
         raise ArgumentError("fn and batch_fn exclude each other: one makes samples, the other whole batches")
-    for name, function, example in (("fn", fn, "item"), ("batch_fn", batch_fn, "list_of_items"), ("setup", setup, "")):
-        if function is None:
-            continue
-        _check_callable(name, function, example)
+    for name, function, example, may_take in (
+        ("fn", fn, "item", ("rng", "out")),
+        ("batch_fn", batch_fn, "list_of_items", ("rng",)),
+        ("setup", setup, "", ()),
+    ):
+        if function is not None:
+            _check_callable(name, function, example, may_take)
     if batch_fn is not None:
         if config.batch_size is None:
             raise ArgumentError("batch_fn needs a batch_size: how many items it is given")
@@ -41,7 +44,7 @@ def check_augment(augment: Any, fn: Any, batch_fn: Any) -> None:
     """
     if augment is None:
         return
-    _check_callable("augment", augment, "sample")
+    _check_callable("augment", augment, "sample", ("rng", "out"))
     if batch_fn is not None:
         raise ArgumentError(
             "augment is for single samples, and batch_fn makes whole batches: have batch_fn augment its batch itself "
@@ -73,10 +76,10 @@ def check_cached(fn: Any, batch_fn: Any) -> None:
         raise ArgumentError("fn needs out, but with cache= its result is kept, not written into a batch: return it")
 
 
-def _check_callable(name: str, function: Any, example: str) -> None:
+def _check_callable(name: str, function: Any, example: str, may_take: tuple[str, ...]) -> None:
     if not callable(function):
         raise ArgumentTypeError(f"{name} must be callable, got {function!r} of type {type(function).__name__}")
-    check_signature(name, function, example)
+    check_signature(name, function, example, may_take)
 
 
 def _needs_out(function: Any) -> bool:

@@ -103,7 +103,7 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
 def _called(
     config: LoaderConfig, arguments: Mapping[str, Any], where: dict[str, Any], size: int
 ) -> npt.NDArray[np.int64]:
-    from loaderpool.failures import sample_error
+    from loaderpool.failures import how_to_replay, sample_error
     from loaderpool.loader import Loader  # which begins with this module
 
     lengths = np.empty(size, np.int64)
@@ -131,13 +131,15 @@ def _called(
         return lengths
     except WorkerLostError as error:
         if error.index is not None:  # else no item's length was being asked for
-            error.args = (f"bucket_by: {error}",)
+            # There is no loader yet that could be replayed.
+            told = str(error).replace(how_to_replay(error.index, 0), how_to_replay(None, 0))
+            error.args = (f"bucket_by: {told}",)
         raise
     except SampleError as error:
         failure, cause = getattr(error, "failure", None), error.__cause__
         if failure is None:
             raise
-    raise sample_error(failure, cause, preface="bucket_by: ") from cause
+    raise sample_error(failure, cause, preface="bucket_by: ", can_replay=False) from cause
 
 
 # How a message names the user's function, which travels as a part of this one.

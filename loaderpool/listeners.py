@@ -16,8 +16,11 @@ class Listener(Protocol):
     def on_notice(self, words: Words, attachment: Attachment) -> None:
         """A notice about this loader arrived. The session's lock is held."""
 
-    def on_maimed(self) -> None:
-        """Something for this loader could not be received, for lack of file descriptors. The session's lock is held."""
+    def on_maimed(self, words: Words) -> None:
+        """What came with this notice could not be received, for lack of file descriptors. The session's lock is held.
+
+        It comes again where it is a run's, or where it is asked for again.
+        """
 
     def on_new_supervisor(self) -> None:
         """The supervisor died and another one begins: tell it all that it must know. The session's lock is held."""
@@ -26,7 +29,10 @@ class Listener(Protocol):
         """The session ends. Runs in: any thread, also in a finalizer, without the lock."""
 
     def on_load_died(self, how: str) -> None:
-        """The supervisor died before it had ever loaded this loader's function and source. The lock is held."""
+        """The supervisor died before it had ever loaded this loader's function and source; the next one shall not try.
+
+        The session's lock is held.
+        """
 
     @property
     def was_loaded(self) -> bool:
@@ -50,10 +56,8 @@ class Listeners:
             listener = self.by_run.pop(words[1], None)
         elif kind == Notice.SLOT_RETIRED:
             listener = self.by_slot.pop(words[1], None)
-        elif words[1]:
-            listener = self.by_loader.get(words[1])
         else:
-            for each in list(self.by_loader.values()):
+            for each in self._addressed(words):
                 each.on_notice(words, attachment)
             return
         if listener is not None:
@@ -61,7 +65,15 @@ class Listeners:
 
     def tell_maimed(self, words: Words) -> None:
         """Say that what came with this notice could not be received."""
-        is_of_run = words[0] == Notice.COMPLETION
-        listener = self.by_run.get(words[2]) if is_of_run else self.by_loader.get(words[1])
-        if listener is not None:
-            listener.on_maimed()
+        if words[0] != Notice.COMPLETION:
+            for each in self._addressed(words):
+                each.on_maimed(words)
+        elif (listener := self.by_run.get(words[2])) is not None:
+            listener.on_maimed(words)
+
+    def _addressed(self, words: Words) -> list[Listener]:
+        """The loader that a notice names; 0 stands for all."""
+        if not words[1]:
+            return list(self.by_loader.values())
+        listener = self.by_loader.get(words[1])
+        return [] if listener is None else [listener]

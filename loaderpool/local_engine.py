@@ -91,10 +91,8 @@ class LocalEngine:
         with SavedGlobals():
             try:
                 self.work.ensure_setup()
-                if self._stream is not None and self._first_reading is None:
-                    self._first_reading = self._open(self._stream, self._first_epoch, self.plan)
-                if self._first_reading is not None:
-                    self._put(self._first_reading.peek())
+                if self._stream is not None:
+                    self._put_first(self._stream)
                 probe = self.work.probe(self._first_epoch)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
@@ -125,6 +123,17 @@ class LocalEngine:
         if first is not None and stream.serves(first.epoch, epoch, plan, self.config.shuffle_window):
             return first
         return self._open(stream, epoch, plan)
+
+    def _put_first(self, stream: StreamSource) -> None:
+        """Have the first items be the probe's; where there are none, the next pass looks anew, if it can."""
+        if self._first_reading is None:
+            self._first_reading = self._open(stream, self._first_epoch, self.plan)
+        try:
+            self._put(self._first_reading.peek())
+        except BaseException:
+            if not stream.is_one_shot:
+                self._first_reading = None
+            raise
 
     def _put(self, batch: tuple[int, list[Any]] | None) -> int:
         """Have these items be the next job's; returns how many there are."""

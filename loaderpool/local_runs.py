@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -116,9 +117,12 @@ class StreamReading:
         self._seen: list[tuple[int, list[Any]]] = []  # at most one: read, and not taken
         self._taken = 0
         self.is_over = False
+        self._make_error: Callable[[], Exception] | None = None  # what it ended with, for who asks again
 
     def peek(self) -> tuple[int, list[Any]] | None:
         """What `take` will give."""
+        if self._make_error is not None:
+            raise self._make_error()
         if not self._seen and not self.is_over:
             try:
                 self._seen = list(itertools.islice(self._batches, 1))
@@ -126,7 +130,9 @@ class StreamReading:
                 if type(error) in OURS:
                     raise
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
-                raise source_error(failure, self._plan.start_after(self.epoch, self._taken), error) from error
+                position = self._plan.start_after(self.epoch, self._taken)
+                self._make_error = functools.partial(source_error, failure, position)
+                raise source_error(failure, position, error) from error
         self.is_over = not self._seen
         return self._seen[0] if self._seen else None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool import capacity, role
 from loaderpool.config import DEFAULT_MAX_RESTARTS, check_max_restarts, check_workers
-from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError
+from loaderpool.errors import ClosedError, ForeignProcessError
 
 if TYPE_CHECKING:
     from loaderpool.session import Session
@@ -46,10 +46,8 @@ class Pool:
         workers: int | Literal["auto"] = "auto",
         max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
     ) -> None:
-        checked = check_workers(workers)
+        checked = check_workers(workers, of_pool=True)
         self._max_restarts = check_max_restarts(max_restarts)
-        if checked == 0:
-            raise ArgumentError("a Pool needs at least 1 worker; workers=0 (in this process) is a Loader's setting")
         self._workers = resolve_workers(checked)
         self._session: Session | None = None
         self._finalizer: Any = None
@@ -113,9 +111,7 @@ class Pool:
         Raises:
             ArgumentError: fewer than 1.
         """
-        checked = check_workers(workers)
-        if checked == 0:
-            raise ArgumentError("a running pool cannot shrink to 0 workers; make a Loader with workers=0")
+        checked = check_workers(workers, of_pool=True)
         with self._turn():
             self._workers = resolve_workers(checked)
             if self._session is not None:

@@ -95,7 +95,7 @@ class PoolEngine:
         self._layout_extent: Extent | None = None
         self._layout_bytes = 0
         self._is_loaded = False
-        self._is_closed = self._was_loaded = False
+        self._is_closed = self._was_loaded = self._has_ended_supervisor = False
         self.stretches: dict[int, Stretch] = {}  # until the supervisor says that they are over
         self.ring: Ring | None = None
         self._sharing: Sharing | None = None
@@ -228,7 +228,8 @@ class PoolEngine:
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread; the session's lock is held."""
         assert self.feeds is not None
-        if feed is self.feeds.first and self._probe is None and not self._is_closed:
+        is_wanted = not self._is_closed and not self._has_ended_supervisor
+        if feed is self.feeds.first and self._probe is None and is_wanted:
             if feed.made == 1 and feed.end is None:
                 self.session.order(Control.PROBE, self.number, self._first_epoch, feed.offset)
             elif not feed.made:
@@ -361,21 +362,25 @@ class PoolEngine:
         elif kind == Notice.UNLOADED:
             self._forget()
 
-    def on_maimed(self) -> None:
-        """Something could not be received; who waits is told, and the next pass tries again."""
+    def on_maimed(self, words: Words) -> None:
+        """Something could not be received; who waits is told, and the next pass tries again, if that may help."""
         soft, _ = machine.descriptor_limits()
-        make_error = functools.partial(
-            PoolBrokenError,
+        text = (
             "this process has no file descriptors left to receive a large batch, spec or error with (its limit is "
-            f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n)",
+            f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n)"
         )
-        self._failure.note(make_error, may_pass=True)
+        is_final = words[0] == Notice.LOAD_FAILED or not words[1]
+        if is_final:
+            text += "; it was an error that ends the loader, so make a new loader to see which"
+        self._failure.note(functools.partial(PoolBrokenError, text), may_pass=not is_final)
         self.session.wake()
 
     def on_new_supervisor(self) -> None:
         """Tell another supervisor all that it must know, and have what was not taken made anew."""
         if self._is_closed:
             self._forget()
+            return
+        if self._has_ended_supervisor:
             return
         self._send_files()
         must_probe = self._probe is None and not self._failure.is_there
@@ -399,7 +404,9 @@ class PoolEngine:
         return self._was_loaded
 
     def on_load_died(self, how: str) -> None:
-        """The supervisor died while it loaded function and source."""
+        """See `listeners.Listener`."""
+        self._has_ended_supervisor = True
+        self.on_close()  # nobody will want what its stream still has
         make_error = functools.partial(
             SupervisorLostError,
             f"the supervisor process died ({how}) while it imported the modules that function and source need; it is "
@@ -437,7 +444,8 @@ class PoolEngine:
     def _unload(self) -> None:
         if self._sharing is not None:
             self._sharing.end_all()
-        if self.session.is_closed:  # the workers are gone: nobody writes into its memory any more
+        # The workers are gone, or no supervisor knows of it: nobody looks at its memory any more.
+        if self.session.is_closed or self._has_ended_supervisor:
             self._forget()
         else:
             self.session.order(Control.UNLOAD, self.number)

@@ -60,6 +60,7 @@ class Replay:
         assert isinstance(engine, LocalEngine)
         self._engine = engine
         self.call = _find_call(engine, index, check_epoch(epoch))
+        self.why_no_out: LoaderpoolError | None = None  # the first sample's error, which leaves `out` None for this one
         self.has_hooks = self._loader._book.has_hooks  # it runs none, so it sees the data as it is before epoch 0
 
     def run(self) -> Any:
@@ -84,14 +85,14 @@ class Replay:
         Raises:
             SpecMismatchError: no batch can be made of it.
         """
-        return sample_spec(result, self._engine.given_spec)
+        return sample_spec(result, self._engine.given_spec, self._engine.work.origin)
 
     def _learn_form(self) -> None:
         """The function writes into a row of a batch; how that looks, the epoch's first sample tells."""
         try:
             self._engine.form()
-        except LoaderpoolError:
-            pass  # then `out` is None, as it is for that first sample
+        except LoaderpoolError as error:
+            self.why_no_out = error
         self._engine.work.forget_probe()
 
 

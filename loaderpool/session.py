@@ -289,7 +289,9 @@ class Session:
                 self.order(Control.REDO, words[1], words[6])
                 if self._maimed < _MAIMED_IN_A_ROW:
                     continue
-            self.listeners.tell_maimed(words)
+            if words[0] not in _ABOUT_WORKERS:
+                self._gave_up |= _ends_all(words)
+                self.listeners.tell_maimed(words)
 
     # ---- another supervisor (rule 11 of the design) ----
 
@@ -301,7 +303,8 @@ class Session:
         self._drain_socket()
         indices = self._indices_at_work()
         self.workers.clear()
-        if self._gave_up or not self._may_go_on(how, indices):
+        self._note_death(how, indices)
+        if self._gave_up or self._supervisor_deaths.are_too_many:
             self._how_broken = how
             return
         try:
@@ -317,18 +320,14 @@ class Session:
         for listener in list(self.listeners.by_loader.values()):
             listener.on_new_supervisor()
 
-    def _may_go_on(self, how: str, indices: set[int]) -> bool:
-        """Whether another supervisor is likely to fare better."""
-        board, by_loader = self.arena.board, self.listeners.by_loader
-        loading, board.loading = board.loading, 0
-        importing = by_loader.get(loading)
-        if importing is not None and not importing.was_loaded:  # the next one would die of that import, too
-            del by_loader[loading]
-            importing.on_load_died(how)
-        if not by_loader:
-            return False
-        self._supervisor_deaths.note(indices)
-        return not self._supervisor_deaths.are_too_many
+    def _note_death(self, how: str, indices: set[int]) -> None:
+        """A supervisor died; of what, as far as one can tell."""
+        board = self.arena.board
+        importing, board.loading = self.listeners.by_loader.get(board.loading), 0
+        if importing is not None and not importing.was_loaded:
+            importing.on_load_died(how)  # the next one would die of that import, too; so it does not count
+        else:
+            self._supervisor_deaths.note(indices)
 
     def _indices_at_work(self) -> set[int]:
         """The source indices of the samples that the workers were at."""
@@ -348,8 +347,7 @@ class Session:
             return
         if kind in _MAY_OVERTAKE:
             self._drain_socket()
-        elif kind in _ENDS and not words[1]:  # all loaders
-            self._gave_up = True
+        self._gave_up |= _ends_all(words)
         self.listeners.tell(words, attachment)
 
     def _note_workers(self, words: Words, attachment: Attachment) -> None:
@@ -398,6 +396,11 @@ class Session:
         os.close(self._wake_write)
         self._link.close()
         self.arena.close_descriptor()
+
+
+def _ends_all(words: Words) -> bool:
+    """Whether the supervisor gives up."""
+    return words[0] in _ENDS and not words[1]
 
 
 _live: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -11,9 +11,7 @@ from loaderpool.errors import ArgumentTypeError
 __all__ = ["check_signature", "parameters_of"]
 
 
-def check_signature(
-    name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...] = ("rng", "out")
-) -> None:
+def check_signature(name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]) -> None:
     """Check that a function can be called as it will be.
 
     Args:

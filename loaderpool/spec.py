@@ -113,17 +113,18 @@ def _read_shape(shape: Any) -> tuple[int | None, ...]:
     return tuple(sizes)
 
 
-def sample_spec(sample: Any, given: ElementSpec | None = None) -> ElementSpec:
+def sample_spec(sample: Any, given: ElementSpec | None = None, origin: str = "fn returned") -> ElementSpec:
     """The spec of exactly this sample: no batch axis, all axes known.
 
     Args:
         sample: what the function returned.
         given: the user's spec; says of an object array without elements whether it is str or bytes.
+        origin: begins the messages: who made the sample.
 
     Raises:
         SpecMismatchError: no batch can be made of it; names the component.
     """
-    structure = Structure.of(sample)
+    structure = Structure.of(sample, origin=origin)
     components = []
     hints: tuple[ArraySpec | None, ...] = (None,) * structure.num_leaves
     if given is not None and given.structure == structure:

@@ -124,7 +124,8 @@ class Structure:
 def _structure_of(value: Any, path: str, origin: str) -> Structure:
     where = f" at {path}" if path else ""
     if value is None:
-        advice = "is a return missing?" if not path else "leave it out, or use a value such as 0 or NaN for 'nothing'"
+        is_call = not path and origin.endswith("returned")
+        advice = "is a return missing?" if is_call else "leave it out, or use a value such as 0 or NaN for 'nothing'"
         raise SpecMismatchError(f"{origin} None{where}: an element is made of arrays; {advice}")
     if isinstance(value, dict):
         if not value:

@@ -24,8 +24,7 @@ class SupervisorDeaths:
     """
 
     def __init__(self, max_restarts: tuple[int, float] | None) -> None:
-        self._limit = RestartLimit(max_restarts)
-        self._has_limit = max_restarts is not None
+        self._limit, self._max_restarts = RestartLimit(max_restarts), max_restarts
         self._without_progress = 0  # since a consumer took anything
         self._indices: tuple[int, ...] = ()  # at which the workers were at the latest one
 
@@ -42,7 +41,7 @@ class SupervisorDeaths:
     @property
     def are_too_many(self) -> bool:
         """Whether another supervisor is not likely to fare better."""
-        return self._limit.is_exceeded or (self._has_limit and self._is_stuck)
+        return self._limit.is_exceeded or (self._max_restarts is not None and self._is_stuck)
 
     @property
     def _is_stuck(self) -> bool:
@@ -51,6 +50,12 @@ class SupervisorDeaths:
     def error(self, pid: int, how: str) -> SupervisorLostError:
         """What is raised where the latest one is not replaced."""
         advice = " If the machine ran out of memory, lower memory_limit or the number of workers"
+        if self._limit.is_exceeded and self._max_restarts is not None:
+            most, seconds = self._max_restarts
+            advice = (
+                f" {self._limit.count} died within {seconds:g} s, and max_restarts=({most}, {seconds:g}) makes good "
+                f"{most}.{advice}"
+            )
         if self._is_stuck and self._indices:
             at_work = ", ".join(map(item_name, self._indices)).replace(", source index", ",")
             advice = (

@@ -67,7 +67,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, too: in a worker it is an error like others
-        _show_error(error, wanted.call, debug)
+        _show_error(error, wanted, debug)
         raise click.exceptions.Exit(1) from None
     elapsed_s = clock.monotonic_s() - started_s
     try:
@@ -86,9 +86,14 @@ def _announcement(target: str, call: Call) -> str:
     return f"Replaying {what}, in epoch {call.epoch}: position {call.position:,}, batch {call.batch}, row {call.row}"
 
 
-def _show_error(error: BaseException, call: Call, debug: bool) -> None:
+def _show_error(error: BaseException, wanted: Replay, debug: bool) -> None:
+    call = wanted.call
     failure = describe_failure(error, epoch=call.epoch, worker=None, index=call.index)
     click.echo(failure.traceback_text.rstrip(), err=True)
+    if wanted.why_no_out is not None:
+        first = str(wanted.why_no_out).partition("\n")[0]
+        told = f"out was None: a training learns how it looks from its first sample, which ends with\n{first}"
+        click.echo(f"\n{told}", err=True)
     if debug:
         pdb.post_mortem(error.__traceback__)
     else:

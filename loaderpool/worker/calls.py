@@ -100,6 +100,9 @@ class Calls:
         self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
         self._seeds_globals: bool = config.seed_globals is True
         self._kept: _Kept | None = None
+        maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
+        self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
+        self.lacked_out = False  # the latest call of a function that takes `out` was given None
         # Gives `out` its structure, once the batches' form is known.
         self.pack_out: Callable[[Sequence[Any]], Any] | None = None
 
@@ -211,6 +214,7 @@ class Calls:
         for position, index in zip(positions, indices, strict=True):
             if self._seeds_globals and cached is None:
                 streams.seed_globals(epoch, position)
+            self.lacked_out = False
             if self._takes_rng:  # one for all: the second goes on where the first has stopped
                 generator = streams.generator(epoch, position)
             value = first(index)
@@ -222,6 +226,7 @@ class Calls:
                 out = None
                 if arrays is not None and self.pack_out is not None:
                     out = self.pack_out([array[row, ...] for array in arrays])  # 0-d: an array, too
+                self.lacked_out = out is None
                 function, takes_rng = last
                 value = function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
                 value = out if value is None else value

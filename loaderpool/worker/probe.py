@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from loaderpool import clock
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import SourceError
+from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.leaves import convert_leaf
 from loaderpool.memory.form import UnitKind
 from loaderpool.plan.base import BasePlan
@@ -128,7 +128,7 @@ class Prober:
         elapsed = clock.monotonic_ns() - started
         words[progress.index_word] = 0
         try:
-            spec = sample_spec(result, self._given_spec)
+            spec = sample_spec(result, self._given_spec, self._calls.origin)
             leaves = spec.structure.flatten(result)
         except Exception as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
@@ -138,7 +138,8 @@ class Prober:
 
     def _failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
         failed = self._progress.failed(error, epoch, indices, position)
-        if not (self._calls.takes_out and "None" in failed.failure.text):
+        is_of_none = isinstance(error, (TypeError, AttributeError, SpecMismatchError)) and "None" in failed.failure.text
+        if not (self._calls.lacked_out and is_of_none):
             return failed
         return WorkFailed(dataclasses.replace(failed.failure, text=failed.failure.text + _WITHOUT_OUT), error)
 

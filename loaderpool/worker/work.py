@@ -279,6 +279,11 @@ class Work:
         arrays = self.form.row_arrays(buffer, base, stop, capacity)
         return b"".join(array[start:stop].tobytes() for array in arrays or ())
 
+    @property
+    def origin(self) -> str:
+        """Who makes the samples, to begin a message with."""
+        return self._calls.origin
+
     def try_alone(self, job: Job, which: int, begin_with: int | None) -> int:
         """Run one of a job's calls alone and drop its result; returns how many the job has. See `Trial.run`."""
         return self._trial.run(job, which, begin_with, self.form)

@@ -198,13 +198,13 @@ def test_a_closed_pool_is_refused() -> None:
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_a_pool_needs_a_worker(workers: int) -> None:
-    with pytest.raises(ArgumentError, match=f"{workers}|at least 1"):
+    with pytest.raises(ArgumentError, match=f"at least 1, got {workers} .*setting of a Loader"):
         lp.Pool(workers)
 
 
 @pytest.mark.parametrize("workers", [0, -2])
 def test_resize_refuses_less_than_one_worker(pool: lp.Pool, workers: int) -> None:
-    with pytest.raises(ArgumentError):
+    with pytest.raises(ArgumentError, match=f"at least 1, got {workers}"):
         pool.resize(workers)
     assert pool.workers == 2
 
@@ -319,6 +319,11 @@ def test_a_function_that_does_not_take_one_item_is_refused(function: Any, says: 
 def test_a_setup_hook_that_needs_an_argument_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match=r"setup must be callable as setup\(\)"):
         lp.Loader(range(8), identity, workers=0, setup=identity)
+
+
+def test_out_is_not_for_whole_batches() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"batch_fn must be callable as batch_fn\(list_of_items\).*'out'"):
+        lp.Loader(range(8), batch_fn=lambda items, out: out, batch_size=4, workers=0)
 
 
 @pytest.mark.parametrize(

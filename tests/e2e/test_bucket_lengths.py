@@ -78,6 +78,7 @@ def test_what_the_function_raises_names_the_item(workers: int, on: Place) -> Non
         with pytest.raises(LookupError, match=r"(?s)bucket_by: LookupError: no such sound.*source index 7") as caught:
             lp.Loader(range(20), None, bucket_by=refuses, boundaries=[5], **place)
         assert isinstance(caught.value, lp.SampleError) and caught.value.index == 7
+        assert "loaderpool replay" not in str(caught.value), "there is no loader to replay"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -140,6 +141,7 @@ def test_a_function_that_ends_its_worker_is_named(on: Place) -> None:
         with pytest.raises(lp.WorkerLostError, match=r"^bucket_by: a worker .* status 7 at source index 3") as caught:
             lp.Loader(range(9), bucket_by=ends, boundaries=[5], **place)
         assert caught.value.index == 3
+        assert "loaderpool replay" not in str(caught.value) and "workers=0" in str(caught.value)
 
 
 def test_a_pool_that_was_started_for_lengths_ends_with_what_failed() -> None:

@@ -180,6 +180,13 @@ def read_one():
 
 sharded = lp.Loader(range(20), fn, batch_size=4, num_shards=2, shard_index=1)
 batches = lp.Loader(range(20), batch_fn=lambda items: np.array(items), batch_size=4)
+
+
+def fill(i, out):
+    out[:] = i
+
+
+filled = lp.Loader(range(20), fill, batch_size=4)
 """
 
 
@@ -227,6 +234,13 @@ def test_an_error_is_shown_with_the_user_s_frames(command: Callable[..., ChildRe
     assert "ValueError: no such row" in result.stderr and "in fn" in result.stderr
     assert "loaderpool/" not in result.stderr
     assert "--pdb" in result.stderr
+
+
+def test_an_error_for_want_of_out_says_which_sample_it_hangs_on(command: Callable[..., ChildResult]) -> None:
+    result = command("replay", "jobs:filled", "--index", "7")
+    assert result.returncode == 1
+    assert "out was None" in result.stderr and "from its first sample" in result.stderr
+    assert "out is None: return a new array then" in result.stderr
 
 
 def test_pdb_opens_where_it_raised(command: Callable[..., ChildResult]) -> None:

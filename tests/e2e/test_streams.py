@@ -203,6 +203,42 @@ def test_an_error_before_the_first_batch(on: Place, workers: int) -> None:
         next(iter(loader))
 
 
+class NotMountedYet:
+    """Fails in its first pass at an item, and in no other one."""
+
+    def __init__(self, at: int, folder: Path) -> None:
+        self.at, self.flag = at, folder / "mounted"
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(8):
+            if number == self.at and not self.flag.exists():
+                raise OSError("not mounted yet")
+            yield number
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("settings", [{}, {"shuffle": 5}, {"drop_remainder": True}], ids=str)
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_stream_that_fails_before_its_first_batch_is_tried_again(
+    on: Place, at: int, settings: dict[str, Any], workers: int, tmp_path: Path
+) -> None:
+    stream = NotMountedYet(at, tmp_path)
+    loader = lp.Loader(stream, batch_size=4, **settings, **on(workers))
+    with pytest.raises(OSError, match="not mounted yet"):
+        list(loader)
+    stream.flag.touch()
+    for _ in range(2):
+        assert sorted(int(row) for batch in loader for row in batch) == list(range(8))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_that_fails_before_its_first_batch_says_so_again(on: Place, workers: int, tmp_path: Path) -> None:
+    loader = lp.Loader(iter(NotMountedYet(2, tmp_path)), batch_size=4, **on(workers))
+    for _ in range(3):
+        with pytest.raises(OSError, match="not mounted yet"):
+            list(loader)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_empty_stream_is_named(on: Place, workers: int) -> None:
     with lp.Loader(iter([]), **on(workers)) as loader, pytest.raises(lp.SourceError, match="empty"):

@@ -8,15 +8,18 @@ from __future__ import annotations
 import collections
 import ctypes
 import fcntl
+import importlib
+import itertools
 import os
 import resource
 import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +48,7 @@ from loaderpool.worker.jobs import Abandoned, Filled, Job
 from loaderpool.worker.sending import send_descriptor
 from tests.support.child import run_child
 from tests.support.hand_pool import consume, first, hand_pool
-from tests.support.processes import parents
+from tests.support.processes import descendants, parents
 
 MS = 1_000_000
 ROWS = 8
@@ -628,9 +631,9 @@ def test_rule_11_old_workers_are_known_by_their_pids_and_when_they_began() -> No
         process.wait()
 
 
-def test_rule_11_a_death_in_an_import_is_an_error_of_the_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def ends_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module whose import ends each process but this one; `imports` beside it has a letter for each."""
     (tmp_path / "ends_here.py").write_text(
         f"""
 import os
@@ -643,12 +646,59 @@ def fn(item):
 """
     )
     monkeypatch.syspath_prepend(tmp_path)
-    import ends_here  # type: ignore[import-not-found]
+    yield importlib.import_module("ends_here")
+    del sys.modules["ends_here"]
 
+
+def test_rule_11_a_death_in_an_import_is_an_error_of_the_import(ends_here: Any, tmp_path: Path) -> None:
     loader = lp.Loader(range(8), ends_here.fn, batch_size=4, workers=1)
     with loader, pytest.raises(lp.SupervisorLostError, match="while it imported"):
         list(loader)
     assert (tmp_path / "imports").read_text() == "xx", "here, and once in a supervisor"
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_rule_11_a_pool_goes_on_behind_a_death_in_an_import(ends_here: Any, has_other: bool) -> None:
+    with lp.Pool(1) as pool:
+        other = lp.Loader(range(8), batch_size=4, pool=pool) if has_other else None
+        for _ in range(10):  # more often than supervisors may die without progress
+            with lp.Loader(range(8), ends_here.fn, batch_size=4, pool=pool) as loader:
+                for _ in range(2):
+                    with pytest.raises(lp.SupervisorLostError, match="while it imported"):
+                        list(loader)
+                arena = loader._engine.session.arena  # type: ignore[union-attr]
+                taken = arena.extents.taken_bytes
+            assert arena.extents.taken_bytes < taken, "what it had there is given back"
+        assert len(list(lp.Loader(range(8), batch_size=4, pool=pool))) == 2
+        assert other is None or len(list(other)) == 2
+
+
+def test_rule_11_a_stream_is_read_no_further_once_its_loader_died_in_an_import(ends_here: Any) -> None:
+    before = descendants(os.getpid())
+    with lp.Pool(1) as pool:
+        loader = lp.Loader((n for n in itertools.count()), ends_here.fn, batch_size=4, pool=pool)
+        with pytest.raises(lp.SupervisorLostError, match="while it imported"):
+            next(iter(loader))
+        endless = lp.Loader(Endless(), ends_here.fn, batch_size=4, pool=pool)
+        with pytest.raises(lp.SupervisorLostError, match="while it imported"):
+            next(iter(endless))
+    _wait_until(lambda: descendants(os.getpid()) == before)
+    _wait_until(lambda: not any("loaderpool" in thread.name for thread in threading.enumerate()))
+
+
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+def test_rule_11_a_pool_without_loaders_gets_another_supervisor_too() -> None:
+    with lp.Pool(1) as pool:
+        for _ in range(3):
+            with lp.Loader(range(8), batch_size=4, pool=pool) as loader:
+                assert len(list(loader)) == 2
+                session = loader._engine.session  # type: ignore[union-attr]
+            _wait_until(lambda session=session: session.catch_up() or not session.listeners.by_loader)  # type: ignore[misc]
+            os.kill(session._link.pid, signal.SIGKILL)
 
 
 def test_rule_11_what_could_not_be_loaded_makes_no_batch_of_what_was_there_before() -> None:

@@ -49,6 +49,35 @@ try:
 except ValueError:
     print("then the error itself")
 """,
+    "what the payload's unpickling raised is large": """
+import sys
+
+
+def meet():
+    raise ValueError("y" * 3_000_000)
+
+
+class Bad:
+    def __reduce__(self):
+        return meet, ()
+
+
+pool = lp.Pool(1)
+list(lp.Loader(range(8), batch_size=4, pool=pool))
+loader = lp.Loader(range(8), lambda item, bad=Bad(): item, batch_size=4, pool=pool)
+taken = use_up()
+print(meets(lp.PoolBrokenError, lambda: list(loader)))
+for each in taken: os.close(each)
+try:
+    list(loader)
+except lp.PoolBrokenError as error:
+    assert "make a new loader" in str(error), error
+try:
+    list(loader.replace(pool=pool))
+except lp.SetupError:
+    print("then the error itself")
+loader = pool
+""",
     "a batch is oversize": """
 def fn(item):
     return "x" * (1 if item < 4 else 1_000_000)

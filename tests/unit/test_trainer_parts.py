@@ -21,7 +21,7 @@ class Engine:
     def on_notice(self, words: Words, attachment: Any) -> None:
         self.told.append(words[0])
 
-    def on_maimed(self) -> None:
+    def on_maimed(self, words: Words) -> None:
         self.maimed += 1
 
 
@@ -89,3 +89,4 @@ def test_supervisors_deaths_within_the_time_are_limited_and_without_a_limit_they
     for _ in range(100):
         unlimited.note(())
     assert limited.are_too_many and not unlimited.are_too_many
+    assert "max_restarts=(2, 3600) makes good 2" in str(limited.error(12, "killed by SIGKILL"))

@@ -29,8 +29,8 @@ RUN = 5
 class Bench:
     """A Work with a board and one slot, as a worker has them."""
 
-    def __init__(self, fn: Any = None, size: int = 20, *, chunk: int = 1, **settings: Any) -> None:
-        loader = lp.Loader(range(size), fn, workers=0, **{"batch_size": 4, **settings})
+    def __init__(self, fn: Any = None, size: int = 20, *, source: Any = None, chunk: int = 1, **settings: Any) -> None:
+        loader = lp.Loader(range(size) if source is None else source, fn, workers=0, **{"batch_size": 4, **settings})
         payload = check_arguments(loader._arguments).payload
         self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, self.words, Board.base(0), worker=0, catches=Exception)
@@ -162,9 +162,19 @@ def test_the_probe_gives_up_with_the_first_error() -> None:
     assert failed.value.failure.index == 0
 
 
-def test_a_probe_of_none_names_the_function() -> None:
-    with pytest.raises(WorkFailed, match="fn returned None") as failed:
-        Bench(lambda index: None).prepare()
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"fn": lambda index: None}, "fn returned None.*is a return missing"),
+        ({"fn": lambda index: index, "augment": lambda sample: None}, "augment returned None"),
+        ({"batch_fn": lambda items: None}, "batch_fn returned None"),
+        ({"source": [None] * 20}, "the source gave None.*leave it out"),
+    ],
+    ids=["fn", "augment", "batch_fn", "source"],
+)
+def test_a_probe_of_none_names_who_made_it(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(WorkFailed, match=says) as failed:
+        Bench(**settings).prepare()
     assert isinstance(failed.value.error, SpecMismatchError)
 
 
@@ -181,6 +191,38 @@ def test_who_counts_on_out_at_the_first_call_is_told_that_there_is_none_yet(fn: 
     with pytest.raises(WorkFailed, match=r"out is None: return a new array then") as failed:
         Bench(fn).prepare()
     assert failed.value.failure.text.startswith(str(failed.value.error))
+
+
+class NoneSuch:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        raise TypeError("None such path")
+
+
+def is_right(index: int, out: Any) -> Any:
+    return np.zeros(3) if out is None else None
+
+
+def refuses(index: int, out: Any = None) -> Any:
+    raise ValueError("None of the files is there")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"source": NoneSuch(), "fn": is_right},
+        {"fn": refuses},
+        {"fn": lambda index: None + index, "augment": is_right},
+        {"fn": lambda index: {"x": None}},
+    ],
+    ids=["source", "function", "before augment", "in a dict"],
+)
+def test_other_errors_about_none_say_nothing_of_out(settings: dict[str, Any]) -> None:
+    with pytest.raises(WorkFailed) as failed:
+        Bench(**settings).prepare()
+    assert "None" in failed.value.failure.text and "out is None" not in failed.value.failure.text
 
 
 def test_setup_is_called_once_before_the_first_sample() -> None:
