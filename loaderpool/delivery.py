@@ -103,7 +103,7 @@ class Delivery:
             return range(self.first, self.first + self._stored)
         return [self.first + at for at in self._keep]
 
-    def batches(self) -> Iterator[tuple[int, list[Any]]]:
+    def batches(self) -> Iterator[tuple[int, Sequence[Any]]]:
         """Rows and components of each batch."""
         batches = self.form.read(self._anchor, self.rows, self._stored)
         if self._keep is None:
@@ -118,7 +118,7 @@ class Delivery:
         return parts if self._keep is None else [part[list(self._keep)] for part in parts]
 
 
-def data_bytes(parts: list[Any]) -> int:
+def data_bytes(parts: Sequence[Any]) -> int:
     """Bytes of data in a batch's components; of text its characters."""
     return sum(
         sum(map(len, part.flat)) if isinstance(part, np.ndarray) and part.dtype.hasobject else part.nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.delivery import Delivery, data_bytes
@@ -30,10 +30,10 @@ class LoaderIterator(Iterator[Any]):
         self._reading = Reading()
         self._pass = Pass(self._book, self._reading)
         self._consumed = 0  # batches of the plan: those left out, too
-        self._batches: Iterator[tuple[int, list[Any]]] = iter(())
+        self._batches: Iterator[tuple[int, Sequence[Any]]] = iter(())
         self._left = 0  # of these batches
         self._batch_bytes: int | None = None
-        self._pack: Callable[[list[Any]], Any] = _unpacked
+        self._pack: Callable[[Sequence[Any]], Any] = _unpacked
         self._skips = loader.config.on_error.action == "skip"
         self._has_hooks = self._book.has_hooks
         self._must_tell = self._has_hooks  # the pass of each batch
@@ -112,5 +112,5 @@ class LoaderIterator(Iterator[Any]):
             self._pass.close()
 
 
-def _unpacked(parts: list[Any]) -> Any:
+def _unpacked(parts: Sequence[Any]) -> Any:
     raise AssertionError("no delivery yet")

@@ -34,6 +34,9 @@ _SMALL_SLOT_BYTES = 4 << 20
 _CONSUMER_SLOTS = 8
 # Small slots cost little: enough of them to keep all workers busy behind a straggler.
 _LOOK_AHEAD_SLOTS = 32
+# But no more than this of such as hold very many batches each: making them takes a millisecond for 3 MiB.
+_LOOK_AHEAD_BYTES = 8 << 20
+_MANY_BATCHES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +78,18 @@ def plan_ring(
             f"{setting} bytes is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
             f"needed. The least that works is memory_limit={least} ({least / 2**20:.1f} MiB); or lower batch_size"
         )
-    counts = _slot_counts(slot_bytes, workers, workers * tickets_per_worker, limit)
+    counts = _slot_counts(slot_bytes, form.max_chunk, workers, workers * tickets_per_worker, limit)
     return RingPlan(form, slot_bytes, *counts, tickets_per_worker, limit)
 
 
-def _slot_counts(slot_bytes: int, workers: int, tickets: int, limit_bytes: int) -> tuple[int, int]:
+def _slot_counts(slot_bytes: int, max_chunk: int, workers: int, tickets: int, limit_bytes: int) -> tuple[int, int]:
     """How many slots are made at once, and how many at most, where workers may have so many tickets in all."""
     wanted = tickets + _CONSUMER_SLOTS
     if slot_bytes <= _SMALL_SLOT_BYTES:
-        most = min(limit_bytes // slot_bytes, max(wanted, _LOOK_AHEAD_SLOTS, 4 * workers))
+        ahead = max(_LOOK_AHEAD_SLOTS, 4 * workers)
+        if max_chunk > _MANY_BATCHES:
+            ahead = min(ahead, _LOOK_AHEAD_BYTES // slot_bytes)
+        most = min(limit_bytes // slot_bytes, max(wanted, ahead))
         return most, most
     most = min(limit_bytes // slot_bytes, wanted)
     return min(most, _first_slots(tickets)), most
@@ -224,7 +230,7 @@ class Ring:
         Fewer need fewer, but slots that are there stay.
         """
         plan, self._workers = self.plan, self._session.workers_wanted
-        first, most = _slot_counts(plan.slot_bytes, self._workers, self._tickets, plan.limit_bytes)
+        first, most = _slot_counts(plan.slot_bytes, plan.form.max_chunk, self._workers, self._tickets, plan.limit_bytes)
         self.plan = dataclasses.replace(plan, first_slots=first, most_slots=most)
         self._ceiling = None
         self._wanted = max(self._wanted, first)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,10 @@ UnitKind = Literal["sample", "batch", "element"]
 
 # A chunk is at most this large: smaller makes tiny batches pay per batch again, larger leaves the cache.
 _CHUNK_BYTES = 1 << 20
-_MAX_CHUNK = 64
+_CHUNK_BATCHES = 64
+# Of batches that small and all of one size there may be more in it, in half as much memory.
+_SMALL_CHUNK_BYTES = 1 << 19
+_SMALL_CHUNK_BATCHES = 1024
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
@@ -107,7 +111,7 @@ class BatchForm:
             return packed_nbytes(anchor)
         return self.fixed.offsets[-1] + self.fixed.row_bytes[-1] * rows
 
-    def read(self, anchor: npt.NDArray[np.uint8], rows: int, count: int) -> Iterator[tuple[int, list[Any]]]:
+    def read(self, anchor: npt.NDArray[np.uint8], rows: int, count: int) -> Iterator[tuple[int, Sequence[Any]]]:
         """The batches in a slot: for each its rows and its components, as views of `anchor` (text is copied out).
 
         Args:
@@ -116,20 +120,13 @@ class BatchForm:
             count: how many batches a fixed slot holds.
         """
         if self.fixed is None:
-            for batch_rows, blocks in read_packed(anchor, self.block_dtypes):
-                yield batch_rows, self._components(blocks)
-            return
+            return ((own, self._components(blocks)) for own, blocks in read_packed(anchor, self.block_dtypes))
         arrays = self.fixed.arrays(anchor, 0, rows * count)
         if count == 1:
-            yield rows, arrays
-            return
-        if len(arrays) == 1:
-            array = arrays[0]
-            for start in range(0, rows * count, rows):
-                yield rows, [array[start : start + rows]]
-            return
-        for start in range(0, rows * count, rows):
-            yield rows, [array[start : start + rows] for array in arrays]
+            return iter([(rows, arrays)])
+        # All in C, for a tiny batch costs hardly more than its turn here.
+        by_batch = [array.reshape(count, rows, *array.shape[1:]) for array in arrays]
+        return zip(itertools.repeat(rows), zip(*by_batch, strict=True))
 
     def _components(self, blocks: list[npt.NDArray[Any]]) -> list[Any]:
         components: list[Any] = []
@@ -188,11 +185,13 @@ def batch_form(
     if not is_fixed:
         # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
         batch_bytes = aligned(batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(components)))
-        max_chunk = max(1, min(_MAX_CHUNK, _CHUNK_BYTES // batch_bytes))
+        max_chunk = max(1, min(_CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes))
         return BatchForm(spec, unit, rows, None, max_chunk, can_split=False, slot_bytes=batch_bytes * max_chunk)
     row_shapes, dtypes = _row_layout(spec)
     batch_bytes = FixedLayout(row_shapes, dtypes, rows).used_bytes(rows)
-    max_chunk = max(1, min(_MAX_CHUNK, _CHUNK_BYTES // max(1, batch_bytes)))
+    few = min(_CHUNK_BATCHES, _CHUNK_BYTES // max(1, batch_bytes))
+    many = min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // max(1, batch_bytes))
+    max_chunk = max(1, few, many)
     fixed = FixedLayout(row_shapes, dtypes, rows * max_chunk)
     can_split = not may_replace_rows and rows > 1
     return BatchForm(spec, unit, rows, fixed, max_chunk, can_split, fixed.slot_bytes)

@@ -20,8 +20,9 @@ TICKETS_PER_WORKER = 2
 _CALLS_AHEAD_PER_THREAD = 8
 # However tiny the batches, so that all orders fit a pipe of the usual size.
 MOST_TICKETS = 256
-# A chunk should take about this long: shorter pays for messages, longer delays the first batch and the end of an epoch.
-_CHUNK_NS = 2_000_000
+# A chunk should take about this long: shorter pays for messages, and for the caches that every switch between processes
+# empties; longer has batches wait for others that they have nothing to do with.
+_CHUNK_NS = 8_000_000
 # The chunks before an epoch's end are not made smaller than this: each costs a hand-over.
 _LEAST_AT_EDGE = 4
 # A batch slower than the first is cut into row ranges of about the second, so that all workers share it.

@@ -183,11 +183,15 @@ def test_a_batch_is_cut_into_rows_only_where_each_row_stands_for_itself() -> Non
     assert not form_of("text").can_split
 
 
-@pytest.mark.parametrize(("row_bytes", "max_chunk"), [(0, 64), (10, 64), (1 << 14, 16), (1 << 18, 1), (1 << 24, 1)])
+@pytest.mark.parametrize(
+    ("row_bytes", "max_chunk"),
+    [(0, 1024), (10, 1024), (1 << 9, 256), (1 << 12, 64), (1 << 14, 16), (1 << 18, 1), (1 << 24, 1)],
+)
 def test_only_tiny_batches_are_chunked(row_bytes: int, max_chunk: int) -> None:
     form = form_of(np.zeros(row_bytes, np.uint8))
     assert form.max_chunk == max_chunk
     assert form.slot_bytes >= max_chunk * 4 * row_bytes
+    assert form_of(np.zeros(row_bytes, np.uint8), may_leave_rows_out=True).max_chunk == 64
 
 
 @pytest.mark.parametrize("sample", [(np.zeros(3), 1), np.zeros((2, 2), np.uint8)], ids=["two", "one"])
