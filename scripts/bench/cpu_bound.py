@@ -6,11 +6,11 @@ Bar: at least 0.97 of them.
 Verified: every batch's first and last result against the closed form of the recurrence, all rows of the first batches.
 Command: scripts/bench/run cpu_bound
 
-Last result; others kept up to 2.0 CPUs busy meanwhile, run again on a quiet machine
-(2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+Last result
+(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    cpu_bound   bare               102 samples/s [94.5 .. 169]
-    cpu_bound   loader            87.8 samples/s [39.8 .. 140]      0.83 x bare (medians 0.86; bar ≥ 0.97) MISSED
+    cpu_bound   bare               344 samples/s [339 .. 345]
+    cpu_bound   loader             320 samples/s [317 .. 325]       0.93 x bare (best 0.94; bar ≥ 0.97) MISSED
 """
 
 from __future__ import annotations

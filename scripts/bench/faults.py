@@ -9,13 +9,13 @@ Bars: at most 0.01 of the workers' CPU time; at most 50 ms on an idle machine, m
 Verified: every batch's ends against the closed form, every item of the storm in its order; each kill has a replacement.
 Command: scripts/bench/run faults
 
-Last result; others kept up to 1.8 CPUs busy meanwhile, run again on a quiet machine
-(2026-11-21, 2 x Intel(R) Xeon(R) Processor, python 3.11.7, numpy 2.4.6, tensorflow 2.21.0):
+Last result
+(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    faults      workers          4,643 ms        [4,500 .. 4,932]
-    faults      engine            32.5 ms        [31.4 .. 33.9]     0.01 x workers (best rounds 0.01; bar ≤ 0.01)
+    faults      workers          8,289 ms        [8,111 .. 8,308]
+    faults      engine            20.8 ms        [20.8 .. 24.7]     0.00 x workers (best 0.00; bar ≤ 0.01)
     faults      limit               50 ms        [50 .. 50]
-    faults      recovery          12.7 ms        [12.5 .. 12.8]     0.25 x limit (best rounds 0.25; bar ≤ 1)
+    faults      recovery          10.9 ms        [10.6 .. 10.9]     0.22 x limit (best 0.21; bar ≤ 1)
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ Bar: at most 1.5 times as long.
 Verified: the version of what was imported is printed by the child, and neither has brought in TensorFlow.
 Command: scripts/bench/run import_time
 
-Last result (2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+Last result
+(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    import_time numpy             58.6 ms        [54.7 .. 62]
-    import_time loaderpool        80.2 ms        [76.6 .. 86.8]     1.37 x numpy (best rounds 1.40; bar ≤ 1.5)
+    import_time numpy             67.8 ms        [67.3 .. 71.5]
+    import_time loaderpool        93.3 ms        [92.9 .. 101]      1.38 x numpy (best 1.38; bar ≤ 1.5)
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ Bars: at most 4 bare interpreters; at most half of one; at most those three batc
 Verified: every first batch, and the number of batches of every epoch.
 Command: scripts/bench/run latency
 
-Last result (2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+Last result
+(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    latency     interpreter        117 ms        [98.1 .. 126]
-    latency     first_batch        275 ms        [250 .. 315]       2.35 x interpreter (best rounds 2.55; bar ≤ 4)
-    latency     second_loader     19.8 ms        [16.7 .. 20.1]     0.17 x interpreter (best rounds 0.17; bar ≤ 0.5)
-    latency     three_batches       88 us        [86.4 .. 88.3]
-    latency     gap               75.9 us        [62.5 .. 86.3]     0.86 x three_batches (best rounds 0.72; bar ≤ 1)
+    latency     interpreter        116 ms        [111 .. 119]
+    latency     first_batch        202 ms        [200 .. 206]       1.74 x interpreter (best 1.80; bar ≤ 4)
+    latency     second_loader     19.7 ms        [18.5 .. 23.6]     0.17 x interpreter (best 0.17; bar ≤ 0.5)
+    latency     three_batches     91.3 us        [89.3 .. 91.6]
+    latency     gap               81.3 us        [73.1 .. 84.4]     0.89 x three_batches (best 0.82; bar ≤ 1)
 """
 
 from __future__ import annotations

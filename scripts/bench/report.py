@@ -79,7 +79,7 @@ def text_table(rows: Iterable[Row]) -> str:
         spread = f"[{_number(min(row.values))} .. {_number(max(row.values))}]" if len(row.values) > 1 else ""
         line = f"{row.question:11} {row.figure.name:14} {_number(row.median):>7} {row.figure.unit:9} {spread:17}"
         if row.bar is not None and row.ratio is not None and row.ratio_of_best is not None:
-            line += f" {row.ratio:5.2f} x {row.bar.baseline} (best rounds {row.ratio_of_best:.2f}; bar {row.bar})"
+            line += f" {row.ratio:5.2f} x {row.bar.baseline} (best {row.ratio_of_best:.2f}; bar {row.bar})"
             line += "" if row.is_met else " MISSED"
         lines.append(line.rstrip())
     return "\n".join(lines)
@@ -98,7 +98,7 @@ def markdown_table(rows: Iterable[Row]) -> str:
         baseline = by_name[row.question, row.bar.baseline]
         lines.append(
             f"| {row.question} | {row.figure.what} | {_number(row.median)} {row.figure.unit} | {baseline.figure.what}, "
-            f"{_number(baseline.median)} {baseline.figure.unit} | {row.ratio:.2f} | {row.ratio_of_best:.2f} | "
+            f"{_number(baseline.median)} {baseline.figure.unit} | {_ratio(row.ratio)} | {_ratio(row.ratio_of_best)} | "
             f"{row.bar} |"
         )
     return "\n".join([*lines, "", f"{machine_line()}. Command: `scripts/bench/run --markdown`."])
@@ -126,6 +126,10 @@ def record_last_result(file: Path, rows: list[Row], most_busy: float) -> None:
 def disturbance(most_busy: float) -> str:
     """What to say of a run during which others kept so many CPUs busy."""
     return f"others kept up to {most_busy:.1f} CPUs busy meanwhile, run again on a quiet machine"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def _number(value: float) -> str:

@@ -6,11 +6,11 @@ Bar: at least 0.4 of them.
 Verified: the first and the last number of every batch, and all numbers of the first 300 batches.
 Command: scripts/bench/run tiny
 
-Last result; others kept up to 2.0 CPUs busy meanwhile, run again on a quiet machine
-(2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+Last result
+(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    tiny        bare            10,089 batches/s [7,350 .. 19,310]
-    tiny        loader           8,438 batches/s [2,338 .. 13,227]  0.68 x bare (medians 0.84; bar ≥ 0.4)
+    tiny        bare            51,630 batches/s [51,607 .. 52,162]
+    tiny        loader          34,897 batches/s [34,137 .. 35,173]  0.68 x bare (best 0.67; bar ≥ 0.4)
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ Bar: at least 0.7 of them, with `out`.
 Verified: the first and the last number of every batch, and all numbers of the first batches.
 Command: scripts/bench/run wide
 
-Last result; others kept up to 2.0 CPUs busy meanwhile, run again on a quiet machine
-(2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+Last result
+(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    wide        bare               282 batches/s [210 .. 370]
-    wide        out                200 batches/s [178 .. 349]       0.94 x bare (medians 0.71; bar ≥ 0.7)
-    wide        return             228 batches/s [139 .. 275]
+    wide        bare               410 batches/s [407 .. 411]
+    wide        out                357 batches/s [347 .. 373]       0.87 x bare (best 0.91; bar ≥ 0.7)
+    wide        return             300 batches/s [299 .. 314]
 """
 
 from __future__ import annotations

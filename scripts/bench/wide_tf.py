@@ -6,12 +6,12 @@ Bar: at least 0.7 of them, with `out`.
 Verified: all numbers of the first batches, and the first and last number of every batch that was timed.
 Command: scripts/bench/run wide_tf
 
-Last result; others kept up to 2.0 CPUs busy meanwhile, run again on a quiet machine
-(2026-11-21, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+Last result
+(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    wide_tf     bare               226 batches/s [99.1 .. 384]
-    wide_tf     out                113 batches/s [65.6 .. 116]      0.30 x bare (medians 0.50; bar ≥ 0.7) MISSED
-    wide_tf     return            81.2 batches/s [41.1 .. 86.4]
+    wide_tf     bare               421 batches/s [412 .. 423]
+    wide_tf     out                342 batches/s [338 .. 343]       0.81 x bare (best 0.81; bar ≥ 0.7)
+    wide_tf     return             291 batches/s [289 .. 297]
 """
 
 from __future__ import annotations
