@@ -270,7 +270,7 @@ LENGTHS = [1] * 9
             "^drop_remainder=True leaves no batch at all",
         ),
     ],
-    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+    ids=lambda value: str(value)[:40].partition(" at 0x")[0] if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_a_wrong_argument_fails_by_name(how: dict[str, Any], error: Any, says: str) -> None:
     with pytest.raises(error, match=says):
