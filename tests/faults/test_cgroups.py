@@ -35,10 +35,10 @@ def test_a_worker_that_the_oom_killer_took_once_changes_no_bit() -> None:
     result = run_in("memory", LITTLE_BYTES, """
         once = os.path.abspath("killed")
         with lp.Loader(range(40), fn, batch_size=4, workers=2, shuffle=True) as loader:
-            got = np.concatenate(list(loader))[:, 0].tolist()
+            got = np.concatenate([*loader, *loader])[:, 0].tolist()
             print(loader.statistics().restarts)
         with loader.replace(workers=0) as serial:
-            assert got == np.concatenate(list(serial))[:, 0].tolist()
+            assert got == np.concatenate([*serial, *serial])[:, 0].tolist()
     """)  # fmt: skip
     assert result.stdout == "1\n"
 
