@@ -28,7 +28,6 @@ from loaderpool.worker.failures import (
 )
 
 __all__ = [
-    "how_to_replay",
     "lost_error",
     "reader_lost_error",
     "reading_error",
@@ -126,8 +125,8 @@ def setup_error(
     return SetupError(text)
 
 
-def lost_error(report: LostReport) -> WorkerLostError:
-    """The exception for work given up because workers died over it."""
+def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -> WorkerLostError:
+    """The exception for work given up because workers died over it; `preface` and `can_replay` as in `sample_error`."""
     ended = how_it_ended(report.exit_code or 0)
     name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
     worker = f"a worker (pid {report.pid}) was {ended}" if name else f"a worker (pid {report.pid}) {ended}"
@@ -156,11 +155,12 @@ def lost_error(report: LostReport) -> WorkerLostError:
         text = f"{worker} before it had begun any sample, and so did {report.deaths - 1} before it. "
     text += _likely_cause(report, name, "setup hook" if report.in_setup else "function")
     if report.verdict is Verdict.ALONE and report.index is not None:
-        text += how_to_replay(report.index, report.epoch)
+        text += _how_to_replay(report.index if can_replay else None, report.epoch)
     if report.stacks.strip():
         text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
-    error = WorkerLostError(text)
+    error = WorkerLostError(preface + text)
     error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
+    error.__dict__["report"] = report
     return error
 
 
@@ -223,14 +223,14 @@ def _message(failure: Failure, can_replay: bool) -> str:
     first = failure.index if failure.index is not None else failure.indices[0] if failure.indices else None
     replay = ""
     if first is not None:
-        replay = how_to_replay(first if can_replay else None, failure.epoch, was_here=failure.worker is None)
+        replay = _how_to_replay(first if can_replay else None, failure.epoch, was_here=failure.worker is None)
     return (
         f"{failure.type_name}: {failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}."
         f"{replay}\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}"
     )
 
 
-def how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
+def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
     """A sentence with a space before it; nothing where there is nothing to say.
 
     Args:

@@ -13,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import whole_number
-from loaderpool.errors import ArgumentError, ArgumentTypeError, SampleError, UnpicklableError, WorkerLostError
+from loaderpool.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    LoaderpoolError,
+    SampleError,
+    UnpicklableError,
+    WorkerLostError,
+)
 from loaderpool.pool import Pool
 from loaderpool.signatures import check_signature
 
@@ -103,10 +110,11 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
 def _called(
     config: LoaderConfig, arguments: Mapping[str, Any], where: dict[str, Any], size: int
 ) -> npt.NDArray[np.int64]:
-    from loaderpool.failures import how_to_replay, sample_error
+    from loaderpool.failures import lost_error, sample_error
     from loaderpool.loader import Loader  # which begins with this module
 
     lengths = np.empty(size, np.int64)
+    make: Callable[..., LoaderpoolError]
     try:
         loader = Loader(
             arguments["source"],
@@ -130,16 +138,12 @@ def _called(
                 filled += len(batch)
         return lengths
     except WorkerLostError as error:
-        if error.index is not None:  # else no item's length was being asked for
-            # There is no loader yet that could be replayed.
-            told = str(error).replace(how_to_replay(error.index, 0), how_to_replay(None, 0))
-            error.args = (f"bucket_by: {told}",)
-        raise
-    except SampleError as error:
-        failure, cause = getattr(error, "failure", None), error.__cause__
-        if failure is None:
+        if error.index is None:  # no item's length was being asked for
             raise
-    raise sample_error(failure, cause, preface="bucket_by: ", can_replay=False) from cause
+        make, told, cause = lost_error, vars(error)["report"], None
+    except SampleError as error:
+        make, told, cause = sample_error, vars(error)["failure"], error.__cause__
+    raise make(told, preface="bucket_by: ", can_replay=False) from cause  # there is no loader yet to be replayed
 
 
 # How a message names the user's function, which travels as a part of this one.

@@ -49,6 +49,15 @@ class Listeners:
 
     def tell(self, words: Words, attachment: Attachment) -> None:
         """Hand a notice to whom it concerns, if that one is still there."""
+        for each in self._concerned(words):
+            each.on_notice(words, attachment)
+
+    def tell_maimed(self, words: Words) -> None:
+        """Say that what came with this notice could not be received."""
+        for each in self._concerned(words):
+            each.on_maimed(words)
+
+    def _concerned(self, words: Words) -> list[Listener]:
         kind = words[0]
         if kind in (Notice.COMPLETION, Notice.UNSURE):
             listener = self.by_run.get(words[2])
@@ -56,24 +65,8 @@ class Listeners:
             listener = self.by_run.pop(words[1], None)
         elif kind == Notice.SLOT_RETIRED:
             listener = self.by_slot.pop(words[1], None)
+        elif words[1]:
+            listener = self.by_loader.get(words[1])
         else:
-            for each in self._addressed(words):
-                each.on_notice(words, attachment)
-            return
-        if listener is not None:
-            listener.on_notice(words, attachment)
-
-    def tell_maimed(self, words: Words) -> None:
-        """Say that what came with this notice could not be received."""
-        if words[0] != Notice.COMPLETION:
-            for each in self._addressed(words):
-                each.on_maimed(words)
-        elif (listener := self.by_run.get(words[2])) is not None:
-            listener.on_maimed(words)
-
-    def _addressed(self, words: Words) -> list[Listener]:
-        """The loader that a notice names; 0 stands for all."""
-        if not words[1]:
             return list(self.by_loader.values())
-        listener = self.by_loader.get(words[1])
         return [] if listener is None else [listener]

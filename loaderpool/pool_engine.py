@@ -89,7 +89,7 @@ class PoolEngine:
         self._tickets_per_worker = tickets_per_worker(self._threads, self._calls_of_batch)
         self.cache = cache
         self._first_epoch = first_epoch
-        self._failure = EngineFailure()
+        self.failure = EngineFailure()
         self._probe: Probe | None = None
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
@@ -152,13 +152,13 @@ class PoolEngine:
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
-        if self._failure.is_there:
+        if self.failure.is_there:
             self._try_again()
         if self._form is None:
-            self.session.wait_for(lambda: self._probe is not None or self._failure.is_there or self._is_closed)
+            self.session.wait_for(lambda: self._probe is not None or self.failure.is_there or self._is_closed)
             with self.session.lock:
                 self.check_open()
-                self.raise_error()
+                self.failure.check()
                 if self._form is None:
                     self._decide_form()
         self.session.warn()
@@ -183,7 +183,7 @@ class PoolEngine:
         with session.lock:
             session.run_todo()
             session.check_usable()
-            self.raise_error()
+            self.failure.check()
             self.check_open()
             quota = self.sharing.make_way()
             feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
@@ -234,7 +234,7 @@ class PoolEngine:
                 self.session.order(Control.PROBE, self.number, self._first_epoch, feed.offset)
             elif not feed.made:
                 nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
-                self._failure.note(feed.make_error or nothing, may_pass=not self.feeds.is_one_shot)
+                self.failure.note(feed.make_error or nothing, may_pass=not self.feeds.is_one_shot)
         for run in self._sharing.active if self._sharing is not None else ():
             if run.feed is feed:
                 run.fed(feed)
@@ -307,7 +307,7 @@ class PoolEngine:
         try:
             yield
         except MemoryLimitError as error:
-            self._failure.note(functools.partial(MemoryLimitError, str(error)))
+            self.failure.note(functools.partial(MemoryLimitError, str(error)))
             self.session.wake()
 
     def reserve(self, quota: int) -> int:
@@ -348,17 +348,17 @@ class PoolEngine:
         elif kind == Notice.SPEC:
             self._probe = read_attachment(attachment)
         elif kind == Notice.SPEC_FAILED:
-            self._failure.note(functools.partial(sample_error, read_attachment(attachment)), may_pass=True)
+            self.failure.note(functools.partial(sample_error, read_attachment(attachment)), may_pass=_may_pass(words))
         elif kind == Notice.LOAD_FAILED:
             failure, advice = read_attachment(attachment)
             if words[1]:
                 what, place = "the supervisor could not load function and source", "the supervisor"
-                self._failure.note(functools.partial(setup_error, failure, what, advice, place))
+                self.failure.note(functools.partial(setup_error, failure, what, advice, place))
             else:
                 what = "no worker could be started"
-                self._failure.note(functools.partial(setup_error, failure, what, advice, has_traceback=False))
+                self.failure.note(functools.partial(setup_error, failure, what, advice, has_traceback=False))
         elif kind == Notice.LOST:
-            self._failure.note(functools.partial(lost_error, read_attachment(attachment)), may_pass=words[1] != 0)
+            self.failure.note(functools.partial(lost_error, read_attachment(attachment)), may_pass=_may_pass(words))
         elif kind == Notice.UNLOADED:
             self._forget()
 
@@ -369,10 +369,9 @@ class PoolEngine:
             "this process has no file descriptors left to receive a large batch, spec or error with (its limit is "
             f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n)"
         )
-        is_final = words[0] == Notice.LOAD_FAILED or not words[1]
-        if is_final:
+        if not _may_pass(words):
             text += "; it was an error that ends the loader, so make a new loader to see which"
-        self._failure.note(functools.partial(PoolBrokenError, text), may_pass=not is_final)
+        self.failure.note(functools.partial(PoolBrokenError, text), may_pass=_may_pass(words))
         self.session.wake()
 
     def on_new_supervisor(self) -> None:
@@ -383,7 +382,7 @@ class PoolEngine:
         if self._has_ended_supervisor:
             return
         self._send_files()
-        must_probe = self._probe is None and not self._failure.is_there
+        must_probe = self._probe is None and not self.failure.is_there
         self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
         first_feed = None if self.feeds is None else self.feeds.first
         if must_probe and first_feed is not None and first_feed.made:
@@ -413,27 +412,18 @@ class PoolEngine:
             "not tried again, for the import would end the next one, too. Import what ends its process in setup= or in "
             "the function instead; if the machine ran out of memory, capture less",
         )
-        self._failure.note(make_error)
+        self.failure.note(make_error)
 
     def check_open(self) -> None:
         """Raise where this loader, or the pool under it, was closed."""
         if self._is_closed or self.session.is_closed:
             raise ClosedError("this Loader, or its pool, is closed; make a new one")
 
-    @property
-    def has_error(self) -> bool:
-        """Whether the whole loader failed."""
-        return self._failure.is_there
-
-    def raise_error(self) -> None:
-        """Raise what ended the whole loader, if anything did."""
-        self._failure.check()
-
     def _try_again(self) -> None:
         """The first sample failed, say, and somebody was told: it is tried anew, as any other one in the next pass."""
         self.session.check_owner()
         with self.session.lock:
-            if not self._failure.pass_over() or self._probe is not None:
+            if not self.failure.pass_over() or self._probe is not None:
                 return
             if self.feeds is None:
                 self.session.order(Control.PROBE, self.number, self._first_epoch, 0)
@@ -477,3 +467,8 @@ class PoolEngine:
         self._updates.give_back_all()
         if self.ring is not None:
             self.ring.give_back_all()
+
+
+def _may_pass(words: Words) -> bool:
+    """Whether what a notice tells of is tried again once somebody was told; not what ends a loader, or all of them."""
+    return words[0] != Notice.LOAD_FAILED and words[1] != 0

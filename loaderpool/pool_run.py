@@ -74,7 +74,7 @@ class PoolRun:
             StopIteration: the run was ended, or the stream has.
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
-        engine, session = self._engine, self._engine.session
+        engine, session, failure = self._engine, self._engine.session, self._engine.failure
         session.check_owner()
         if session.todo:
             session.run_todo()
@@ -82,7 +82,7 @@ class PoolRun:
             if not self._is_ready():
                 started = clock.monotonic_ns()
                 try:
-                    session.wait_for(lambda: self._is_ready() or engine.has_error or self.is_over or self.is_at_end)
+                    session.wait_for(lambda: self._is_ready() or failure.is_there or self.is_over or self.is_at_end)
                 finally:
                     self.wait_ns += clock.monotonic_ns() - started
             with InterruptsHeld(), session.lock:
@@ -95,7 +95,7 @@ class PoolRun:
                     if make_error is not None:
                         raise make_error()
                     return self._deliver()
-                engine.raise_error()
+                failure.check()
                 session.check_usable()
                 if self.is_at_end:
                     if self.feed is not None and self.feed.make_error is not None:

@@ -15,7 +15,7 @@ from loaderpool import capacity
 from loaderpool.errors import MemoryLimitError
 from loaderpool.listeners import Listener
 from loaderpool.memory.extents import Extent
-from loaderpool.memory.form import BatchForm
+from loaderpool.memory.form import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.memory.lease import Lender
 from loaderpool.messages import Control, unpack_all
@@ -36,7 +36,6 @@ _CONSUMER_SLOTS = 8
 _LOOK_AHEAD_SLOTS = 32
 # But no more than this of such as hold very many batches each: making them takes a millisecond for 3 MiB.
 _LOOK_AHEAD_BYTES = 8 << 20
-_MANY_BATCHES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _slot_counts(slot_bytes: int, max_chunk: int, workers: int, tickets: int, li
     wanted = tickets + _CONSUMER_SLOTS
     if slot_bytes <= _SMALL_SLOT_BYTES:
         ahead = max(_LOOK_AHEAD_SLOTS, 4 * workers)
-        if max_chunk > _MANY_BATCHES:
+        if max_chunk > CHUNK_BATCHES:
             ahead = min(ahead, _LOOK_AHEAD_BYTES // slot_bytes)
         most = min(limit_bytes // slot_bytes, max(wanted, ahead))
         return most, most

@@ -16,14 +16,14 @@ from loaderpool.memory.layout import Block, FixedLayout, Packing, aligned, packe
 from loaderpool.ragged import RaggedArray
 from loaderpool.spec import ArraySpec, ElementSpec
 
-__all__ = ["BatchForm", "UnitKind", "batch_form", "read_text", "spec_of_batches", "unit_of"]
+__all__ = ["CHUNK_BATCHES", "BatchForm", "UnitKind", "batch_form", "read_text", "spec_of_batches", "unit_of"]
 
 # What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
 
 # A chunk is at most this large: smaller makes tiny batches pay per batch again, larger leaves the cache.
 _CHUNK_BYTES = 1 << 20
-_CHUNK_BATCHES = 64
+CHUNK_BATCHES = 64
 # Of batches that small and all of one size there may be more in it, in half as much memory.
 _SMALL_CHUNK_BYTES = 1 << 19
 _SMALL_CHUNK_BATCHES = 1024
@@ -185,11 +185,11 @@ def batch_form(
     if not is_fixed:
         # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
         batch_bytes = aligned(batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(components)))
-        max_chunk = max(1, min(_CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes))
+        max_chunk = max(1, min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes))
         return BatchForm(spec, unit, rows, None, max_chunk, can_split=False, slot_bytes=batch_bytes * max_chunk)
     row_shapes, dtypes = _row_layout(spec)
     batch_bytes = FixedLayout(row_shapes, dtypes, rows).used_bytes(rows)
-    few = min(_CHUNK_BATCHES, _CHUNK_BYTES // max(1, batch_bytes))
+    few = min(CHUNK_BATCHES, _CHUNK_BYTES // max(1, batch_bytes))
     many = min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // max(1, batch_bytes))
     max_chunk = max(1, few, many)
     fixed = FixedLayout(row_shapes, dtypes, rows * max_chunk)

@@ -211,10 +211,10 @@ class Calls:
             return
         first, chain, last, streams, cached = self._first, self._chain, self._last, self._streams, self._cached
         generator: Any = None
+        self.lacked_out = False
         for position, index in zip(positions, indices, strict=True):
             if self._seeds_globals and cached is None:
                 streams.seed_globals(epoch, position)
-            self.lacked_out = False
             if self._takes_rng:  # one for all: the second goes on where the first has stopped
                 generator = streams.generator(epoch, position)
             value = first(index)

@@ -79,7 +79,7 @@ def text_table(rows: Iterable[Row]) -> str:
         spread = f"[{_number(min(row.values))} .. {_number(max(row.values))}]" if len(row.values) > 1 else ""
         line = f"{row.question:11} {row.figure.name:14} {_number(row.median):>7} {row.figure.unit:9} {spread:17}"
         if row.bar is not None and row.ratio is not None and row.ratio_of_best is not None:
-            line += f" {row.ratio:5.2f} x {row.bar.baseline} (best {row.ratio_of_best:.2f}; bar {row.bar})"
+            line += f" {_ratio(row.ratio):>5} x {row.bar.baseline} (best {_ratio(row.ratio_of_best)}; bar {row.bar})"
             line += "" if row.is_met else " MISSED"
         lines.append(line.rstrip())
     return "\n".join(lines)

@@ -50,9 +50,6 @@ except ValueError:
     print("then the error itself")
 """,
     "what the payload's unpickling raised is large": """
-import sys
-
-
 def meet():
     raise ValueError("y" * 3_000_000)
 
@@ -72,6 +69,8 @@ try:
     list(loader)
 except lp.PoolBrokenError as error:
     assert "make a new loader" in str(error), error
+else:
+    raise AssertionError("the error was forgotten")
 try:
     list(loader.replace(pool=pool))
 except lp.SetupError:
