@@ -118,6 +118,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     # The last one that is called for each batch may write into it.
     writer = "augment" if augment is not None else "fn" if cache is None else None
     takes_out = config.batch_size is not None and writer is not None and "out" in parameters[writer]
+    takes_rng = frozenset(name for name in functions if "rng" in parameters[name])
+    is_rng_taken = bool(takes_rng) or (isinstance(source, ReplicatedSource) and source.takes_rng)
     payload = {
         "source": items,
         "fn": fn,
@@ -127,7 +129,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "config": config,
         "plan": plan,
         "given_spec": given_spec,
-        "takes_rng": frozenset(name for name in functions if "rng" in parameters[name]),
+        "takes_rng": takes_rng,
+        "needs_numpy_random": is_rng_taken or config.seed_globals is True,
         "takes_out": takes_out,
         "cache": cache,  # the engine puts what comes of it in its place
     }

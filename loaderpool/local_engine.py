@@ -18,9 +18,9 @@ from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
+from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
-from loaderpool.plan.randomness import SavedGlobals
 from loaderpool.ring import with_chunk
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.spec import ElementSpec

@@ -9,7 +9,7 @@ from loaderpool.config import check_epoch
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.local_engine import LocalEngine
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.randomness import SavedGlobals
+from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.spec import ElementSpec, sample_spec
 from loaderpool.worker.jobs import WorkFailed
 

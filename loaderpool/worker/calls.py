@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
-from loaderpool.plan.randomness import GlobalsWatch, SampleStreams
+from loaderpool.plan.global_generators import GlobalsWatch
 from loaderpool.worker.strays import end_stray
 
 if TYPE_CHECKING:
+    from loaderpool.plan.sample_streams import SampleStreams
     from loaderpool.worker.cached import CachedFunction
 
 __all__ = ["Calls", "Maker", "refuse_draws"]
@@ -96,7 +98,6 @@ class Calls:
         self._takes_rng = bool(takes_rng)
         config = payload["config"]
         self._seed, self._threads = config.seed, threads
-        self._streams = SampleStreams(config.seed)
         self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
         self._seeds_globals: bool = config.seed_globals is True
         self._kept: _Kept | None = None
@@ -109,8 +110,15 @@ class Calls:
     def copy(self) -> Calls:
         """The same calls for another thread, with random streams of its own. Nothing is kept in it."""
         other = copy.copy(self)
-        other._streams, other._kept = SampleStreams(self._seed), None
+        other.__dict__.pop("_streams", None)
+        other._kept = None
         return other
+
+    @functools.cached_property
+    def _streams(self) -> SampleStreams:
+        from loaderpool.plan.sample_streams import SampleStreams  # slow to import, and most functions need none
+
+        return SampleStreams(self._seed)
 
     def read_by(self, get: Callable[[int], Any]) -> None:
         """From now on this gives the item of a source index. There is no cache."""
@@ -209,17 +217,17 @@ class Calls:
             self._plain(indices, results)
             end_stray()
             return
-        first, chain, last, streams, cached = self._first, self._chain, self._last, self._streams, self._cached
+        first, chain, last, cached = self._first, self._chain, self._last, self._cached
         generator: Any = None
         self.lacked_out = False
         for position, index in zip(positions, indices, strict=True):
             if self._seeds_globals and cached is None:
-                streams.seed_globals(epoch, position)
+                self._streams.seed_globals(epoch, position)
             if self._takes_rng:  # one for all: the second goes on where the first has stopped
-                generator = streams.generator(epoch, position)
+                generator = self._streams.generator(epoch, position)
             value = first(index)
             if self._seeds_globals and cached is not None:  # here: `fn` may have been called now, or in another epoch
-                streams.seed_globals(epoch, position)
+                self._streams.seed_globals(epoch, position)
             for function, takes_rng in chain:
                 value = function(value, rng=generator) if takes_rng else function(value)
             if last is not None:

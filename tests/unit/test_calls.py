@@ -10,7 +10,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.arguments import check_arguments
-from loaderpool.plan.randomness import SavedGlobals
+from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.worker.calls import Calls
 
 

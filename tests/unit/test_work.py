@@ -16,7 +16,7 @@ from loaderpool.delivery import aligned_empty
 from loaderpool.errors import SpecMismatchError
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
-from loaderpool.plan.randomness import SavedGlobals
+from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.ragged import RaggedArray
 from loaderpool.ring import with_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed

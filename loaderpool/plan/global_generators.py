@@ -1,11 +1,8 @@
-"""Random streams that belong to a sample, not to the worker that happens to make it.
+"""The global generators of `random` and `numpy.random`: whether code draws from them, and the trainer's own state.
 
-A stream is named by (seed, epoch, position in the global order), so it is the same for any number of workers, after a
-crash, and when a ticket is redone. There are three for each sample, unrelated to one another: the `rng` handed to a
-function that names it, and the global generators of `random` and `numpy.random` for code that draws from them.
-
-The globals cost far more to seed than to look at, hence `GlobalsWatch`: they need no seeding for code that never draws
-from them. `SavedGlobals` keeps the trainer's own state where samples are made in its process.
+To seed them for each sample (`sample_streams`) costs far more than to look at them, hence `GlobalsWatch`: they need no
+seeding for code that never draws from them. `SavedGlobals` keeps the trainer's own state where samples are made in its
+process.
 """
 
 from __future__ import annotations
@@ -15,121 +12,13 @@ import pickle
 import random
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.random.bit_generator import ISpawnableSeedSequence
 
-from loaderpool.plan.keys import stream_key
-
-__all__ = ["BATCH_KIND", "SAMPLE_KIND", "GlobalsWatch", "SampleStreams", "SavedGlobals"]
-
-SAMPLE_KIND, BATCH_KIND = 1, 2
-"""Highest word of the Philox counter: a sample's stream and a batch's never meet, whatever their positions."""
-
-
-class SampleStreams:
-    """The same (seed, epoch, position) gives the same streams, whatever was drawn before and wherever it runs.
-
-    One object serves one thread: its generator is a single one whose state is set anew (1 us; a new one takes 20).
-
-    Args:
-        seed: the loader's seed, from 0.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._epoch: int | None = None
-        self._spawning = _SampleSeeds()
-        self._philox = np.random.Philox(self._spawning)  # type: ignore[arg-type]  # NumPy's stubs know its own only
-        self._generator = np.random.Generator(self._philox)
-        # Lists, not arrays: the setter reads them word by word, at 0.8 us instead of 1.8.
-        self._key = [0, 0]
-        self._counter = [0, 0, 0, 0]
-        self._state: Any = {
-            "bit_generator": "Philox",
-            "state": {"counter": self._counter, "key": self._key},
-            "buffer": [0, 0, 0, 0],
-            "buffer_pos": 4,  # the buffer is empty
-            "has_uint32": 0,  # as is the half word that 32-bit draws leave behind
-            "uinteger": 0,
-        }
-        self._python_key = 0
-        self._numpy_words = np.zeros(4, "<u8")
-        self._numpy_seed = self._numpy_words.view("<u4")
-
-    def generator(self, epoch: int, position: int, batch: bool = False) -> np.random.Generator:
-        """The generator, at the start of a sample's own stream.
-
-        It equals `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed, epoch)`
-        and kind `SAMPLE_KIND` or `BATCH_KIND`; 2**128 blocks can be drawn before it meets the next position's stream.
-        Generators that it spawns are keyed by the sample too.
-
-        Args:
-            epoch: which epoch, from 0.
-            position: in the global order, 0 to 2**62; of a batch, that of its first row, which tells shards apart.
-            batch: whether it is for a `batch_fn`, whose stream differs from that of the sample at this position.
-
-        Returns:
-            the same object each time, valid until the next call.
-        """
-        if epoch != self._epoch:
-            self._set_epoch(epoch)
-        self._counter[2] = position
-        self._counter[3] = BATCH_KIND if batch else SAMPLE_KIND
-        self._philox.state = self._state
-        self._spawning.children = 0
-        return self._generator
-
-    def seed_globals(self, epoch: int, position: int, batch: bool = False) -> None:
-        """Reseeds `random` and legacy `numpy.random` for a sample, including the Gaussian that each may have cached.
-
-        Both remain Mersenne Twisters, seeded with 256 bits that hold the whole of (key, kind, position). Each has a key
-        of its own: equal seeds would make `random.random()` and `numpy.random.rand()` draw the same numbers.
-
-        Args:
-            epoch: which epoch, from 0.
-            position: as for `generator`.
-            batch: as for `generator`.
-        """
-        if epoch != self._epoch:
-            self._set_epoch(epoch)
-        kind = BATCH_KIND if batch else SAMPLE_KIND
-        random.seed(self._python_key << 128 | kind << 64 | position)
-        self._numpy_words[2] = position
-        self._numpy_words[3] = kind
-        np.random.seed(self._numpy_seed)
-
-    def _set_epoch(self, epoch: int) -> None:
-        key = stream_key("rng", self._seed, epoch)
-        self._key[:] = _two_words(key)
-        self._spawning.entropy, self._spawning.counter = key, self._counter
-        self._python_key = stream_key("random", self._seed, epoch)
-        self._numpy_words[:2] = _two_words(stream_key("numpy.random", self._seed, epoch))
-        self._epoch = epoch
-
-
-class _SampleSeeds(ISpawnableSeedSequence):
-    """Makes `rng.spawn()` depend on the sample: NumPy's own would count the children of all samples of a worker."""
-
-    def __init__(self) -> None:
-        self.entropy = 0
-        self.counter: Sequence[int] = (0, 0, 0, 0)
-        self.children = 0
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        return self._seeds().generate_state(n_words, dtype)
-
-    def spawn(self, n_children: int) -> Any:
-        children = self._seeds().spawn(n_children)
-        self.children += n_children
-        return children
-
-    def _seeds(self) -> np.random.SeedSequence:
-        entropy = self.entropy << 128 | self.counter[3] << 64 | self.counter[2]
-        return np.random.SeedSequence(entropy, n_children_spawned=self.children)
+__all__ = ["GlobalsWatch", "SavedGlobals"]
 
 
 class GlobalsWatch:
@@ -139,21 +28,31 @@ class GlobalsWatch:
     Where it is not (another Python, another NumPy) it compares the whole states: the same answer, at 60 us.
 
     Code that uses generators of its own is not noticed, nor is a state that is put back as it was.
+
+    It does not import `numpy.random`: what watched code imports itself is first seen after that code has run, and then
+    by whether it is as an import leaves it.
     """
 
     def __init__(self) -> None:
         self._look_at_python = _python_peek() or random.getstate
-        self._look_at_numpy = _numpy_peek() or _numpy_state
+        self._look_at_numpy: Callable[[], object] | None = None
         self.arm()
 
     def arm(self) -> None:
         """From now on draws count."""
         self._python = self._look_at_python()
-        self._numpy = self._look_at_numpy()
+        if self._look_at_numpy is None and _is_numpy_random_there():
+            self._look_at_numpy = _numpy_peek() or _numpy_state
+        if self._look_at_numpy is not None:
+            self._numpy = self._look_at_numpy()
 
     def drew(self) -> bool:
         """Whether anything was drawn or reseeded since `arm()`; it stays armed."""
-        return self._look_at_python() != self._python or self._look_at_numpy() != self._numpy
+        if self._look_at_python() != self._python:
+            return True
+        if self._look_at_numpy is None:
+            return _is_numpy_random_there() and not _is_numpy_random_new()
+        return self._look_at_numpy() != self._numpy
 
 
 class SavedGlobals:
@@ -209,6 +108,29 @@ def _python_peek() -> Callable[[], object] | None:
     pair = _as_one(words[1 + _WATCHED_WORD :][:2])
     # `gauss_next`: random.gauss() makes two numbers at a time, and returns the second without a draw.
     return lambda: (words[0], pair[0], instance.gauss_next)  # type: ignore[attr-defined]
+
+
+def _is_numpy_random_there() -> bool:
+    """Whether somebody has imported it; `import numpy` did so before NumPy 2."""
+    return "numpy.random.mtrand" in sys.modules
+
+
+def _is_numpy_random_new() -> bool:
+    """Whether nobody has drawn from its global generator since it was imported.
+
+    A seeding leaves a fixed first word, which is replaced (in one case of 2**32 by itself) before 624 words are drawn;
+    and until then no draw leaves the position that an import does, nor does a seeding by somebody.
+    """
+    state, new = (_legacy_state(of) for of in (np.random, np.random.RandomState()))
+    return state is not None and state == new
+
+
+def _legacy_state(of: Any) -> tuple[int, int, int] | None:
+    """First word, position, and whether a Gaussian is kept; None where it is no Mersenne Twister's."""
+    state = of.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        return None
+    return int(state["state"]["key"][0]), int(state["state"]["pos"]), int(state["has_gauss"])
 
 
 def _numpy_peek() -> Callable[[], object] | None:
@@ -280,8 +202,3 @@ def _random_state() -> Any:
 def _bit_generator() -> Any:
     """The bit generator behind the functions of `numpy.random`; None in a NumPy that keeps it elsewhere."""
     return getattr(_random_state(), "_bit_generator", None)
-
-
-def _two_words(key: int) -> tuple[int, int]:
-    """The lower and the upper half of 128 bits."""
-    return key & (1 << 64) - 1, key >> 64

@@ -1,8 +1,7 @@
-"""A sample's streams depend on (seed, epoch, position) alone; the watch sees every draw; the trainer's is kept."""
+"""The watch sees every draw from the global generators; the trainer's own state is kept."""
 
 from __future__ import annotations
 
-import math
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.plan import randomness
-from loaderpool.plan.keys import stream_key
-from loaderpool.plan.randomness import BATCH_KIND, SAMPLE_KIND, GlobalsWatch, SampleStreams, SavedGlobals
+from loaderpool.plan import global_generators
+from loaderpool.plan.global_generators import GlobalsWatch, SavedGlobals
+from loaderpool.plan.sample_streams import SampleStreams
+from tests.support.child import run_child
 
 
 @pytest.fixture(autouse=True)
@@ -34,133 +34,6 @@ def global_draws() -> tuple[float, ...]:
         random.getrandbits(64),
         int(np.random.randint(1 << 30)),
     )
-
-
-# --- streams
-
-
-@pytest.mark.parametrize(("batch", "kind"), [(False, SAMPLE_KIND), (True, BATCH_KIND)])
-def test_the_generator_is_the_documented_philox(batch: bool, kind: int) -> None:
-    streams = SampleStreams(seed=11)
-    for epoch, position in [(0, 0), (3, 10**12), (2**40, 2**62 - 1)]:
-        words = np.array([0, 0, position, kind], np.uint64)
-        fresh = np.random.Generator(np.random.Philox(key=stream_key("rng", 11, epoch), counter=words))
-        ours = streams.generator(epoch, position, batch=batch)
-        for dtype in (np.uint32, np.uint64):  # 32 bits first: half a word left over would show
-            assert (
-                ours.integers(1 << 32, size=9, dtype=dtype).tolist()
-                == fresh.integers(1 << 32, size=9, dtype=dtype).tolist()
-            )
-        assert ours.random(100).tolist() == fresh.random(100).tolist()
-        assert ours.normal(size=50).tolist() == fresh.normal(size=50).tolist()
-
-
-def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
-    streams = SampleStreams(seed=1)
-    expected = streams.generator(0, 5).integers(0, 1 << 32, 9, dtype=np.uint32).tolist()
-    streams.generator(0, 4).random(3)  # leaves a part of the buffer
-    streams.generator(1, 5).integers(0, 1 << 32, 1, dtype=np.uint32)  # leaves half a word
-    assert streams.generator(0, 5).integers(0, 1 << 32, 9, dtype=np.uint32).tolist() == expected
-    assert SampleStreams(seed=1).generator(0, 5).integers(0, 1 << 32, 9, dtype=np.uint32).tolist() == expected
-
-
-def test_it_is_one_generator_object() -> None:
-    streams = SampleStreams(seed=1)
-    assert streams.generator(0, 1) is streams.generator(3, 4, batch=True)
-
-
-def test_seeds_epochs_positions_and_kinds_have_streams_of_their_own() -> None:
-    draws = [
-        tuple(SampleStreams(seed).generator(epoch, position, batch).random(4).tolist())
-        for seed in (0, 1, 2**70)
-        for epoch in (0, 1, 10)
-        for position in (0, 1, 2**32, 2**61)
-        for batch in (False, True)
-    ]
-    assert len(set(draws)) == len(draws)
-
-
-@pytest.mark.skipif(not hasattr(np.random.Generator, "spawn"), reason="came with NumPy 1.25")
-def test_spawned_generators_are_keyed_by_the_sample() -> None:
-    def spawned(streams: SampleStreams, epoch: int, position: int) -> list[float]:
-        rng = streams.generator(epoch, position)
-        return [child.random() for count in (2, 1) for child in rng.spawn(count)]
-
-    streams = SampleStreams(seed=1)
-    first = spawned(streams, 0, 5)
-    assert len({*first, *spawned(streams, 0, 6), *spawned(streams, 1, 5)}) == 9
-    assert spawned(streams, 0, 5) == first
-
-
-def correlation(first: Any, second: Any) -> float:
-    return float(abs(np.corrcoef(first, second)[0, 1]))
-
-
-def test_neighbouring_positions_are_not_correlated() -> None:
-    streams, count = SampleStreams(seed=5), 4000
-    draws = np.array([streams.generator(0, position).random(3) for position in range(count + 64)])
-    limit = 4.5 / math.sqrt(count)
-    for stride in (1, 2, 64):
-        for column in range(3):
-            assert correlation(draws[:count, 0], draws[stride : stride + count, column]) < limit
-    next_epoch = np.array([streams.generator(1, position).random() for position in range(count)])
-    assert correlation(draws[:count, 0], next_epoch) < limit
-    assert abs(draws.mean() - 0.5) < 4.5 * math.sqrt(1 / 12 / draws.size)
-
-
-def test_seeded_globals_are_not_correlated() -> None:
-    streams, count = SampleStreams(seed=5), 2000
-    rows = []
-    for position in range(count + 1):
-        streams.seed_globals(0, position)
-        rows.append((random.random(), np.random.rand(), streams.generator(0, position).random()))
-    draws = np.array(rows)
-    limit = 4.5 / math.sqrt(count)
-    for one, other in [(0, 1), (0, 2), (1, 2)]:
-        assert correlation(draws[:, one], draws[:, other]) < limit
-    for column in range(3):
-        assert correlation(draws[:-1, column], draws[1:, column]) < limit
-
-
-def test_seeded_globals_repeat_whatever_was_drawn_before() -> None:
-    streams = SampleStreams(seed=1)
-    streams.seed_globals(2, 7)
-    expected = global_draws()
-    random.gauss(0, 1)  # each caches a second Gaussian
-    np.random.normal()
-    np.random.rand(1000)
-    SampleStreams(seed=1).seed_globals(2, 7)
-    assert global_draws() == expected
-
-
-def test_seeded_globals_differ_by_seed_epoch_position_and_kind() -> None:
-    names = [
-        (1, 2, 7, False),
-        (2, 2, 7, False),
-        (1, 3, 7, False),
-        (1, 2, 8, False),
-        (1, 2, 7 + 2**32, False),
-        (1, 2, 7, True),
-    ]
-    draws = []
-    for seed, epoch, position, batch in names:
-        SampleStreams(seed).seed_globals(epoch, position, batch)
-        draws.append(global_draws())
-    for same_call in zip(*draws, strict=True):
-        assert len(set(same_call)) == len(draws)
-
-
-def test_the_globals_stay_mersenne_twisters() -> None:
-    SampleStreams(seed=1).seed_globals(0, 0)
-    state: Any = np.random.get_state(legacy=False)
-    assert state["bit_generator"] == "MT19937"
-
-
-def test_keys_of_different_purposes_are_unrelated() -> None:
-    keys = {stream_key(*name) for name in [("rng", 1, 11), ("rng", 11, 1), ("rng", 111, 0), ("shuffle", 1, 11)]}
-    assert len(keys) == 4
-    assert max(keys).bit_length() > 100
-    assert max(keys).bit_length() <= 128
 
 
 # --- the watch
@@ -200,9 +73,11 @@ NO_DRAWS: dict[str, Callable[[], object]] = {
 def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GlobalsWatch:
     """A watch of either kind; the second is what is left where memory is not laid out as expected."""
     if request.param == "whole state":
-        monkeypatch.setattr(randomness, "_words_at", lambda address, count: memoryview(bytes(4 * count)).cast("I"))
+        monkeypatch.setattr(
+            global_generators, "_words_at", lambda address, count: memoryview(bytes(4 * count)).cast("I")
+        )
     watch = GlobalsWatch()
-    peeks = watch._look_at_python != random.getstate, watch._look_at_numpy is not randomness._numpy_state
+    peeks = watch._look_at_python != random.getstate, watch._look_at_numpy is not global_generators._numpy_state
     assert peeks == (request.param == "peek",) * 2
     return watch
 
@@ -254,6 +129,52 @@ def test_the_watch_changes_nothing(watch: GlobalsWatch) -> None:
     watch.arm()
     watch.drew()
     assert pickle.dumps((random.getstate(), np.random.get_state(legacy=False))) == before
+
+
+# What code that is the first to import numpy.random does with it, and whether that counts as a draw.
+LATE = {
+    "np.random": False,
+    "np.random.get_state()": False,
+    "np.random.default_rng(1).normal()": False,
+    "np.random.RandomState(1).normal()": False,
+    "np.random.rand()": True,
+    "np.random.bytes(1)": True,
+    "np.random.bytes(4 * 623)": True,
+    "np.random.bytes(4 * 624)": True,
+    "np.random.bytes(4 * 6240)": True,
+    "np.random.normal(), np.random.normal()": True,
+    "np.random.seed(3)": True,
+    "np.random.set_state(np.random.RandomState(5).get_state())": True,
+    "np.random.mtrand._rand.__init__(np.random.PCG64(1))": True,
+}
+
+
+def test_the_watch_imports_nothing_and_sees_draws_of_who_imports_it_first() -> None:
+    result = run_child(f"""
+        import os, sys
+        import numpy as np
+        from loaderpool.plan.global_generators import GlobalsWatch
+
+        watch = GlobalsWatch()
+        if "numpy.random" in sys.modules:  # NumPy 1
+            sys.exit()
+        for code, is_draw in {LATE!r}.items():
+            pid = os.fork()
+            if pid == 0:
+                watch.arm()  # here: `random` is seeded anew in a fork
+                assert not watch.drew()
+                eval(code)
+                looks = [watch.drew(), watch.drew()]
+                watch.arm()
+                looks.append(watch.drew())
+                np.random.rand()
+                looks.append(watch.drew())
+                if looks != [is_draw, is_draw, False, True]:
+                    print(code, looks, flush=True)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0, code
+    """)
+    assert result.check().stdout == ""
 
 
 def swap_bit_generator() -> None:
