@@ -28,7 +28,8 @@ _LEAST_AT_EDGE = 4
 # A batch slower than the first is cut into row ranges of about the second, so that all workers share it.
 _SPLIT_NS = 250_000_000
 _PART_NS = 100_000_000
-# A second ticket waits in a worker's pipe only where tickets are short; behind a long one it would wait in vain.
+# A second ticket waits in a worker's pipe only where tickets are short; behind a long one it would wait in vain. Of row
+# ranges one may wait as well, for many are under way at once: without it workers that wait for I/O idle after each.
 _SHORT_TICKET_NS = 30_000_000
 
 
@@ -110,7 +111,7 @@ class TicketCutter:
                 slot = self._slots[loader.free.pop()]
                 slot.run = run
                 run.held += 1
-                if loader.can_split and loader.batch_ns > _SPLIT_NS:
+                if _is_split(loader):
                     run.part_slot, run.part_row = slot.slot, 0
                     return self._cut_rows(run)
                 return self._cut_batches(run, slot, workers)
@@ -167,8 +168,7 @@ class TicketCutter:
         loader = run.loader
         assert run.part_slot is not None
         rows = run.rows_of(run.next)
-        step = max(loader.threads, loader.batch_rows * _PART_NS // max(1, loader.batch_ns))
-        stop = min(rows, run.part_row + step)
+        stop = min(rows, run.part_row + _rows_of_part(loader))
         ticket = self._new_ticket(run, self._slots[run.part_slot], run.next, 1, run.part_row, stop)
         run.part_row = stop
         if stop == rows:
@@ -192,10 +192,18 @@ def _may_wait(worker: WorkerRecord, loader: LoaderRecord) -> bool:
     if loader.threads > 1:
         ahead = sum(ticket.calls for ticket in worker.tickets) - worker.tickets[0].calls
         return ahead < _CALLS_AHEAD_PER_THREAD * loader.threads
-    return len(worker.tickets) < TICKETS_PER_WORKER and _ticket_ns(loader) <= _SHORT_TICKET_NS
+    if _is_split(loader):
+        is_short = _rows_of_part(loader) * loader.batch_ns <= _PART_NS * loader.batch_rows
+    else:
+        is_short = loader.batch_ns <= _SHORT_TICKET_NS
+    return is_short and len(worker.tickets) < TICKETS_PER_WORKER
 
 
-def _ticket_ns(loader: LoaderRecord) -> int:
-    if loader.can_split and loader.batch_ns > _SPLIT_NS:
-        return _PART_NS
-    return loader.batch_ns
+def _is_split(loader: LoaderRecord) -> bool:
+    """Whether a batch is cut into row ranges."""
+    return loader.can_split and loader.batch_ns > _SPLIT_NS
+
+
+def _rows_of_part(loader: LoaderRecord) -> int:
+    """How many rows such a range has: one at least, however slow."""
+    return max(loader.threads, loader.batch_rows * _PART_NS // loader.batch_ns)

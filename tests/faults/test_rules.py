@@ -64,7 +64,7 @@ class Desk:
         self.control(Control.LOAD, 1, 0, 0, 0, 3, 0, join32(0, 1))
         for slot in range(1, slots + 1):
             self.control(Control.SLOT_ADD, 1, slot, slot * 4096, 4096)
-        self.control(Control.LAYOUT, 1, 0, 0, join32(chunk, split), join32(ROWS, ROWS), 1000, batch_ns)
+        self.control(Control.LAYOUT, 1, 0, 0, join32(chunk, 1 << 1 | split), join32(ROWS, ROWS), 1000, batch_ns)
 
     def control(self, kind: Control, *words: int) -> None:
         self.obey(self.state.on_control((kind, *words, *[0] * (7 - len(words)))))  # type: ignore[arg-type]
@@ -144,6 +144,11 @@ def test_rule_01_two_tickets_a_worker_at_most_and_after_a_death_exactly_those_ar
     desk = Desk(batch_ns=100 * MS)
     desk.begin()
     assert [len(desk.tickets(worker)) for worker in (0, 1)] == [1, 1]
+    # Row ranges of slow batches are not long, but where a single row is.
+    for batch_ms, tickets in ((320, [2, 2]), (800, [2, 2]), (1600, [1, 1])):
+        desk = Desk(batch_ns=batch_ms * MS, split=True)
+        desk.begin()
+        assert [len(desk.tickets(worker)) for worker in (0, 1)] == tickets
 
 
 def test_rule_02_rows_then_the_note_then_the_completion_then_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
