@@ -634,6 +634,10 @@ def count_faults(code: str, environment: dict[str, str] | None = None) -> list[i
     return [int(word) for word in ran.check().stdout.split()]
 
 
+def _version(tf: Any) -> tuple[int, ...]:
+    return tuple(map(int, tf.__version__.split(".")[:2]))
+
+
 def are_kept(restored: int, spoiled: int) -> bool:
     """Of 20 arrays of 1024 pages: a fault each (fewer where pages are huge), or next to none."""
     return 10 * max(restored, 1) < spoiled
@@ -661,18 +665,21 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
     [{}, {"MALLOC_MMAP_THRESHOLD_": "33000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33000000"}],
 )
 def test_what_somebody_else_has_told_the_allocator_stays(tf: Any, environment: dict[str, str]) -> None:
-    found, restored = count_faults(
+    told, found, restored = count_faults(
         f"""
         if not {environment}:
             run_another()
+        told = faults()
         with make() as loader:
             list(loader.as_dataset())
             found = faults()
             assert restore_malloc()
-            print(found, faults())
+            print(told, found, faults())
         """,
         environment,
     )
+    if not environment and told < 20 and _version(tf) < (2, 21):
+        pytest.skip("this TensorFlow leaves the allocator alone")
     assert are_kept(restored, found)
 
 
