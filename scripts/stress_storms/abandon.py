@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = ["run_abandoned"]
 _LEFT_OUT = ("row ranges of slow batches",)
 _WORKERS = 2
 _WAYS = ("break", "exception", "drop", "close", "cycle")
+_UNLOAD_S = 5.0
 _FRESH_EVERY = 20  # passes, one is over a loader of its own, which is dropped with it
 # A ring has as many slots as its most runs at once have needed: two iterators, the next epoch's run that stands ready,
 # and one that was left and is not answered yet.
@@ -70,6 +72,7 @@ def run_abandoned(
                         for _batch in loader:
                             pass
                         del _batch
+            _wait_unloaded(pool, len(loaders))
             return settled_holdings()
 
         for loader in loaders.values():
@@ -100,8 +103,18 @@ def _temporary_folder() -> Iterator[str]:
                 os.environ["TMPDIR"] = before
 
 
+def _wait_unloaded(pool: lp.Pool, loaders: int) -> None:
+    """Those that were dropped have given their memory back: the pool's trainer does so when it next looks."""
+    gc.collect()
+    session = pool._session
+    deadline = time.monotonic() + _UNLOAD_S
+    while session is not None and len(session.listeners.by_loader) > loaders and time.monotonic() < deadline:
+        session.catch_up()
+        time.sleep(0.01)
+
+
 def _grow_ring(loader: lp.Loader) -> None:
-    """Have as many slots as it ever will, for those that a ring has it keeps."""
+    """Have as many slots as it ever will for those that a ring has it keeps."""
     for _ in loader:  # its slots are as large as they will be
         pass
     iterators = [iter(loader) for _ in range(_MOST_RUNS)]
