@@ -137,12 +137,12 @@ def _called(
                 lengths[filled : filled + len(batch)] = batch
                 filled += len(batch)
         return lengths
+    except SampleError as error:  # first: it may be of any other type, too, that the function has raised
+        make, told, cause = sample_error, vars(error)["failure"], error.__cause__
     except WorkerLostError as error:
         if error.index is None:  # no item's length was being asked for
             raise
         make, told, cause = lost_error, vars(error)["report"], None
-    except SampleError as error:
-        make, told, cause = sample_error, vars(error)["failure"], error.__cause__
     raise make(told, preface="bucket_by: ", can_replay=False) from cause  # there is no loader yet to be replayed
 
 
