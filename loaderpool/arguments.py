@@ -119,7 +119,6 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     writer = "augment" if augment is not None else "fn" if cache is None else None
     takes_out = config.batch_size is not None and writer is not None and "out" in parameters[writer]
     takes_rng = frozenset(name for name in functions if "rng" in parameters[name])
-    is_rng_taken = bool(takes_rng) or (isinstance(source, ReplicatedSource) and source.takes_rng)
     payload = {
         "source": items,
         "fn": fn,
@@ -130,7 +129,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "plan": plan,
         "given_spec": given_spec,
         "takes_rng": takes_rng,
-        "needs_numpy_random": is_rng_taken or config.seed_globals is True,
+        # Generators, too: to have a look at them again means to run them again.
+        "needs_numpy_random": bool(takes_rng) or config.seed_globals is True or isinstance(source, ReplicatedSource),
         "takes_out": takes_out,
         "cache": cache,  # the engine puts what comes of it in its place
     }

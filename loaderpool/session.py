@@ -42,6 +42,8 @@ _ABOUT_WORKERS = frozenset({Notice.WORKER_STARTED, Notice.WORKER_ENDED, Notice.W
 # In the pipe, these may overtake a run's completions with bytes, which were written to the socket before them: without
 # those their slots would never be returned.
 _MAY_OVERTAKE = frozenset({Notice.UNSURE, Notice.RUN_ENDED})
+# These end a loader, or all.
+_ENDS = frozenset({Notice.LOAD_FAILED, Notice.LOST})
 
 
 class WorkerRecord:
@@ -288,7 +290,7 @@ class Session:
                 if self._maimed < _MAIMED_IN_A_ROW:
                     continue
             if words[0] not in _ABOUT_WORKERS:
-                self._gave_up |= _is_to_all(words)
+                self._gave_up |= _ends_all(words)
                 self.listeners.tell_maimed(words)
 
     # ---- another supervisor (rule 11 of the design) ----
@@ -345,7 +347,7 @@ class Session:
             return
         if kind in _MAY_OVERTAKE:
             self._drain_socket()
-        self._gave_up |= _is_to_all(words)
+        self._gave_up |= _ends_all(words)
         self.listeners.tell(words, attachment)
 
     def _note_workers(self, words: Words, attachment: Attachment) -> None:
@@ -396,9 +398,9 @@ class Session:
         self.arena.close_descriptor()
 
 
-def _is_to_all(words: Words) -> bool:
-    """Whether a notice that is not about workers names nothing: then it says why the supervisor gives up."""
-    return words[1] == 0
+def _ends_all(words: Words) -> bool:
+    """Whether the supervisor gives up."""
+    return words[0] in _ENDS and not words[1]
 
 
 _live: weakref.WeakSet[Session] = weakref.WeakSet()

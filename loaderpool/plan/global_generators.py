@@ -29,8 +29,8 @@ class GlobalsWatch:
 
     Code that uses generators of its own is not noticed, nor is a state that is put back as it was.
 
-    It does not import `numpy.random`: what watched code imports itself is first seen after that code has run, and then
-    by whether it is as an import leaves it.
+    It does not import `numpy.random`. Where the watched code did, nobody can tell what it drew: then `was_blind`, which
+    counts as drawn. Whoever wants to know runs that code again.
     """
 
     def __init__(self) -> None:
@@ -41,18 +41,23 @@ class GlobalsWatch:
     def arm(self) -> None:
         """From now on draws count."""
         self._python = self._look_at_python()
-        if self._look_at_numpy is None and _is_numpy_random_there():
-            self._look_at_numpy = _numpy_peek() or _numpy_state
-        if self._look_at_numpy is not None:
-            self._numpy = self._look_at_numpy()
+        look = self._look_at_numpy
+        if look is None and _is_numpy_random_there():
+            look = _numpy_peek() or _numpy_state
+        if look is not None:
+            self._numpy = look()
+            self._look_at_numpy = look
 
     def drew(self) -> bool:
-        """Whether anything was drawn or reseeded since `arm()`; it stays armed."""
+        """Whether anything was drawn or reseeded since `arm()`, or may have been; it stays armed."""
         if self._look_at_python() != self._python:
             return True
-        if self._look_at_numpy is None:
-            return _is_numpy_random_there() and not _is_numpy_random_new()
-        return self._look_at_numpy() != self._numpy
+        return self.was_blind if self._look_at_numpy is None else self._look_at_numpy() != self._numpy
+
+    @property
+    def was_blind(self) -> bool:
+        """Whether `numpy.random` was imported since `arm()`."""
+        return self._look_at_numpy is None and _is_numpy_random_there()
 
 
 class SavedGlobals:
@@ -113,24 +118,6 @@ def _python_peek() -> Callable[[], object] | None:
 def _is_numpy_random_there() -> bool:
     """Whether somebody has imported it; `import numpy` did so before NumPy 2."""
     return "numpy.random.mtrand" in sys.modules
-
-
-def _is_numpy_random_new() -> bool:
-    """Whether nobody has drawn from its global generator since it was imported.
-
-    A seeding leaves a fixed first word, which is replaced (in one case of 2**32 by itself) before 624 words are drawn;
-    and until then no draw leaves the position that an import does, nor does a seeding by somebody.
-    """
-    state, new = (_legacy_state(of) for of in (np.random, np.random.RandomState()))
-    return state is not None and state == new
-
-
-def _legacy_state(of: Any) -> tuple[int, int, int] | None:
-    """First word, position, and whether a Gaussian is kept; None where it is no Mersenne Twister's."""
-    state = of.get_state(legacy=False)
-    if state["bit_generator"] != "MT19937":
-        return None
-    return int(state["state"]["key"][0]), int(state["state"]["pos"]), int(state["has_gauss"])
 
 
 def _numpy_peek() -> Callable[[], object] | None:

@@ -168,18 +168,21 @@ class Calls:
             return work()
         if self._threads > 1:
             return self._unseeded(watch, work)
-        watch.arm()
-        try:
-            result = work()
-        except Exception as error:  # not Ctrl-C: it would be gone with the second run
-            end_stray(error)  # `random` is seeded anew in a fork, which is no draw
-            if not watch.drew():
-                raise
-        else:
-            if not watch.drew():
-                return result
+        is_known = False
+        while not is_known:
+            watch.arm()
+            try:
+                result = work()
+            except Exception as error:  # not Ctrl-C: it would be gone with the second run
+                end_stray(error)  # `random` is seeded anew in a fork, which is no draw
+                if not watch.drew():
+                    raise
+            else:
+                if not watch.drew():
+                    return result
+            is_known = not watch.was_blind
+            self._kept = None
         self._seeds_globals = True
-        self._kept = None
         return work()
 
     def _unseeded(self, watch: GlobalsWatch, work: Callable[[], _Result]) -> _Result:

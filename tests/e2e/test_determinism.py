@@ -144,11 +144,23 @@ def test_numpy_random_is_imported_by_who_needs_it_and_where_a_worker_is_first_to
         assert not any(read(lambda item: is_there(), 2))
         assert all(read(lambda item, rng: is_there(), 2))
         assert all(read(lambda item: is_there(), 2, seed_globals=True))
-        drawn = [read(lambda item: np.random.rand(2), workers) for workers in (1, 2, 3)]
+        def hides(item):  # a draw, and then a state as an import leaves it
+            drawn = np.random.rand(2)
+            np.random.set_state(np.random.RandomState().get_state())
+            return drawn
+
+        def hides_better(item):
+            drawn = np.random.rand(312)  # all words of the state
+            np.random.seed()
+            return drawn[:2]
+
+        draws = [lambda item: np.random.rand(2), hides, hides_better]
+        drawn = [[read(fn, workers) for workers in (1, 2, 3)] for fn in draws]
         calls = read(lambda item: np.random.default_rng(item).random(), 2)
         assert not is_there()
-        assert drawn[0] == drawn[1] == drawn[2] == read(lambda item: np.random.rand(2), 0)
-        assert len({tuple(row) for row in drawn[0]}) == 120
+        for fn, (one, two, three) in zip(draws, drawn):
+            assert one == two == three == read(fn, 0)
+            assert len({tuple(row) for row in one}) == 120
         assert calls == 2 * [np.random.default_rng(item).random() for item in range(60)]
         print("same")
     """)

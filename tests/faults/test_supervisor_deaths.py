@@ -88,6 +88,23 @@ def test_a_killed_supervisor_changes_no_bit(shape: str, deterministic: bool) -> 
         wait_until(lambda: loader.statistics().supervisor_restarts == len(killed) >= 1)
 
 
+def test_a_pass_that_was_left_in_the_midst_of_a_batch_is_no_end() -> None:
+    def fn(item: int) -> int:
+        time.sleep(0.008)
+        return item
+
+    with lp.Loader(range(192), fn, batch_size=64, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.2)  # row ranges of the second one are made, and others are still to be cut
+        del batches
+        batches = iter(loader)
+        assert next(batches).tolist() == list(range(64))
+        os.kill(supervisor_of(loader), signal.SIGKILL)
+        assert next(batches).tolist() == list(range(64, 128))
+        assert loader.statistics().supervisor_restarts == 1
+
+
 def test_several_passes_and_loaders_go_on() -> None:
     with lp.Pool(2) as pool:
         one = lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool)
