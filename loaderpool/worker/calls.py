@@ -168,8 +168,7 @@ class Calls:
             return work()
         if self._threads > 1:
             return self._unseeded(watch, work)
-        is_known = False
-        while not is_known:
+        while True:
             watch.arm()
             try:
                 result = work()
@@ -180,8 +179,9 @@ class Calls:
             else:
                 if not watch.drew():
                     return result
-            is_known = not watch.was_blind
             self._kept = None
+            if not watch.was_blind:
+                break
         self._seeds_globals = True
         return work()
 

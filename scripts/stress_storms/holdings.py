@@ -21,9 +21,8 @@ _SETTLE_S = 5.0
 _AT_REST = 6  # fields: numbers, arena and files; memory never rests
 _SHARED_MEMORY = Path("/dev/shm")
 # Over 500 passes the trainer's own memory was seen to grow by 0.1 MiB. The whole tree's goes up and down by 4 MiB, for
-# a worker that was forked a moment ago has few pages of its own. The arena's by a slot or two of 1 MiB, as how much of
-# one is ever written to hangs on the size of chunks. Smaller slacks cry wolf, larger ones miss small leaks.
-_SLACKS = {"arena_bytes": 4 << 20, "trainer_bytes": 2 << 20, "own_bytes": 8 << 20, "file_bytes": 0}
+# a worker that was forked a moment ago has few pages of its own. Smaller slacks cry wolf, larger ones miss small leaks.
+_SLACKS = {"arena_bytes": 1 << 20, "trainer_bytes": 2 << 20, "own_bytes": 8 << 20, "file_bytes": 0}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from loaderpool.plan import global_generators
 from loaderpool.plan.global_generators import GlobalsWatch, SavedGlobals
 from loaderpool.plan.sample_streams import SampleStreams
 from tests.support.child import run_child
+from tests.support.draws import global_draws
 
 
 @pytest.fixture(autouse=True)
@@ -22,18 +23,6 @@ def tests_leave_the_global_generators_alone() -> Iterator[None]:
     yield
     random.setstate(python)
     np.random.set_state(numpy)
-
-
-def global_draws() -> tuple[float, ...]:
-    """What each kind of draw gives, a cached Gaussian first where there is one."""
-    return (
-        float(np.random.normal()),
-        random.gauss(0, 1),
-        random.random(),
-        float(np.random.rand()),
-        random.getrandbits(64),
-        int(np.random.randint(1 << 30)),
-    )
 
 
 # --- the watch

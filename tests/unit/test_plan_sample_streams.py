@@ -13,24 +13,13 @@ import pytest
 from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.plan.keys import stream_key
 from loaderpool.plan.sample_streams import BATCH_KIND, SAMPLE_KIND, SampleStreams
+from tests.support.draws import global_draws
 
 
 @pytest.fixture(autouse=True)
 def tests_leave_the_global_generators_alone() -> Iterator[None]:
     with SavedGlobals():
         yield
-
-
-def global_draws() -> tuple[float, ...]:
-    """What each kind of draw gives, a cached Gaussian first where there is one."""
-    return (
-        float(np.random.normal()),
-        random.gauss(0, 1),
-        random.random(),
-        float(np.random.rand()),
-        random.getrandbits(64),
-        int(np.random.randint(1 << 30)),
-    )
 
 
 @pytest.mark.parametrize(("batch", "kind"), [(False, SAMPLE_KIND), (True, BATCH_KIND)])
