@@ -130,6 +130,7 @@ class EngineRun(Protocol):
     """Batches of consecutive epochs, in order (or as they are finished)."""
 
     first_epoch: int
+    outlives_interrupts: bool  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
     wait_ns: int  # how long `take` has waited, in sum
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from loaderpool.arguments import CheckedArguments
 from loaderpool.delivery import Engine
+from loaderpool.interrupts import InterruptsAllowed
 from loaderpool.pool import Pool
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def start_engine(
 ) -> tuple[Engine, Pool | None]:
     """Start an engine in the background; what can go wrong in the caller's line goes wrong here.
 
+    Runs in: a block of `InterruptsHeld`, in which the caller notes how both are ended.
+
     Ownership: the caller ends both, by `end_engine`; where this raises, both are ended.
 
     Args:
@@ -53,7 +56,8 @@ def start_engine(
         if payload["cache"] is not None:
             from loaderpool.loader_cache import make_cache  # which `import loaderpool` shall not wait for
 
-            shared = make_cache(payload["cache"], payload, checked.plan.size)
+            with InterruptsAllowed():  # it pickles function and source
+                shared = make_cache(payload["cache"], payload, checked.plan.size)
             undo.callback(shared.close)
         started = _start(checked, pool, epoch, shared, own_pool)
         undo.pop_all()

@@ -1,77 +1,89 @@
-"""Ctrl-C, held back while a step must be whole.
+"""Ctrl-C comes at a few chosen places of ours, and nowhere else.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread: between the read of a pipe and the look at
-what was read, between a lock's release and its next acquisition. What is lost there is missed by some later pass. So
-the trainer's side does such steps with the signal held back; a wait is ended by it, and it is raised on the way out.
+Python raises KeyboardInterrupt between any two bytecodes of the main thread: behind an order to the supervisor and
+before the note that it was given, between a process's start and the variable that would hold it. What is lost there is
+missed by some later pass. So whatever begins, moves or ends something runs in a block of `InterruptsHeld`, as a thread
+that can be cancelled only at its cancellation points does (pthreads(7)). In such a block KeyboardInterrupt comes
+
+- out of a wait (`Session.wait_for`), at which everything that was begun is where its owner will find it;
+- out of the user's own code, which is called in `InterruptsAllowed`;
+- out of `checkpoint`, between the steps of long work;
+- when the outermost block is left: by then the block's result is stored, not on its way.
+
+What is left then is an ordinary exception at a known place, and `undoing` ends what lost its owner.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # CPython's own, without stubs
-import os
+import _thread
+import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
-__all__ = [
-    "InterruptsHeld",
-    "is_ctrl_c_told",
-    "note_exit",
-    "note_missed",
-    "tell_other_threads",
-    "told_descriptor",
-    "wait_for_the_end",
-]
+__all__ = ["InterruptsAllowed", "InterruptsHeld", "checkpoint", "note_exit", "send_again", "wait_for_the_end"]
 
 # Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
 # which costs ten times what the calls beneath them do.
 _SIGINT = int(signal.SIGINT)
 
-_was_missed = False
-
-
-def note_missed() -> None:
-    """A KeyboardInterrupt came up where it could not be raised: the next block that is left raises it."""
-    global _was_missed
-    _was_missed = True
+# After this a finalizer has returned. Shorter: it may still run, and the signal is sent once more; longer is only felt.
+_MOMENT_S = 0.005
 
 
 class InterruptsHeld:
     """A block in which SIGINT is noted, not raised; on leaving it, what the program does about SIGINT is done.
 
-    Elsewhere than on the main thread nothing is to do, for signals are handled there only; nor in a block within one.
+    On other threads than the main one nothing is to do, for signals are handled there only. A block within another one
+    is part of it: `with` gives the outermost, which knows what is pending.
 
     Args:
         wake: ends the wait that the block may be in, called by the signal's handler.
-        is_last: the interpreter ends anyway, so what came meanwhile is dropped.
+        then: what becomes of a Ctrl-C that came: "tell" the program; "send" it again in a moment, for finalizers, whose
+            exceptions Python drops; "drop" it, for the interpreter ends anyway.
     """
 
-    __slots__ = ("_handler", "_is_last", "_wake", "is_pending")
+    __slots__ = ("_handler", "_outer", "_then", "_wake", "is_pending")
 
-    def __init__(self, wake: Callable[[], None] | None = None, is_last: bool = False) -> None:
-        self._wake, self._is_last = wake, is_last
+    def __init__(
+        self, wake: Callable[[], None] | None = None, then: Literal["tell", "send", "drop"] = "tell"
+    ) -> None:
+        self._wake, self._then = wake, then
         self._handler: Any = None
+        self._outer: InterruptsHeld | None = None
         self.is_pending = False
 
-    def __enter__(self) -> InterruptsHeld:  # noqa: PYI034 - Self is in typing from 3.11 on
+    def __enter__(self) -> InterruptsHeld:  # noqa: PYI034 - the outermost, not always self
         if threading.get_ident() == threading.main_thread().ident:
             handler = _signal.getsignal(_SIGINT)
-            if callable(handler) and not isinstance(getattr(handler, "__self__", None), InterruptsHeld):
+            outer = getattr(handler, "__self__", None)
+            if type(outer) is InterruptsHeld:
+                self._outer = outer
+                self._wake, outer._wake = outer._wake, self._wake or outer._wake
+                return outer
+            if callable(handler):
                 self._handler = handler
                 _signal.signal(_SIGINT, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        global _was_missed
+        outer, self._outer = self._outer, None
+        if outer is not None:
+            outer._wake = self._wake
+            return
         handler, self._handler = self._handler, None
         if handler is not None:
             _signal.signal(_SIGINT, handler)
-            if (self.is_pending or _was_missed) and not self._is_last:
-                self.is_pending = _was_missed = False
-                handler(signal.SIGINT, sys._getframe(1))
+            if self.is_pending:
+                self.is_pending = False
+                if self._then == "tell":
+                    handler(_SIGINT, sys._getframe(1))
+                elif self._then == "send":
+                    send_again()
 
     def _note(self, *_: object) -> None:
         self.is_pending = True
@@ -79,83 +91,69 @@ class InterruptsHeld:
             self._wake()
 
 
-# ---- Ctrl-C while the main thread is in TensorFlow ----
-#
-# There Python's handler cannot run before the call into TensorFlow returns, and that waits for a thread of tf.data,
-# which waits for our next batch. What can be done at once is a write to a descriptor (`signal.set_wakeup_fd`), which
-# whoever waits for a batch polls as well.
+class InterruptsAllowed:
+    """A part of a block of `InterruptsHeld` in which Ctrl-C does what the program says, as outside: the user's code.
 
-_told: tuple[int, int] | None = None
-
-
-def tell_other_threads() -> None:
-    """From now on a Ctrl-C also ends the waits of other threads, where `signal.set_wakeup_fd` is free for it.
-
-    Runs in: the main thread; on another one nothing is done. The two descriptors stay for the life of the process.
+    What came before is told on entering it. Elsewhere than in such a block nothing is to do.
     """
-    global _told
-    if _told is not None or threading.get_ident() != threading.main_thread().ident:
-        return
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
-    os.set_blocking(write_end, False)
-    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    if before != -1:  # an event loop's, say
-        signal.set_wakeup_fd(before)
-        os.close(read_end)
-        os.close(write_end)
-        return
-    _told = read_end, write_end
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _on_ctrl_c)
+
+    __slots__ = ("_held",)
+
+    def __enter__(self) -> None:
+        self._held = held = _holder()
+        if held is None:
+            return
+        handler = held._handler
+        try:
+            _signal.signal(_SIGINT, handler)
+            if held.is_pending:
+                held.is_pending = False
+                handler(_SIGINT, sys._getframe(1))
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        handler = _signal.getsignal(_SIGINT)  # the user's code may have set another one
+        try:
+            _signal.signal(_SIGINT, held._note)
+        except BaseException:  # one more Ctrl-C, at this very call
+            _signal.signal(_SIGINT, held._note)
+            raise
+        finally:
+            if getattr(handler, "__self__", None) is not held:
+                held._handler = handler if callable(handler) else signal.SIG_IGN
 
 
-def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt as by Python's own handler, but for one place where that would come out as another error.
-
-    A wait that was broken off comes back through TensorFlow as an error, and the handler's turn comes when the first
-    bytecode is run: in the constructor of TensorFlow's exception. What is raised there becomes pybind11's RuntimeError
-    ("MISMATCH of original and normalized active exception types"; TensorFlow 2.21). So it is raised where that error
-    arrives: in the frame that made the call into C++.
-    """
-    caller = frame
-    while caller is not None and _constructs_status_error(caller):
-        caller = caller.f_back
-    if caller is None or caller is frame or sys.gettrace() is not None:
-        raise KeyboardInterrupt
-
-    def trace(traced: FrameType, event: str, _: Any) -> Any:
-        if event == "exception":
-            sys.settrace(None)
-            traced.f_trace = None
-            raise KeyboardInterrupt
-        return trace
-
-    caller.f_trace = trace
-    sys.settrace(lambda *_: None)
+def checkpoint() -> None:
+    """Tell the program of a Ctrl-C that came in this block; called where nothing is half done."""
+    held = _holder()
+    if held is not None and held.is_pending:
+        with InterruptsAllowed():
+            pass
 
 
-def _constructs_status_error(frame: FrameType) -> bool:
-    if frame.f_code.co_name != "__init__":
-        return False
-    made = frame.f_locals.get("self")
-    return isinstance(made, BaseException) and type(made).__module__.startswith("tensorflow")
+def _holder() -> InterruptsHeld | None:
+    """The outermost block that this code runs in."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return None
+    holder = getattr(_signal.getsignal(_SIGINT), "__self__", None)
+    return holder if type(holder) is InterruptsHeld else None
 
 
-def told_descriptor() -> int | None:
-    """What becomes readable with a signal, None where nothing does."""
-    return None if _told is None else _told[0]
+def send_again() -> None:
+    """Have a Ctrl-C that came where nothing can be raised, as in a finalizer, come once more in a moment."""
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
+        _thread.start_new_thread(_send, (threading.main_thread().ident,))
 
 
-def is_ctrl_c_told() -> bool:
-    """Whether a Ctrl-C was told of since the last call and will be a KeyboardInterrupt: no handler of the program's."""
-    if _told is None:
-        return False
-    try:
-        numbers = os.read(_told[0], 4096)
-    except BlockingIOError:  # another thread was first
-        return False
-    return signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _on_ctrl_c)
+def _send(thread: int | None) -> None:
+    time.sleep(_MOMENT_S)
+    if thread is not None:
+        signal.pthread_kill(thread, _SIGINT)
 
 
 # ---- the interpreter's end ----

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from loaderpool import clock, fault_points, interrupts, machine
+from loaderpool import clock, ctrl_c, fault_points, machine
 from loaderpool.errors import PoolBrokenError
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
@@ -102,7 +102,7 @@ class Link:
             room_in: a descriptor that is waited for to be writable, too.
         """
         poll = self._poll
-        signals = interrupts.told_descriptor()
+        signals = ctrl_c.told_descriptor()
         if signals != self._signals:
             self._signals = signals
             poll = self._poll = self._make_poll()

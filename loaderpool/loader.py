@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +22,14 @@ from loaderpool.errors import (
     StateError,
 )
 from loaderpool.fingerprint import Fingerprint
+from loaderpool.interrupts import InterruptsHeld
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.form import BatchForm
 from loaderpool.pass_book import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
 from loaderpool.reading import Position
 from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.undoing import Undoing
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -155,22 +158,22 @@ class Loader:
         self._own_pool: Pool | None = None
         self._pool = pool
         self._is_closed = False
-        self._finalizer: Any = None
+        self._undoing: Undoing | None = None  # ends what other processes or files have of it
         # The book outlives the loader in its iterators, so it reaches the engine without holding the loader.
         self._book = PassBook(_EngineHandle(self), self._config, self._plan, _hooks)
         self._fingerprint = Fingerprint(source, fn or batch_fn, augment, self._config, self._plan)
         if not role.is_trainer():
             return
-        # The payload is not kept: what travelled is in shared memory, and a local engine has it.
-        self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch, own_pool)
-        shared = self._engine.cache
+        with InterruptsHeld():
+            # The payload is not kept: what travelled is in shared memory, and a local engine has it.
+            self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch, own_pool)
+            shared = self._engine.cache
+            if pool is not None or self._own_pool is not None or shared is not None:
+                self._undoing = Undoing(self, functools.partial(end_engine, self._engine, self._own_pool))
         if shared is not None:
             from loaderpool.loader_cache import CacheWatch  # which `import loaderpool` shall not wait for
 
             self._book.at_end = CacheWatch(shared)
-        if pool is not None or self._own_pool is not None or shared is not None:
-            self._finalizer = weakref.finalize(self, end_engine, self._engine, self._own_pool)
-            self._finalizer.atexit = False  # then all sessions are closed in one step, which Ctrl-C does not break off
 
     # ---- the interface ----
 
@@ -314,7 +317,7 @@ class Loader:
         if unknown:
             raise ArgumentTypeError(f"Loader has no argument named {', '.join(unknown)}")
         stream = self._stream
-        is_read = stream is not None and (stream.was_opened or self._finalizer is not None)  # a pool's at once
+        is_read = stream is not None and (stream.was_opened or self._undoing is not None)  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
             raise SourceError(
                 f"source is a {stream.kind}, which can be read only once, and this loader reads it: pass another one "
@@ -360,8 +363,9 @@ class Loader:
 
         self._refuse_what_cannot_go_on()
         position = read_state(state, self._fingerprint, self._plan)
-        self._book.drop_parked()
-        self._book.resume_at(position)
+        with InterruptsHeld():
+            self._book.drop_parked()
+            self._book.resume_at(position)
 
     def _state_at(self, position: Position) -> dict[str, Any]:
         from loaderpool.saved_state import write_state
@@ -402,10 +406,11 @@ class Loader:
 
     def close(self) -> None:
         """End the loader, and its pool if it is its own. Twice is fine; arrays handed out stay valid."""
-        self._is_closed = True
-        self._book.drop_parked()
-        if self._finalizer is not None:
-            self._finalizer()
+        with InterruptsHeld():
+            self._is_closed = True
+            self._book.drop_parked()
+            if self._undoing is not None:
+                self._undoing.now()
 
     def __enter__(self) -> Loader:  # noqa: PYI034 - Self is in typing from 3.11 on
         return self

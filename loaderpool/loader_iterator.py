@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.delivery import Delivery, data_bytes
+from loaderpool.interrupts import InterruptsHeld
+from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
 from loaderpool.reading import Position, Reading
+from loaderpool.undoing import Undoing
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
@@ -20,7 +24,8 @@ __all__ = ["LoaderIterator"]
 class LoaderIterator(Iterator[Any]):
     """One pass over a loader; batches as nested structures of NumPy arrays.
 
-    Threads may share it: each batch comes once.
+    Threads may share it: each batch comes once. It may be asked again after a KeyboardInterrupt, and goes on with the
+    batch that was awaited; under `workers=0` that ends the pass, for it came in the middle of your function.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -29,8 +34,11 @@ class LoaderIterator(Iterator[Any]):
         self._turn = threading.RLock()
         self._reading = Reading()
         self._pass = Pass(self._book, self._reading)
+        self._undoing: Undoing | None = None  # of the pass, once it has begun
         self._consumed = 0  # batches of the plan: those left out, too
-        self._batches: Iterator[tuple[int, Sequence[Any]]] = iter(())
+        self._told = 0  # of these, to the pass, where it must be told
+        self._delivery: Delivery | None = None
+        self._batches: Iterator[tuple[int, Sequence[Any]]] = iter(())  # of the delivery
         self._left = 0  # of these batches
         self._batch_bytes: int | None = None
         self._pack: Callable[[Sequence[Any]], Any] = _unpacked
@@ -43,43 +51,71 @@ class LoaderIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         with self._turn:
-            return self._next()
+            while True:
+                if not self._left:
+                    with InterruptsHeld():
+                        self._fetch()
+                try:
+                    # A Ctrl-C may come behind any call: before the batch counts as taken, it is still in front.
+                    for rows, parts in self._batches:
+                        if self._must_tell:
+                            self._tell()
+                            if not rows and self._skips:
+                                self._leave_out()
+                                continue
+                        batch = self._pack(parts)
+                        nbytes = self._batch_bytes
+                        self._book.tally.hand_over(1, rows, data_bytes(parts) if nbytes is None else nbytes)
+                        self._consumed += 1
+                        self._left -= 1
+                        if not self._left:  # else the last batch's slot would be lent until the next one is asked for
+                            self._delivery, self._batches = None, _NONE
+                        return batch
+                except BaseException:
+                    if self._delivery is not None:
+                        taken = self._delivery.count - self._left
+                        self._batches = itertools.islice(self._delivery.batches(), taken, None)
+                    raise
 
-    def _next(self) -> Any:
-        while True:
-            for rows, parts in self._batches:
-                self._left -= 1
-                if not self._left:  # else the last batch's slot would be lent until the next one is asked for
-                    self._batches = iter(())
-                self._consumed += 1
-                if self._must_tell:
-                    self._pass.hand_over()
-                if not rows and self._skips:
-                    assert self._pass.log is not None
-                    self._pass.log.omitted.append(self._consumed - 1)
-                else:
-                    nbytes = self._batch_bytes
-                    self._book.tally.hand_over(1, rows, data_bytes(parts) if nbytes is None else nbytes)
-                    return self._pack(parts)
-            self._batches = iter(())
-            delivery = self._next_delivery()
-            self._book.tally.tick(delivery)
-            self._batches, self._left = delivery.batches(), delivery.count
-            self._batch_bytes = delivery.batch_bytes
-            self._must_tell = self._has_hooks or bool(delivery.row_failures)
-            if self._pack is _unpacked:
-                self._pack = delivery.form.spec.structure.pack
+    def _fetch(self) -> None:
+        """The next delivery, whose batches are handed out next. Runs in: a block of `InterruptsHeld`."""
+        delivery = self._next_delivery()
+        self._book.tally.tick(delivery)
+        self._delivery, self._batches, self._left = delivery, delivery.batches(), delivery.count
+        self._batch_bytes = delivery.batch_bytes
+        self._must_tell = self._has_hooks or bool(delivery.row_failures)
+        self._told = self._consumed
+        if self._pack is _unpacked:
+            self._pack = delivery.form.spec.structure.pack
 
     def _next_delivery(self) -> Delivery:
-        book = self._book
-        if self._pass.log is None:
+        book, one_pass = self._book, self._pass
+        if self._undoing is None:
             book.latest, book.latest_is_dataset = self._reading, False
-            book.live[id(self)] = weakref.ref(self)
+            self._undoing = book.live[id(one_pass)] = Undoing(self, functools.partial(_end, book, one_pass))
         try:
-            return self._pass.next_delivery()
+            return one_pass.next_delivery()
         except BaseException:
-            book.live.pop(id(self), None)
+            if one_pass.is_over:
+                self._undoing.now()
             raise
+
+    def _tell(self) -> None:
+        """Tell the pass of the batch in front, once."""
+        with InterruptsHeld():
+            if self._told == self._consumed:
+                self._told += 1
+                self._pass.hand_over()
+
+    def _leave_out(self) -> None:
+        """Pass over the batch in front, of which no row is left."""
+        with InterruptsHeld():
+            assert self._pass.log is not None
+            self._pass.log.omitted.append(self._consumed)
+            self._consumed += 1
+            self._left -= 1
+            if not self._left:
+                self._delivery, self._batches = None, _NONE
 
     def state_dict(self) -> dict[str, Any]:
         """Where this pass stands: `Loader.load_state_dict` goes on behind the last batch that this iterator has given.
@@ -101,15 +137,20 @@ class LoaderIterator(Iterator[Any]):
 
     def close(self) -> None:
         """End the pass; the next one starts anew."""
-        self._book.live.pop(id(self), None)
-        self._batches = iter(())
-        self._pass.close()
-        self._book.settle_ends()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pass"):
-            self._book.live.pop(id(self), None)
+        with InterruptsHeld():
+            self._delivery, self._batches, self._left = None, _NONE, 0
             self._pass.close()
+            if self._undoing is not None:
+                self._undoing.now()
+            self._book.settle_ends()
+
+
+_NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
+
+
+def _end(book: PassBook, one_pass: Pass) -> None:
+    book.live.pop(id(one_pass), None)
+    one_pass.close()
 
 
 def _unpacked(parts: Sequence[Any]) -> Any:

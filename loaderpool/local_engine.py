@@ -13,6 +13,7 @@ from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.errors import SourceError
 from loaderpool.failures import sample_error
 from loaderpool.form_choice import choose_form
+from loaderpool.interrupts import InterruptsAllowed
 from loaderpool.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
@@ -82,7 +83,7 @@ class LocalEngine:
 
     def form(self) -> BatchForm:
         """The batches' form; makes the first sample."""
-        with _alone:
+        with InterruptsAllowed(), _alone:
             if self._form is None:
                 self._form = self._find_form()
             return self._form
@@ -185,7 +186,7 @@ class LocalEngine:
         rows = plan.rows(epoch, batch) if items is None else len(items[1])
         job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.begins_at)
         anchor = aligned_empty(form.slot_bytes)
-        with _alone, SavedGlobals():
+        with InterruptsAllowed(), _alone, SavedGlobals():
             if items is not None:
                 self._put(items)
             self._is_making, was_making = True, self._is_making

@@ -42,6 +42,7 @@ class LocalRun(ABC):
     """
 
     wait_ns = 0  # nobody waits here: what is taken is made
+    outlives_interrupts = False  # they come in the user's code, in a generator's, say
 
     def __init__(self, make: MakeBatch, forget: Callable[[int], None], first_epoch: int, plan: BasePlan) -> None:
         self._make, self._forget, self._plan = make, forget, plan

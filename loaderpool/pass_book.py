@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Engine, EngineRun
 from loaderpool.errors import ClosedError, LoaderpoolError
+from loaderpool.interrupts import InterruptsAllowed
 from loaderpool.last_error import LastError
 from loaderpool.plan.base import BasePlan
 from loaderpool.reading import PassLog, Position, Reading
@@ -128,7 +129,9 @@ class PassBook:
         assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()
-            self._tell(self.hooks.before_epoch())
+            with InterruptsAllowed():
+                changes = self.hooks.before_epoch()
+            self._tell(changes)
             return self._take_run(place)
 
     def _take_run(self, wanted: Position | None) -> tuple[EngineRun, PassLog]:
@@ -241,7 +244,9 @@ class PassBook:
         with self._hook_turn:
             while self._ends_owed:
                 self._ends_owed -= 1
-                self._tell(self.hooks.after_epoch())
+                with InterruptsAllowed():
+                    changes = self.hooks.after_epoch()
+                self._tell(changes)
 
     def _tell(self, changes: dict[str, Any] | None) -> None:
         if changes:

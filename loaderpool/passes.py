@@ -39,6 +39,11 @@ class Pass:
         self._is_over = False
 
     @property
+    def is_over(self) -> bool:
+        """Whether it was closed, or is at its end."""
+        return self._is_over
+
+    @property
     def epoch(self) -> int:
         """The epoch, or -1 before the first delivery was asked for."""
         return -1 if self.log is None else self.log.epoch
@@ -46,8 +51,11 @@ class Pass:
     def next_delivery(self) -> Delivery:
         """The next batches of the epoch. Blocks until they are there.
 
+        Runs in: any thread; on the main one in a block of `InterruptsHeld`, in which the caller stores what it gets.
+
         Raises:
             StopIteration: the epoch is over.
+            KeyboardInterrupt: it came in the wait; the pass may be asked again.
             LoaderpoolError: what ended the pass; the next pass starts anew.
         """
         book = self._book
@@ -72,9 +80,10 @@ class Pass:
                 wait_for_the_end()
             if isinstance(error, Exception):
                 book.note_error(error)
-            if self.log is not None and not self.log.delivered:
-                book.give_up_epoch(self.log.epoch)
-            self.close()
+            if isinstance(error, Exception) or not self._outlives_interrupts:
+                if self.log is not None and not self.log.delivered:
+                    book.give_up_epoch(self.log.epoch)
+                self.close()
             raise
         if delivery is None:
             if self._goes_on:
@@ -89,6 +98,11 @@ class Pass:
         if log.delivered >= log.batches and self._budget is None and not book.has_hooks:
             self._let_go_on(log)
         return delivery
+
+    @property
+    def _outlives_interrupts(self) -> bool:
+        """Whether KeyboardInterrupt has left it as it was, between two deliveries."""
+        return self.log is None or (self._run is not None and self._run.outlives_interrupts)
 
     def _admit(self, delivery: Delivery) -> Delivery:
         """The delivery, or what comes of it before one failure too many."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from loaderpool import capacity, role
 from loaderpool.config import DEFAULT_MAX_RESTARTS, check_max_restarts, check_workers
 from loaderpool.errors import ClosedError, ForeignProcessError
+from loaderpool.interrupts import InterruptsHeld
+from loaderpool.undoing import Undoing
 
 if TYPE_CHECKING:
     from loaderpool.session import Session
@@ -50,7 +51,7 @@ class Pool:
         self._max_restarts = check_max_restarts(max_restarts)
         self._workers = resolve_workers(checked)
         self._session: Session | None = None
-        self._finalizer: Any = None
+        self._undoing: Undoing  # of the session, from its start on
         self._is_closed = False
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
 
@@ -78,7 +79,7 @@ class Pool:
         """The session; started now unless another thread has."""
         from loaderpool.session import Session  # with subprocess and sockets: not at import
 
-        with self._turn():
+        with InterruptsHeld(), self._turn():
             if self._is_closed:
                 raise ClosedError(_CLOSED)
             if self._session is None:
@@ -86,9 +87,7 @@ class Pool:
                 if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
                     session.close()
                     raise ClosedError(_CLOSED)
-                self._session = session
-                self._finalizer = weakref.finalize(self, session.close)
-                self._finalizer.atexit = False  # see `session.close_all`
+                self._session, self._undoing = session, Undoing(self, session.close)
             return self._session
 
     def _turn(self) -> threading.RLock:
@@ -112,19 +111,19 @@ class Pool:
             ArgumentError: fewer than 1.
         """
         checked = check_workers(workers, of_pool=True)
-        with self._turn():
+        with InterruptsHeld(), self._turn():
             self._workers = resolve_workers(checked)
             if self._session is not None:
                 self._session.resize(self._workers)
 
     def close(self) -> None:
         """End the supervisor and its workers. May be called twice; arrays that were handed out stay valid."""
-        with self._turn():  # a start that is under way is closed, too
-            self._is_closed = True
-            session, self._session = self._session, None  # so that a closed pool holds no memory
-        if session is not None:
-            session.close()
-            self._finalizer.detach()
+        with InterruptsHeld():
+            with self._turn():  # a start that is under way is closed, too
+                self._is_closed = True
+                session, self._session = self._session, None  # so that a closed pool holds no memory
+            if session is not None:
+                self._undoing.now()
 
     def __enter__(self) -> Pool:  # noqa: PYI034 - Self is in typing from 3.11 on
         return self

@@ -22,6 +22,7 @@ from loaderpool.errors import (
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.feed import Ahead, Feed
 from loaderpool.form_choice import choose_form
+from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
@@ -103,7 +104,8 @@ class PoolEngine:
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
         self.feeds: StreamFeeds | None = None
         for_workers = {**payload, "cache": None if cache is None else cache.plan}
-        shipment, for_reader = ship_beside(for_workers, stream, config, plan)
+        with InterruptsAllowed():  # pickling runs code of the user's, and may take long
+            shipment, for_reader = ship_beside(for_workers, stream, config, plan)
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
@@ -152,15 +154,16 @@ class PoolEngine:
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
-        if self.failure.is_there:
-            self._try_again()
-        if self._form is None:
-            self.session.wait_for(lambda: self._probe is not None or self.failure.is_there or self._is_closed)
-            with self.session.lock:
-                self.check_open()
-                self.failure.check()
-                if self._form is None:
-                    self._decide_form()
+        with InterruptsHeld():
+            if self.failure.is_there:
+                self._try_again()
+            if self._form is None:
+                self.session.wait_for(lambda: self._probe is not None or self.failure.is_there or self._is_closed)
+                with self.session.lock:
+                    self.check_open()
+                    self.failure.check()
+                    if self._form is None:
+                        self._decide_form()
         self.session.warn()
         assert self._form is not None
         return self._form

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from loaderpool import clock, fault_points
 from loaderpool.delivery import Delivery, aligned_empty
-from loaderpool.interrupts import InterruptsHeld
 from loaderpool.lane_shelf import LaneShelf
 from loaderpool.memory.layout import is_empty
 from loaderpool.messages import Control
@@ -44,6 +43,8 @@ class PoolRun:
         feed: whence the items of its batches come, where the source is a stream.
         lanes: of generators: what is not wanted of each.
     """
+
+    outlives_interrupts = True  # they come out of the wait
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class PoolRun:
                     session.wait_for(lambda: self._is_ready() or failure.is_there or self.is_over or self.is_at_end)
                 finally:
                     self.wait_ns += clock.monotonic_ns() - started
-            with InterruptsHeld(), session.lock:
+            with session.lock:
                 if engine.ring is not None and engine.ring.lender.returned:  # a Ctrl-C broke a finalizer off
                     engine.ring.lender.settle()
                 engine.check_open()  # first: batches that are ready do not outlive the close by chance

@@ -15,12 +15,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from loaderpool import fault_points, interrupts, machine
+from loaderpool import ctrl_c, fault_points, machine
 from loaderpool.attachments import Attachment, Lost, read_attachment, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError
 from loaderpool.fork_warning import warn_of
-from loaderpool.interrupts import InterruptsHeld
+from loaderpool.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.link import Link
 from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena
@@ -93,7 +93,6 @@ class Session:
         self._has_leader = False
         self._how_broken = ""  # why there is no supervisor any more
         self._maimed = 0  # notices in a row that could not be received
-        self._ctrl_cs = 0  # that were told of
         self._gave_up = False  # the supervisor has told why it ends
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
         self.is_closed = False
@@ -138,16 +137,16 @@ class Session:
         """
         self.check_owner()
         while not self._wait_once(is_ready):
-            pass  # a Ctrl-C came, and its handler returned
+            checkpoint()  # with the lock free; the handler may return
 
     def _wait_once(self, is_ready: Callable[[], bool]) -> bool:
+        ctrl_c.note_signals()
+        before = ctrl_c.latest()
         with InterruptsHeld(self._wake_leader) as held, self._turn:
-            ctrl_cs = self._ctrl_cs
             while not is_ready():
                 if held.is_pending:
                     return False
-                if self._ctrl_cs != ctrl_cs and threading.current_thread() is not threading.main_thread():
-                    raise KeyboardInterrupt("Ctrl-C, while the main thread waits for this one")
+                ctrl_c.check_patience(before)
                 self.check_usable()
                 if self._has_leader:
                     self._turn.wait()
@@ -239,16 +238,10 @@ class Session:
             link.wait(self.pipe.fileno() if waits_for_room else None)
         finally:
             self.lock.acquire()
-        if link.has_signal and interrupts.is_ctrl_c_told():
-            for session in live_sessions():  # its other threads, and the other pools', were not told
-                session.note_ctrl_c()
+        if link.has_signal:
+            ctrl_c.note_signals()
         if not self.is_closed:
             self._drain()
-
-    def note_ctrl_c(self) -> None:
-        """Who waits here on another thread than the main one gives up. Runs in: any thread, without the lock."""
-        self._ctrl_cs += 1
-        self._wake_leader()
 
     def _drain(self) -> None:
         """Take in everything that the link has seen arrive."""
@@ -413,8 +406,8 @@ def live_sessions() -> Iterator[Session]:
 
 def close_all() -> None:
     """The interpreter ends: close every session, in one step that Ctrl-C does not break off."""
-    with InterruptsHeld(is_last=True):
-        interrupts.note_exit()
+    with InterruptsHeld(then="drop"):
+        note_exit()
         for session in live_sessions():
             session.close()
 

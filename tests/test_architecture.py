@@ -20,9 +20,10 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "boot", "bucket_settings", "capacity", "clock", "config", "dtypes", "errors", "fault_points", "given_spec",
-        "interrupts", "item_names", "leaf_summary", "leaves", "machine", "malloc", "messages", "ragged", "receiving",
-        "role", "sending", "signatures", "sketch", "spec", "structure", "whole_numbers", "worker_info",
+        "boot", "bucket_settings", "capacity", "clock", "config", "ctrl_c", "dtypes", "errors", "fault_points",
+        "given_spec", "interrupts", "item_names", "leaf_summary", "leaves", "machine", "malloc", "messages", "ragged",
+        "receiving",
+        "role", "sending", "signatures", "sketch", "spec", "structure", "undoing", "whole_numbers", "worker_info",
     },
     {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},

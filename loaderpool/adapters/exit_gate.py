@@ -43,7 +43,7 @@ class ExitGate:
 
     def shut(self) -> None:
         """Let nobody in any more and wait until all are out, 2 s at most."""
-        with InterruptsHeld(is_last=True):
+        with InterruptsHeld(then="drop"):
             self.is_shut = True
             close_all()
             if not self._calls:

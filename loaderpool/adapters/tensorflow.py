@@ -24,7 +24,7 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-from loaderpool import interrupts, malloc
+from loaderpool import ctrl_c, malloc
 from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
@@ -60,7 +60,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
         raise ArgumentTypeError(f"checkpointable must be True or False, got {checkpointable!r}")
     if checkpointable:
         _check_checkpointable(loader, device)
-    interrupts.tell_other_threads()
+    ctrl_c.watch()
     form = loader.form
     max_chunk = form.max_chunk
     if checkpointable:

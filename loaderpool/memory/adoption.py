@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from loaderpool import machine
+from loaderpool.interrupts import checkpoint
 from loaderpool.memory import datafile
 from loaderpool.memory.datafile import DataFile, find_file
 
@@ -128,6 +129,7 @@ def _adopt(address: int, nbytes: int) -> DataFile:
     file = DataFile(base, -(-end // page) * page - base)
     machine.write_memory(file.descriptor, address - base, address, first - address)
     for at in range(first, last, _PIECE_BYTES):
+        checkpoint()
         _move(file, at, min(_PIECE_BYTES, last - at), at - base)
     machine.write_memory(file.descriptor, last - base, last, end - last)
     file.note()

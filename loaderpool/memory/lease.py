@@ -174,12 +174,11 @@ class Lender:
                 self.returned.remove(lease)
 
     def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing():  # modules may be gone already, and nobody wants a slot any more
-            return
         try:
-            self.settle()
-        except KeyboardInterrupt:  # nobody would hear of it: Python drops what a finalizer raises
-            interrupts.note_missed()
+            if not is_finalizing():  # else modules may be gone already, and no slot is wanted any more
+                self.settle()
+        except KeyboardInterrupt:  # Python drops what a finalizer raises
+            interrupts.send_again()
 
 
 def _release(slot: int, ticket: int) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
+from loaderpool.interrupts import checkpoint
 from loaderpool.memory.adoption import is_in_passing, place_of, why_copied
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.datafile import DataFile
@@ -44,6 +45,7 @@ def place(shipment: Shipment) -> Placement:
     reasons: collections.Counter[str] = collections.Counter()
     for number, buffer in enumerate(shipment.buffers):
         file, reason = None, ""
+        checkpoint()
         try:
             if len(found.files) < _MOST_FILES:
                 file = place_of(buffer)
@@ -96,6 +98,7 @@ def put_shipment(arena: Arena, shipment: Shipment, placement: Placement | None =
             extents.append(extent)
             arrays = (extent.offset, end)
             for at, flat in copies:
+                checkpoint()
                 arena.map[extent.offset + at : extent.offset + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
         table, nbytes = arena.put_object(((pickled.offset, len(shipment.pickled)), arrays, places, sizes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +208,66 @@ def test_ctrl_c_through_tf_data_is_left_to_a_handler_of_the_program(tf: Any) -> 
         """
     )
     assert (result.returncode, result.stdout) == (0, "25 1\n")
+
+
+@pytest.mark.parametrize("first", ["loader.as_dataset()", "loader", "another pipeline"])
+def test_a_ctrl_c_that_the_program_has_met_ends_no_later_pass(tf: Any, first: str) -> None:
+    """Stop, look, go on: in the loop's body, and in a loop over what is none of ours."""
+    result = run(
+        f"""
+        import os, signal
+        import tensorflow as tf
+        first = {first!r}
+
+        def slow(index):
+            time.sleep(0.01)
+            return quick(index)
+
+        loader = lp.Loader(range(200), slow, batch_size=4, workers=2)
+        dataset = loader.as_dataset()
+        another = tf.data.Dataset.range(10**9)
+        for turn in range(6):
+            if turn % 2 and first != "another pipeline":
+                loader.close()
+                loader = lp.Loader(range(200), slow, batch_size=4, workers=2)
+                dataset = loader.as_dataset()
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                for batch in another if first == "another pipeline" else eval(first):
+                    time.sleep(0.05)
+                raise AssertionError("it never came")
+            except KeyboardInterrupt:
+                pass
+            batches = loader if turn % 3 else dataset
+            print(sum(1 for _ in batches), end=" ")
+        """
+    )
+    assert (result.returncode, result.stdout) == (0, "50 " * 6), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_wait_that_began_before_a_ctrl_c_which_the_program_has_met_goes_on(tf: Any, tmp_path: Path) -> None:
+    """An interrupt belongs to the wait that it came in, or to none: a slow batch is not broken off for it later."""
+    (tmp_path / "ctrl_c_patience_s").write_text("0.5")
+    result = run(
+        f"""
+        import os, signal
+        os.environ["LOADERPOOL_FAULTS"] = {str(tmp_path)!r}
+
+        def slow(index):
+            time.sleep(4 if index == 40 else 0)
+            return quick(index)
+
+        loader = lp.Loader(range(80), slow, batch_size=4, workers=2)
+        batches = iter(loader.as_dataset(prefetch=2))
+        seen = [next(batches) for _ in range(6)]  # by now tf.data waits for the slow one
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("met", end=" ")
+        seen.extend(batches)
+        print(len(seen))
+        """
+    )
+    assert (result.returncode, result.stdout) == (0, "met 20\n"), result.stderr

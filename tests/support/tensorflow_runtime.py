@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderpool import interrupts
+from loaderpool import ctrl_c
 
 __all__ = ["address_of", "aliases_arrays", "let_go_of_arrays", "load", "quieten"]
 
@@ -37,7 +37,7 @@ def load() -> Any:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
         )
-        interrupts.tell_other_threads()  # the first as_dataset of a process leaves two descriptors: now, not in a test
+        ctrl_c.watch()  # the first as_dataset of a process leaves two descriptors: now, not in a test
         _loaded = tf
     return _loaded
 

@@ -1,0 +1,96 @@
+"""What is begun is registered together with its undoing, in one step that a Ctrl-C cannot divide.
+
+Processes, loaders and passes end when they are closed, or when their owner is collected. A finalizer alone is no net: a
+Ctrl-C that arrives as its first bytecode runs ends it, and what it was to end would stay. So the owner's death is noted
+by a call in C, which no Ctrl-C can come between; what follows from it is done at once in Python, and where a Ctrl-C
+broke that off, when the next thing is begun.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from loaderpool.interrupts import InterruptsHeld, send_again
+
+__all__ = ["Undoing", "undo_orphans"]
+
+_registered: dict[int, Undoing] = {}  # keeps each until it is done
+_orphans: collections.deque[Undoing] = collections.deque()
+
+
+class Undoing(weakref.ref[Any]):
+    """Undoes something once: by a call, or when its owner is collected. Not at the interpreter's exit.
+
+    To be made in the block of `InterruptsHeld` in which the thing is begun.
+
+    Args:
+        owner: with whose end it is undone.
+        undo: never raises; may run in a finalizer, on any thread, and must not refer to the owner.
+    """
+
+    __slots__ = ("_follower", "_undo")
+
+    _follower: weakref.ref[Any]
+    _undo: Callable[[], object] | None
+
+    def __new__(cls, owner: Any, undo: Callable[[], object]) -> Undoing:  # noqa: PYI034 - Self is in typing from 3.11 on
+        undo_orphans()
+        follower = weakref.ref(owner, _follow)  # of two references the younger is called first
+        self = super().__new__(cls, owner, _orphans.append)
+        self._follower, self._undo = follower, undo
+        _registered[id(self)] = self
+        return self
+
+    def __init__(self, owner: Any, undo: Callable[[], object]) -> None:
+        super().__init__(owner, _orphans.append)  # type: ignore[call-arg]  # typeshed has it in __new__ alone
+
+    def now(self) -> None:
+        """Undo it, unless that was done."""
+        with InterruptsHeld():
+            self._do()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was undone, or forgotten."""
+        return self._undo is None
+
+    def forget(self) -> None:
+        """Nothing is left to undo."""
+        self._undo = None
+        _registered.pop(id(self), None)
+
+    def _do(self) -> None:
+        undo = self._undo
+        if undo is not None:
+            self.forget()
+            undo()
+
+
+def undo_orphans() -> None:
+    """Undo what has lost its owner, where a Ctrl-C kept that from being done at once."""
+    if _orphans:
+        with InterruptsHeld():
+            _undo_orphans()
+
+
+def _undo_orphans() -> None:
+    while _orphans:
+        try:
+            orphan = _orphans.popleft()
+        except IndexError:  # another thread took it
+            return
+        orphan._do()
+
+
+def _follow(_: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    try:
+        if is_finalizing():  # modules may be gone already
+            return
+        with InterruptsHeld(then="send"):
+            _undo_orphans()
+    except KeyboardInterrupt:  # before the block was entered
+        send_again()

@@ -1,0 +1,72 @@
+"""A Ctrl-C at a chosen bytecode of loaderpool's code on the main thread, again and again.
+
+Python raises KeyboardInterrupt between bytecodes. So a trace function that sends SIGINT when the n-th bytecode of our
+modules is about to run, for each n, tries all places at which a real one can come, and some at which none can.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+__all__ = ["CountBytecodes", "interrupted_at"]
+
+_OURS = "/loaderpool/"
+# A Ctrl-C that came in a finalizer has been sent again by then, however busy the machine is.
+_SENT_AGAIN_S = 0.5
+
+
+class CountBytecodes:
+    """Counts our bytecodes that the main thread runs, and sends SIGINT before one of them.
+
+    Args:
+        at: which one; None: only count.
+    """
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at, self.count, self.where = at, 0, ""
+
+    def start(self) -> None:
+        """Count from here on."""
+        sys.settrace(self._trace)
+        return self
+
+    @staticmethod
+    def stop() -> None:
+        """Count no more."""
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if _OURS not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            self.count += 1
+            if self.count == self.at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+                signal.raise_signal(signal.SIGINT)
+        return self._step
+
+
+def interrupted_at(at: int, work: Callable[[], object]) -> tuple[bool, bool, str]:
+    """Run it with a Ctrl-C before our n-th bytecode: whether that was reached, whether it was raised, and where."""
+    raised = False
+    counter = CountBytecodes(at)
+    try:
+        counter.start()
+        work()
+        counter.stop()
+        if counter.where:
+            time.sleep(_SENT_AGAIN_S)
+    except KeyboardInterrupt:
+        raised = True
+    finally:
+        counter.stop()
+    return bool(counter.where), raised, counter.where
