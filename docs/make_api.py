@@ -30,6 +30,7 @@ _ORDER = (
     "zip_sources",
     "TextLines",
     "TFRecords",
+    "parse_example",
     "HDF5",
     "TarSamples",
     "Csv",

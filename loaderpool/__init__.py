@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from loaderpool.sources.parquet_rows import ParquetRows
     from loaderpool.sources.tar_samples import TarSamples
     from loaderpool.sources.text_lines import TextLines
+    from loaderpool.sources.tf_example import parse_example
     from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
     from loaderpool.spec import ArraySpec, ElementSpec
@@ -97,6 +98,7 @@ __all__ = [
     "__version__",
     "interleave",
     "mix",
+    "parse_example",
     "share",
     "worker_info",
     "zip_sources",
@@ -123,6 +125,7 @@ _ON_DEMAND = {
     "WorkerStatistics": "telemetry.statistics",
     "interleave": "sources.interleave",
     "mix": "sources.mix",
+    "parse_example": "sources.tf_example",
     "share": "memory.share",
     "zip_sources": "sources.zipped",
 }

@@ -1,0 +1,264 @@
+"""`parse_example` gives what TensorFlow's own parser gives, of anything that TensorFlow or Protocol Buffers write."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import loaderpool as lp
+
+INTS = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, -1, 127, 128, 2**63 - 1, -(2**63)])
+FLOATS = st.floats(width=32) | st.sampled_from([math.inf, -math.inf, math.nan, -0.0, 1e-45])
+LISTS = st.one_of(
+    st.tuples(st.just("int64"), st.lists(INTS, max_size=40)),
+    st.tuples(st.just("float"), st.lists(FLOATS, max_size=40)),
+    st.tuples(st.just("bytes"), st.lists(st.binary(max_size=200), max_size=5)),
+)
+MESSAGES = st.dictionaries(st.text(max_size=140), LISTS, max_size=8)
+DTYPES: dict[str, Any] = {"int64": np.int64, "float": np.float32, "bytes": bytes}
+
+
+def feature(tf: Any, kind: str, values: list[Any]) -> Any:
+    made = tf.train.Feature()
+    getattr(made, f"{kind}_list").value.extend(values)
+    getattr(made, f"{kind}_list").SetInParent()  # set, though it may be empty
+    return made
+
+
+def example(tf: Any, **features: tuple[str, list[Any]]) -> bytes:
+    return message(tf, features)
+
+
+def message(tf: Any, features: dict[str, tuple[str, list[Any]]]) -> bytes:
+    made = {name: feature(tf, kind, values) for name, (kind, values) in features.items()}
+    data: bytes = tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
+    return data
+
+
+def assert_same(value: Any, expected: Any) -> None:
+    """To the bit: NaN, signed zeros, dtype and shape."""
+    if isinstance(expected, bytes):
+        assert type(value) is bytes and value == expected
+        return
+    assert type(value) is type(expected) and value.dtype == expected.dtype and value.shape == expected.shape
+    assert value.tolist() == expected.tolist() if value.dtype == object else value.tobytes() == expected.tobytes()
+
+
+def by_tensorflow(tf: Any, record: bytes, features: dict[str, Any]) -> dict[str, Any]:
+    """What `tf.io.parse_single_example` makes of the same features."""
+    dtypes: dict[Any, Any] = {np.int64: tf.int64, np.float32: tf.float32, bytes: tf.string}
+    asked = {}
+    for name, what in features.items():
+        shape, dtype, default = (*what, None)[:3] if isinstance(what, tuple) else ((), what, None)
+        if shape[:1] == (None,):
+            asked[name] = tf.io.FixedLenSequenceFeature(shape[1:], dtypes[dtype], allow_missing=True)
+        else:
+            asked[name] = tf.io.FixedLenFeature(shape, dtypes[dtype], default)
+    return {name: tensor.numpy() for name, tensor in tf.io.parse_single_example(record, asked).items()}
+
+
+# ---- what TensorFlow writes ----
+
+
+@hypothesis.given(MESSAGES)
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_any_message_is_read_as_it_was_written(tf: Any, features: dict[str, tuple[str, list[Any]]]) -> None:
+    asked = {name: ((None,), DTYPES[kind]) for name, (kind, _) in features.items()}
+    parsed = lp.parse_example(message(tf, features), asked)
+    assert list(parsed) == list(features)
+    for name, (kind, values) in features.items():
+        expected = np.empty(len(values), object) if kind == "bytes" else np.array(values, DTYPES[kind])
+        if kind == "bytes":
+            expected[:] = values
+        assert_same(parsed[name], expected)
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_shapes_and_defaults_are_those_of_tensorflow(tf: Any, data: st.DataObject) -> None:
+    """Fixed shapes, open ones, missing features and features that are there without a list."""
+    written: dict[str, tuple[str, list[Any]]] = {}
+    asked: dict[str, Any] = {}
+    empty = []
+    for number in range(data.draw(st.integers(1, 5))):
+        kind = data.draw(st.sampled_from(["int64", "float", "bytes"]))
+        shape = data.draw(st.sampled_from([(), (1,), (3,), (2, 3), (None,), (None, 2)]))
+        elements = {"int64": INTS, "float": FLOATS, "bytes": st.binary(max_size=9)}[kind]
+        rows = data.draw(st.integers(0, 3)) if shape[:1] == (None,) else 1
+        count = rows * math.prod(size or 1 for size in shape)
+        values = data.draw(st.lists(elements, min_size=count, max_size=count))
+        name, state = f"f{number}", data.draw(st.sampled_from(["there", "missing", "without a list"]))
+        if state == "there":
+            written[name] = kind, values
+        elif state == "without a list":
+            empty.append(name)
+        default = [] if shape[:1] == (None,) else [np.reshape(np.array(values, object), shape).tolist()]
+        asked[name] = shape, DTYPES[kind], *default
+    made = tf.train.Example.FromString(message(tf, written))
+    for name in empty:
+        made.features.feature[name].SetInParent()
+    record = made.SerializeToString()
+    parsed = lp.parse_example(record, asked)
+    for name, expected in by_tensorflow(tf, record, asked).items():
+        assert_same(parsed[name], expected)
+
+
+def test_a_dtype_alone_is_one_value(tf: Any) -> None:
+    record = example(tf, label=("int64", [-7]), weight=("float", [0.1]), name=("bytes", [b"\0x\0"]))
+    asked = {"label": np.int64, "weight": np.float32, "name": bytes}
+    parsed = lp.parse_example(record, asked)
+    for name, expected in by_tensorflow(tf, record, asked).items():
+        assert_same(parsed[name], expected)
+    assert lp.parse_example(bytearray(record), {"label": int}) == {"label": -7}
+    assert lp.parse_example(memoryview(record), {"label": "int64"}) == {"label": -7}
+
+
+def test_values_are_in_memory_of_their_own(tf: Any) -> None:
+    record = example(tf, x=("float", [1, 2]), i=("int64", list(range(60))))
+    asked = {"x": ((2,), np.float32), "i": ((None,), np.int64), "d": ((2,), np.int64, np.array([5, 6]))}
+    first = lp.parse_example(record, asked)
+    for array in first.values():
+        array += 1
+    second = lp.parse_example(record, asked)
+    assert second["x"].tolist() == [1, 2] and second["i"].tolist() == list(range(60)) and second["d"].tolist() == [5, 6]
+
+
+# ---- what other writers may write ----
+
+
+def varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def entry(name: bytes, *features: bytes) -> bytes:
+    return field(1, field(1, name) + b"".join(field(2, each) for each in features))
+
+
+UNKNOWN = varint(15 << 3) + varint(300) + varint(14 << 3 | 1) + bytes(8) + varint(2000 << 3 | 2) + b"\3abc"
+
+
+@pytest.mark.parametrize("values", [[5], [-1, 300], list(range(-30, 300))], ids=str)
+def test_lists_in_one_run_or_value_by_value_or_both(tf: Any, values: list[int]) -> None:
+    single = b"".join(b"\x08" + varint(value) for value in values)
+    run = field(1, b"".join(map(varint, values)))
+    floats = b"".join(b"\x0d" + struct.pack("<f", value) for value in values)
+    for ints, expected in (
+        (single, values),
+        (run, values),
+        (single + run, values * 2),
+        (run + UNKNOWN + run, values * 2),
+    ):
+        record = field(1, entry(b"i", field(3, ints)) + entry(b"f", field(2, floats)))
+        assert tf.train.Example.FromString(record).features.feature["i"].int64_list.value == expected
+        parsed = lp.parse_example(record, {"i": ((None,), np.int64), "f": ((None,), np.float32)})
+        assert_same(parsed["i"], np.array(expected))
+        assert_same(parsed["f"], np.array(values, np.float32))
+
+
+def test_pieces_are_merged_as_protocol_buffers_do(tf: Any) -> None:
+    one, two = field(3, field(1, b"\1")), field(3, field(1, b"\2"))
+    text = field(1, field(1, b"text"))
+    pieces = (
+        entry(b"last wins", one) + entry(b"last wins", two),
+        entry(b"both", one, two) + UNKNOWN + entry(b"other kind", text, one, UNKNOWN + two),
+        entry(b"", one) + field(1, field(2, two)),  # without a key it is the empty one
+    )
+    record = UNKNOWN + b"".join(field(1, piece) for piece in pieces) + UNKNOWN
+    feature = tf.train.Example.FromString(record).features.feature
+    asked: dict[str, Any] = dict.fromkeys(("last wins", "both", "other kind", ""), ((None,), np.int64))
+    parsed = lp.parse_example(record, asked)
+    assert {name: array.tolist() for name, array in parsed.items()} == {
+        name: list(feature[name].int64_list.value) for name in asked
+    }
+    assert parsed["both"].tolist() == [1, 2] and parsed["last wins"].tolist() == [2]
+
+
+# ---- errors ----
+
+
+def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
+    record = example(tf, label=("int64", [1]), box=("float", [1, 2, 3]), empty=("bytes", []))
+    with pytest.raises(lp.ArgumentError, match=r"\['lable'\]: the record has no such .* 'box' \(float32\), 'empty'"):
+        lp.parse_example(record, {"lable": np.int64})
+    with pytest.raises(lp.ArgumentError, match=r"\['label'\]: the record has int64 there, not float32"):
+        lp.parse_example(record, {"label": np.float32})
+    with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: the record has bytes there, not int64"):
+        lp.parse_example(record, {"empty": ((None,), np.int64)})
+    with pytest.raises(lp.ArgumentError, match=r"\['box'\]: the record has 3 float32 values .* \(2, 2\) takes 4"):
+        lp.parse_example(record, {"box": ((2, 2), np.float32)})
+    with pytest.raises(lp.ArgumentError, match=r"has 3 float32 values .* \(None, 2\) takes a multiple of 2"):
+        lp.parse_example(record, {"box": ((None, 2), np.float32)})
+    with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: the record has 0 bytes values"):
+        lp.parse_example(record, {"empty": ((), bytes, b"default")})
+    with pytest.raises(lp.ArgumentError, match="It has none at all"):
+        lp.parse_example(b"", {"label": np.int64})
+
+
+@pytest.mark.parametrize(
+    ("features", "error", "says"),
+    [
+        ({"x": np.float64}, lp.ArgumentError, r"\['x'\]: an Example has np.int64, np.float32 or bytes, not float64"),
+        ({"x": ((2,), None)}, lp.ArgumentError, "not None"),
+        ({"x": str}, lp.ArgumentError, "not str"),
+        ({"x": "nothing"}, lp.ArgumentError, "not nothing"),
+        ({"x": (4, np.int64)}, lp.ArgumentError, "the shape must be a tuple"),
+        ({"x": ((2, None), np.int64)}, lp.ArgumentError, "the first may be None"),
+        ({"x": ((-1,), np.int64)}, lp.ArgumentError, "sizes are numbers"),
+        ({"x": ((None, 0), np.int64)}, lp.ArgumentError, "has no values"),
+        ({"x": ((None,), np.int64, 0)}, lp.ArgumentError, "no default"),
+        ({"x": ((), np.int64, 1.5)}, lp.ArgumentError, "default 1.5 does not fit"),
+        ({"x": ((3,), np.int64, [1, 2])}, lp.ArgumentError, r"default \[1, 2\] does not fit"),
+        ({"x": ((), bytes, "text")}, lp.ArgumentError, "default 'text' is not bytes"),
+        ({"x": ((),)}, lp.ArgumentError, r"must be dtype, \(shape, dtype\)"),
+        ({1: np.int64}, lp.ArgumentTypeError, "names must be str, got 1"),
+        ([("x", np.int64)], lp.ArgumentTypeError, "features must be a dict"),
+    ],
+    ids=str,
+)
+def test_features_that_say_nothing_sound(features: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        lp.parse_example(b"", features)
+
+
+def test_a_record_that_is_no_bytes() -> None:
+    with pytest.raises(lp.ArgumentTypeError, match=r"record must be the bytes of a tf.train.Example, got str"):
+        lp.parse_example("text", {})  # type: ignore[arg-type]
+
+
+def test_a_record_that_is_cut_anywhere_is_refused_or_lacks_what_was_cut(tf: Any) -> None:
+    """As Protocol Buffers do: only between two fields of the outermost message a cut cannot be seen."""
+    record = example(tf, name=("bytes", [b"a name"]), i=("int64", list(range(-20, 300))), f=("float", [1.0, 2.0]))
+    asked = {"i": ((None,), np.int64), "f": ((None,), np.float32), "name": ((None,), bytes)}
+    lp.parse_example(record, asked)
+    for size in range(1, len(record)):
+        with pytest.raises(lp.ArgumentError, match=r"are no tf\.train.Example"):
+            lp.parse_example(record[:size], asked)
+
+
+@hypothesis.given(st.binary(max_size=60), st.integers(0, 80), st.integers(0, 255))
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_damage_is_an_error_of_ours_or_unseen(tf: Any, garbage: bytes, at: int, byte: int) -> None:
+    asked = {"i": ((None,), np.int64), "f": ((None,), np.float32), "name": ((None,), bytes)}
+    record = bytearray(example(tf, name=("bytes", [b"a name"]), i=("int64", [-1, 300] * 9), f=("float", [1.0, 2.0])))
+    record[at % len(record)] = byte
+    for data in (garbage, bytes(record)):
+        try:
+            parsed = lp.parse_example(data, asked)
+        except lp.ArgumentError:
+            continue
+        assert [array.dtype for array in parsed.values()] == [np.int64, np.float32, object]
