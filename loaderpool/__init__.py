@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from loaderpool.memory.share import share
     from loaderpool.pool import Pool
     from loaderpool.ragged import RaggedArray
+    from loaderpool.replaying import replay
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
     from loaderpool.sources.interleave import interleave
@@ -99,6 +100,7 @@ __all__ = [
     "interleave",
     "mix",
     "parse_example",
+    "replay",
     "share",
     "worker_info",
     "zip_sources",
@@ -126,6 +128,7 @@ _ON_DEMAND = {
     "interleave": "sources.interleave",
     "mix": "sources.mix",
     "parse_example": "sources.tf_example",
+    "replay": "replaying",
     "share": "memory.share",
     "zip_sources": "sources.zipped",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from typing import Any, TypeVar
 
 from loaderpool.bundling import OURS, OwnError
@@ -16,6 +18,7 @@ from loaderpool.errors import (
     WorkerLostError,
 )
 from loaderpool.item_names import generated_item, item_name
+from loaderpool.source_lines import with_source_lines
 from loaderpool.worker.failures import (
     LOST_PIPES_STATUS,
     Failure,
@@ -49,8 +52,9 @@ def sample_error(
         failure: as it came from the worker.
         cause: the exception object itself, where the function ran in this process.
         preface: begins the message.
-        can_replay: `loaderpool replay` can run it.
+        can_replay: `replay` can run it.
     """
+    failure = _with_source_lines(failure)
     original = original_of(cause) if cause is not None else unpickled(failure)
     if failure.is_setup:
         return setup_error(failure, "the setup hook raised")
@@ -91,6 +95,7 @@ def source_error(failure: Failure, position: int, cause: BaseException | None = 
         position: of the first item that no batch has.
         cause: the exception object itself, where it is at hand.
     """
+    failure = _with_source_lines(failure)
     original = original_of(cause) if cause is not None else unpickled(failure)
     message = (
         f"{failure.type_name}: {failure.text}\nraised by the source, while the batch from position {position} on was "
@@ -117,6 +122,7 @@ def setup_error(
 
     Where it was no code of the user's, a traceback would only hide the advice.
     """
+    failure = _with_source_lines(failure)
     text = f"{what}: {failure.type_name}: {failure.text}"
     if advice:
         text += f"\n{advice}"
@@ -157,7 +163,7 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
     if report.verdict is Verdict.ALONE and report.index is not None:
         text += _how_to_replay(report.index if can_replay else None, report.epoch)
     if report.stacks.strip():
-        text += f"\n\nThe worker's last words:\n{report.stacks.strip()}"
+        text += f"\n\nThe worker's last words:\n{with_source_lines(report.stacks).strip()}"
     error = WorkerLostError(preface + text)
     error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
     error.__dict__["report"] = report
@@ -234,13 +240,16 @@ def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str
     """A sentence with a space before it; nothing where there is nothing to say.
 
     Args:
-        index: source index of the sample; None: `loaderpool replay` cannot run it.
+        index: source index of the sample; None: `replay` cannot run it.
         epoch: of the sample.
         was_here: it ran in this process already.
     """
     command = ""
     if index is not None and generated_item(index) is None:
         command = f"`loaderpool replay TARGET --index {index} --epoch {epoch}`"
+        script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "<notebook>")
+        if script.startswith("<"):  # also Python's own "<stdin>": there is no module to be named as TARGET
+            command = f"`loaderpool.replay(loader, index={index}, epoch={epoch})`"
     if was_here:
         return command and f" To run it alone: {command}."
     return f" To run it in this process, for a debugger: {command}{', or ' if command else ''}workers=0."
@@ -250,6 +259,10 @@ def _index_told(index: int | None) -> int | None:
     """The attribute of an error: of what a generator yields its number there."""
     generated = None if index is None else generated_item(index)
     return index if generated is None else generated[1]
+
+
+def _with_source_lines(failure: Failure) -> Failure:
+    return dataclasses.replace(failure, traceback_text=with_source_lines(failure.traceback_text))
 
 
 def _place(failure: Failure) -> str:

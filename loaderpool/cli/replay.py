@@ -20,7 +20,7 @@ from loaderpool.engine_choice import without_workers
 from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.leaf_summary import summarise_leaf
 from loaderpool.leaves import convert_leaf
-from loaderpool.replay import Call, Replay
+from loaderpool.replaying import Call, Replay
 from loaderpool.sketch import sketch_value
 from loaderpool.spec import ElementSpec
 from loaderpool.worker.failures import describe_failure

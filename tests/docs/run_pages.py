@@ -31,6 +31,7 @@ _SHELL_TIMEOUT_S = 60.0
 def run_page(page: Path) -> list[str]:
     """What went wrong, one text for each block up to the first that failed; empty where all went well."""
     module = types.ModuleType("__main__")
+    module.__file__ = str(page)  # a script: what is said in a notebook differs
     sys.modules["__main__"] = module
     here = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="loaderpool-page-") as folder:

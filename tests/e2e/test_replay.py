@@ -15,7 +15,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.engine_choice import without_workers
 from loaderpool.errors import ArgumentError
-from loaderpool.replay import Replay
+from loaderpool.replaying import Replay
 from tests.support.child import ChildResult, run_child
 
 SIZE = 50
@@ -87,6 +87,33 @@ def test_an_element_of_its_own_is_replayed() -> None:
     with lp.Loader(range(6), draw, batch_size=None, shuffle=True, workers=2) as loader:
         for element in loader:
             assert same(Replay(loader, int(element["item"]), 0).run(), element)
+
+
+def test_in_code_it_returns_what_the_function_returns_also_of_a_closed_loader() -> None:
+    with lp.Loader(range(SIZE), draw, batch_size=4, shuffle=True, seed=5, workers=2) as loader:
+        loader.epoch = 1
+        rows = [row for batch in loader for row in rows_of(batch)]
+        assert same(lp.replay(loader, int(rows[7]["item"]), epoch=1), rows[7])
+    assert same(lp.replay(loader, index=np.int64(rows[0]["item"]), epoch=1), rows[0])
+
+
+def test_in_code_an_error_is_the_functions_own() -> None:
+    def fail(item: int) -> int:
+        if item == 6:
+            raise KeyError("six")
+        return item
+
+    with lp.Loader(range(SIZE), fail, batch_size=4, workers=2) as loader:
+        assert lp.replay(loader, 5) == 5
+        with pytest.raises(KeyError) as caught:
+            lp.replay(loader, 6)
+        assert not isinstance(caught.value, lp.SampleError)
+        assert caught.traceback[-1].name == "fail"
+        with pytest.raises(ArgumentError, match="0 to 49"):
+            lp.replay(loader, SIZE)
+        for index in (1.5, "6", True):
+            with pytest.raises(lp.ArgumentTypeError, match="index must be a whole number"):
+                lp.replay(loader, index)  # type: ignore[arg-type]
 
 
 def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -> None:

@@ -11,15 +11,35 @@ from loaderpool.local_engine import LocalEngine
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.spec import ElementSpec, sample_spec
+from loaderpool.whole_numbers import whole_number
 from loaderpool.worker.jobs import WorkFailed
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
 
-__all__ = ["Call", "Replay"]
+__all__ = ["Call", "Replay", "replay"]
 
 # Shards that a message looks through for the one that has an index: more would take seconds, and nobody has so many.
 _MOST_SHARDS = 10_000
+
+
+def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
+    """Makes one sample of a training again, with the random streams that it had, and returns what the function returns.
+
+    Runs in: this process; no worker is started, so a debugger stops in the function. The loader stays as it is, and may
+    be closed. A Sequence's hooks are not called: its data are those of this moment. On the command line it is
+    `loaderpool replay`.
+
+    Args:
+        loader: whose sample it is.
+        index: index into the source, as errors name it; of `batch_fn` the whole batch that has it is made.
+        epoch: from 0.
+
+    Raises:
+        ArgumentError: the loader never makes that index in that epoch, or its source has none; the message says why.
+        BaseException: what the function (or the source, or `setup`) raises, itself, with its own traceback.
+    """
+    return Replay(loader, whole_number("index", index, at_least=0), epoch).run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +136,7 @@ def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
 
 def _why_nowhere(plan: BasePlan, index: int, epoch: int, position: int) -> str:
     where = f"this loader does not make source index {index} in epoch {epoch}: it stands at position {position:,}, "
-    other_epochs = "; in other epochs it may stand elsewhere (--epoch)" if plan.shuffle else ""
+    other_epochs = "; in another epoch it may stand elsewhere" if plan.shuffle else ""
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):
         if dataclasses.replace(plan, shard_index=shard).place(epoch, position) is not None:
             return (

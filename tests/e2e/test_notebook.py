@@ -1,0 +1,157 @@
+"""In a notebook: an error shows the cell's lines, and names what can be done there."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.support.child import run_child
+
+# Cells as a user types them. The last names the error's text for the test.
+CELLS = [
+    """
+import numpy as np
+import loaderpool as lp
+
+def decode(item):
+    return 1 // (item - 5)  # the line that fails
+
+def load(item):
+    return np.float32(decode(item))  # and the one that calls it
+""",
+    """
+def failing(make):
+    try:
+        for _ in make:
+            pass
+    except lp.LoaderpoolError as error:
+        return error
+
+loader = lp.Loader(range(10), load, batch_size=2, workers=2)
+error = failing(loader)
+print(str(error))
+assert isinstance(error, ZeroDivisionError) and error.remote_traceback in str(error)
+""",
+    """
+lp.replay(loader, index=error.index, epoch=error.epoch)
+""",
+    """
+def stuck(item):
+    import time
+    if item == 3:
+        time.sleep(100)  # where it hangs
+    return item
+
+print(str(failing(lp.Loader(range(10), stuck, batch_size=2, workers=1, timeout_s=0.5))))
+""",
+    """
+def items():
+    yield 1
+    raise OSError("no more")  # where reading fails
+
+class Stream:
+    def __iter__(self):
+        return items()
+
+print(str(failing(lp.Loader(Stream(), batch_size=2, workers=1))))
+""",
+    """
+def prepare():
+    raise RuntimeError("not ready")  # where setup fails
+
+print(str(failing(lp.Loader(range(4), batch_size=2, workers=1, setup=prepare))))
+""",
+    "loader.close()",
+]
+
+KERNEL = f"""
+    import json, queue, sys, time
+    from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import KernelManager
+
+    DEADLINE_S = 60.0
+    manager = KernelManager()
+    manager._kernel_spec = KernelSpec(
+        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{{connection_file}}"], language="python"
+    )
+    manager.start_kernel()
+    try:
+        client = manager.client()
+        client.start_channels()
+        client.wait_for_ready(timeout=DEADLINE_S)
+        shown = []
+        for cell in {CELLS!r}:
+            request = client.execute(cell)
+            texts = []
+            until = time.monotonic() + DEADLINE_S
+            while True:
+                message = client.get_iopub_msg(timeout=max(0.0, until - time.monotonic()))
+                if message["parent_header"].get("msg_id") != request:
+                    continue
+                kind, content = message["msg_type"], message["content"]
+                if kind == "stream":
+                    texts.append(content["text"])
+                elif kind == "error":
+                    texts += content["traceback"]
+                elif kind == "status" and content["execution_state"] == "idle":
+                    break
+            shown.append("".join(texts))
+        client.stop_channels()
+    finally:
+        manager.shutdown_kernel(now=True)
+    print(json.dumps(shown))
+"""
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[str]:
+    """What each cell printed or raised, in a real kernel."""
+    import json
+
+    for name in ("ipykernel", "jupyter_client"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: pip install 'loaderpool[test]'")
+    lines: list[str] = json.loads(run_child(KERNEL, timeout_s=100).check().stdout.splitlines()[-1])
+    return lines
+
+
+def test_the_cells_lines_are_in_the_traceback(shown: list[str]) -> None:
+    assert "return np.float32(decode(item))  # and the one that calls it\n" in shown[1]
+    assert "return 1 // (item - 5)  # the line that fails\n" in shown[1]
+
+
+def test_the_advice_fits_a_notebook_and_works_there(shown: list[str]) -> None:
+    assert "`loaderpool.replay(loader, index=5, epoch=0)`, or workers=0." in shown[1]
+    assert "TARGET" not in shown[1]
+    assert "ZeroDivisionError" in shown[2] and "SampleError" not in shown[2]  # the function's own, with its frames
+    assert "loaderpool.replay" not in shown[2]
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"), [(3, "where it hangs"), (4, "where reading fails"), (5, "where setup fails")]
+)
+def test_hangs_streams_and_setup_show_them_too(shown: list[str], cell: int, line: str) -> None:
+    assert f"  # {line}\n" in shown[cell], shown[cell]
+
+
+def test_a_script_from_standard_input_gets_the_advice() -> None:
+    """No file has its source, so no line can be shown; Python itself shows none."""
+    code = """
+        import loaderpool as lp
+        with lp.Loader(range(10), lambda i: 1 // (i - 5), batch_size=2, workers=2) as loader:
+            try:
+                list(loader)
+            except ZeroDivisionError as error:
+                print(error)
+                try:
+                    lp.replay(loader, index=5, epoch=0)
+                except ZeroDivisionError as again:
+                    assert not isinstance(again, lp.SampleError)
+                    print("again")
+    """
+    done = run_child(code, stdin_code=True).check()
+    assert "`loaderpool.replay(loader, index=5, epoch=0)`" in done.stdout and "TARGET" not in done.stdout
+    assert done.stdout.endswith("again\n")
+    script = run_child(code).check()
+    assert "`loaderpool replay TARGET --index 5 --epoch 0`" in script.stdout
