@@ -42,6 +42,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
     directory has one backup at a time; a new one takes its place in one step, so a crash while saving costs nothing.
 
     The epoch in which it goes on is ended early, by `model.stop_training`; put it before callbacks that set that too.
+    That epoch's loss and metrics, and so its line in `History`, are those of its rest alone; a printed line says so.
 
     Args:
         loader: whose dataset `fit` is called with.
@@ -115,6 +116,12 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Count from here."""
         self._epoch = epoch
         self._epoch_began = self._saved = self._steps()
+        if self._is_rest and self.params.get("verbose"):
+            steps = self.params["steps"]
+            print(
+                f"Epoch {epoch + 1} goes on behind step {self._before} of {steps}: its loss and metrics, in History "
+                f"too, are those of the {steps - self._before} steps that are left"
+            )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save, if it is time; end the epoch, if an earlier process has done the other part of it."""
