@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import math
+
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.form import BatchForm, UnitKind, batch_form
 from loaderpool.plan.base import BasePlan
-from loaderpool.spec import ElementSpec
+from loaderpool.spec import ArraySpec, ElementSpec
 from loaderpool.spec_choice import choose_spec
 from loaderpool.worker.jobs import Probe
 
-__all__ = ["choose_form"]
+__all__ = ["choose_form", "stated_probe"]
+
+# What a batch is taken to last until one was timed. Less: the first batches of a slow function would not be cut into
+# row ranges, and each would wait for one worker. More: the first ranges of a fast one are shorter than a hand-over.
+_UNTIMED_BATCH_NS = 1_000_000_000
+
+
+def stated_probe(given: ElementSpec | None, config: LoaderConfig, plan: BasePlan, unit: UnitKind) -> Probe | None:
+    """What the first call would tell, where `element_spec` says it all; None: it must be made.
+
+    Then nothing need wait for the first sample: one slow read there would hold up all others. Where an axis or a row's
+    number varies, or text must be seen to be str or bytes, the first sample tells what the spec does not.
+    """
+    if given is None or unit != "sample" or plan.is_open or plan.rows_vary or config.pad is not False or config.ragged:
+        return None
+    if any(c.text is not None or c.ragged or not c.shape or None in c.shape[1:] for c in given.components):
+        return None
+    rows = [ArraySpec(component.shape[1:], component.dtype) for component in given.components]
+    nbytes = sum(math.prod(size or 0 for size in row.shape) * row.dtype.itemsize for row in rows)
+    elapsed_ns = _UNTIMED_BATCH_NS // max(1, plan.most_rows)
+    return Probe(ElementSpec(given.structure, tuple(rows)), nbytes, 1, elapsed_ns, plan.most_rows)
 
 
 def choose_form(

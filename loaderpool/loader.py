@@ -58,7 +58,7 @@ class Loader:
             items are dealt to the workers.
         fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
             With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
-            write into that (a structure of arrays like its result, lying in the batch itself; None at the first call)
+            write into that (a structure of arrays like its result, lying in the batch itself; at first perhaps None)
             and return None. It must then write all of it: what it leaves out holds an earlier batch's numbers. None:
             the items are the samples.
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
@@ -77,7 +77,7 @@ class Loader:
         num_shards: how many loaders share each epoch.
         shard_index: which share is this one's, from 0.
         element_spec: the spec of a batch, as a nested structure of `loaderpool.ArraySpec` or `tf.TensorSpec`; None:
-            found from the first sample.
+            found from the first sample, for which all others wait; not where each shape is said and none is text.
         pad: True or a pad value: samples of varied shape are padded to the batch's largest.
         ragged: samples of varied length become a `RaggedArray` (a `tf.RaggedTensor` in `as_dataset`); beside an
             `element_spec`, where that has None for the axis behind the batch axis.

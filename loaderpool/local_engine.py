@@ -12,7 +12,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.errors import SourceError
 from loaderpool.failures import sample_error
-from loaderpool.form_choice import choose_form
+from loaderpool.form_choice import choose_form, stated_probe
 from loaderpool.interrupts import InterruptsAllowed
 from loaderpool.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
 from loaderpool.memory.board import BOARD_BYTES
@@ -94,7 +94,9 @@ class LocalEngine:
                 self.work.ensure_setup()
                 if self._stream is not None:
                     self._put_first(self._stream)
-                probe = self.work.probe(self._first_epoch)
+                probe = stated_probe(self.given_spec, self.config, self.plan, self.unit)
+                if probe is None:
+                    probe = self.work.probe(self._first_epoch)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
         form = with_chunk(choose_form(probe, self.given_spec, self.config, self.plan, self.unit), 1)

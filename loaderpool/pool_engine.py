@@ -21,7 +21,7 @@ from loaderpool.errors import (
 )
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.feed import Ahead, Feed
-from loaderpool.form_choice import choose_form
+from loaderpool.form_choice import choose_form, stated_probe
 from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
@@ -91,7 +91,7 @@ class PoolEngine:
         self.cache = cache
         self._first_epoch = first_epoch
         self.failure = EngineFailure()
-        self._probe: Probe | None = None
+        self._probe: Probe | None = stated_probe(given_spec, config, plan, unit)
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
         self._layout_bytes = 0
@@ -118,7 +118,7 @@ class PoolEngine:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
                 self._shipment = offset, nbytes
                 self._send_files()
-                session.order(Control.LOAD, *self._load_words(probes=stream is None))
+                session.order(Control.LOAD, *self._load_words(probes=stream is None and self._probe is None))
             except BaseException:  # a number that no message can hold
                 if self.feeds is not None:
                     self.feeds.free_all()

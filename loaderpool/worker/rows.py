@@ -64,8 +64,12 @@ class Converter:
         try:
             leaves = self.flatten(result)
         except SpecMismatchError as error:
-            raise SpecMismatchError(f"{error} ({item_name(index)})") from None
+            raise self.built_differently(error, index) from None
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
+
+    def built_differently(self, error: SpecMismatchError, index: int) -> SpecMismatchError:
+        """The error for an item whose structure is another one, as `flatten` raised it."""
+        return SpecMismatchError(f"{error}{', that of element_spec=' * self._is_given} ({item_name(index)})")
 
     def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
         """One component of what one call returned."""
@@ -149,7 +153,7 @@ class RowWriter:
             flat = [flatten(result) for result in results]
         except SpecMismatchError as error:
             bad = next(index for result, index in zip(results, indices, strict=True) if not self._flattens(result))
-            raise SpecMismatchError(f"{error} ({item_name(bad)})") from None
+            raise self._converter.built_differently(error, bad) from None
         if len(flat) == 1:
             for component, leaf in enumerate(flat[0]):
                 self._write_column(component, arrays[component], row, (leaf,), indices)

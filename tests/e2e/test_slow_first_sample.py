@@ -1,0 +1,153 @@
+"""With a spec that says it all nothing waits for the first sample; and all else is as if it had been waited for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.config import LoaderConfig
+from loaderpool.form_choice import stated_probe
+from loaderpool.given_spec import read_spec
+from tests.support.child import run_child
+
+SIZE = 40
+SPEC = {"x": lp.ArraySpec((None, 3), np.float32), "item": lp.ArraySpec((None,), np.int64)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"workers": 3}, {"workers": 2, "threads_per_worker": 3}, {"workers": 1, "threads_per_worker": 3}],
+    ids=str,
+)
+def test_others_are_made_while_the_first_one_is_slow(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The first sample is over only once others are; under `threads_per_worker` those beside it, too."""
+    code = f"""
+        import os, pathlib, time
+        import numpy as np
+        import loaderpool as lp
+
+        others = pathlib.Path({str(tmp_path)!r})
+
+        def read(item):
+            if item:
+                (others / str(item)).touch()
+            else:
+                until = time.monotonic() + 20
+                while len(os.listdir(others)) < 5:
+                    assert time.monotonic() < until, "all wait for the first one"
+                    time.sleep(0.01)
+            return item
+
+        spec = lp.ArraySpec((None,), np.int64)
+        with lp.Loader(range(40), read, batch_size=4, element_spec=spec, **{settings!r}) as loader:
+            assert np.concatenate([batch.copy() for batch in loader]).tolist() == list(range(40))
+    """
+    run_child(code, timeout_s=60).check()
+
+
+def with_rng(item: int, rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": rng.random(3, np.float32), "item": item}
+
+
+def with_globals(item: int) -> dict[str, Any]:
+    return {"x": np.array([random.random(), np.random.rand(), item], np.float32), "item": item}
+
+
+def with_out(item: int, out: Any) -> None:
+    out["x"][...] = item
+    out["item"][...] = -item
+
+
+def that_fails(item: int) -> dict[str, Any]:
+    return {"x": np.full(3, 12 // (item % 13), np.float32), "item": item}
+
+
+def batches(fn: Callable[..., Any], **settings: Any) -> list[dict[str, Any]]:
+    with lp.Loader(range(SIZE), fn, batch_size=8, shuffle=True, seed=3, **settings) as loader:
+        return [{name: array.tolist() for name, array in batch.items()} for _ in range(2) for batch in loader]
+
+
+@pytest.mark.parametrize("fn", [with_rng, with_globals])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_bits_are_those_without_a_spec(fn: Callable[..., Any], workers: int) -> None:
+    assert batches(fn, workers=workers, element_spec=SPEC) == batches(fn, workers=2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_errors_are_left_out_and_replaced_likewise(workers: int, on_error: str) -> None:
+    expected = batches(that_fails, workers=2, on_error=on_error)
+    assert batches(that_fails, workers=workers, on_error=on_error, element_spec=SPEC) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_that_takes_out_gets_it_from_the_first_call_on(workers: int) -> None:
+    got = batches(with_out, workers=workers, element_spec=SPEC)
+    assert sorted(item for batch in got[: SIZE // 8] for item in batch["item"]) == sorted(-n for n in range(SIZE))
+    assert all(row == [-item] * 3 for batch in got for row, item in zip(batch["x"], batch["item"], strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (
+            lambda item: {"x": np.zeros(4, np.float32), "item": item},
+            r"\['x'\] of source index 0: expected float32\[3\]",
+        ),
+        (lambda item: {"x": np.zeros(3, np.float32), "item": 0.5}, r"\['item'\] of source index 0: expected int64\[\]"),
+        (lambda item: (np.zeros(3, np.float32), item), "built differently: .*that of element_spec= .source index 0"),
+    ],
+)
+def test_a_first_sample_of_another_kind_is_named(fn: Callable[..., Any], says: str, workers: int) -> None:
+    loader = lp.Loader(range(SIZE), fn, batch_size=4, workers=workers, element_spec=SPEC)
+    with loader, pytest.raises(lp.SpecMismatchError, match=says):
+        list(loader)
+
+
+class RaisesWhenLoaded:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+def test_what_fails_before_any_sample_ends_the_wait() -> None:
+    spec = lp.ArraySpec((None,), np.int64)
+
+    def setup() -> None:
+        raise OSError("no disk")
+
+    for settings in ({"source": RaisesWhenLoaded()}, {"source": range(8), "setup": setup}):
+        loader = lp.Loader(**settings, batch_size=4, workers=2, element_spec=spec)  # type: ignore[arg-type]
+        with loader, pytest.raises(lp.SetupError, match=r"not a number|no disk"):
+            list(loader)
+
+
+def test_what_a_spec_leaves_open_the_first_sample_tells() -> None:
+    plan = lp.Loader(range(SIZE), batch_size=8, workers=0)._plan
+
+    def probe(spec: Any, unit: Any = "sample", **settings: Any) -> Any:
+        return stated_probe(read_spec(spec), LoaderConfig(batch_size=8, **settings), plan, unit)
+
+    said = probe(SPEC)
+    assert said is not None and said.nbytes == 3 * 4 + 8 and said.batch_rows == 8
+    assert said.spec.components[0].shape == (3,)
+    assert stated_probe(None, LoaderConfig(batch_size=8), plan, "sample") is None
+    assert probe(lp.ArraySpec((None,), str)) is None
+    assert probe(lp.ArraySpec((None, None), np.float32)) is None
+    assert probe(lp.ArraySpec((None, None), np.float32, ragged=True)) is None
+    assert probe(SPEC, pad=True) is None and probe(SPEC, ragged=True) is None
+    assert probe(SPEC, unit="batch") is None
+    streamed = lp.Loader(iter(range(SIZE)), batch_size=8, workers=0)._plan
+    assert stated_probe(read_spec(SPEC), LoaderConfig(batch_size=8), streamed, "sample") is None
