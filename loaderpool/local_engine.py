@@ -19,7 +19,7 @@ from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.global_generators import SavedGlobals
+from loaderpool.plan.global_generators import GlobalsGuard, SavedGlobals
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.ring import with_chunk
@@ -74,6 +74,7 @@ class LocalEngine:
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
         self.work = Work({**payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
+        self._globals: GlobalsGuard  # made with the form
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
@@ -89,7 +90,8 @@ class LocalEngine:
             return self._form
 
     def _find_form(self) -> BatchForm:
-        with SavedGlobals():
+        self._globals = GlobalsGuard()
+        with self._globals:
             try:
                 self.work.ensure_setup()
                 if self._stream is not None:
@@ -188,7 +190,8 @@ class LocalEngine:
         rows = plan.rows(epoch, batch) if items is None else len(items[1])
         job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.begins_at)
         anchor = aligned_empty(form.slot_bytes)
-        with InterruptsAllowed(), _alone, SavedGlobals():
+        # In the middle of a batch the function itself has asked for one: the guard is of the batch around it.
+        with InterruptsAllowed(), _alone, SavedGlobals() if self._is_making else self._globals:
             if items is not None:
                 self._put(items)
             self._is_making, was_making = True, self._is_making

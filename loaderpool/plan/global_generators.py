@@ -2,7 +2,7 @@
 
 To seed them for each sample (`sample_streams`) costs far more than to look at them, hence `GlobalsWatch`: they need no
 seeding for code that never draws from them. `SavedGlobals` keeps the trainer's own state where samples are made in its
-process.
+process, and `GlobalsGuard` does so for one batch after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GlobalsWatch", "SavedGlobals"]
+__all__ = ["GlobalsGuard", "GlobalsWatch", "SavedGlobals"]
 
 
 class GlobalsWatch:
@@ -75,10 +75,15 @@ class SavedGlobals:
         self._bit_generator = _bit_generator()
         self._numpy: Any = np.random.get_state(legacy=False)
 
+    @property
+    def is_of_other_generator(self) -> bool:
+        """Whether `numpy.random` has another bit generator now (`numpy.random.set_bit_generator`, NumPy 1.24)."""
+        return _bit_generator() is not self._bit_generator
+
     def restore(self) -> None:
         """Restores the saved state; may be called any number of times."""
         random.setstate(self._python)
-        if _bit_generator() is not self._bit_generator:  # swapped by numpy.random.set_bit_generator (NumPy 1.24)
+        if self.is_of_other_generator:
             np.random.set_bit_generator(self._bit_generator)  # type: ignore[attr-defined]
         np.random.set_state(self._numpy)
 
@@ -89,6 +94,31 @@ class SavedGlobals:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.restore()
+
+
+class GlobalsGuard:
+    """Leaves `random` and `numpy.random` as they were before the block, as `SavedGlobals` does, for many blocks.
+
+    To save and to restore takes 30 us each, a look 0.4 us: so it looks first. What was saved is good until code between
+    the blocks draws, and is restored only where a block has drawn. Not to be entered again inside a block.
+    """
+
+    def __init__(self) -> None:
+        self._saved = SavedGlobals()  # first: this imports `numpy.random`, so that the watch is never blind
+        self._watch = GlobalsWatch()
+
+    def __enter__(self) -> None:
+        if self._watch.drew():
+            if self._saved.is_of_other_generator:
+                self._watch = GlobalsWatch()  # the old one looks at memory of the old generator
+            self._saved.save()
+            self._watch.arm()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._watch.drew():
+            self._saved.restore()
 
 
 _TWISTER_WORDS = 624

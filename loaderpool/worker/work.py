@@ -19,6 +19,7 @@ from loaderpool.memory.board import Board
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order_ahead import OrderAhead
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls, Maker
 from loaderpool.worker.exclusions import Exclusions
@@ -88,6 +89,9 @@ class Work:
             source.shared = shared
         # Without a worker's number this is the caller's process, which shall have no threads: a debugger may be there.
         threads = 1 if worker is None else self.config.threads_per_worker
+        # There each batch is a job by itself, however tiny.
+        is_ahead = worker is None and not is_iterated and not self.plan.rows_vary
+        self._ahead = OrderAhead(self.plan) if is_ahead else None
         self._calls = Calls(payload, cell // Board.base(1), threads)
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
@@ -248,6 +252,8 @@ class Work:
 
     def _open(self, job: Job) -> Opened:
         """Which rows the job has; their items can be had by index from now on."""
+        if self._ahead is not None:
+            return Opened(job, *self._ahead.rows_of(job.epoch, job.batch, job.after))
         try:
             positions = self.items.positions(job)
         except Abandoned:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.plan.order import Plan
+from loaderpool.plan.order_ahead import OrderAhead
 
 plans = st.fixed_dictionaries(
     {
@@ -105,3 +106,18 @@ def test_an_item_is_found_where_the_epoch_has_it(fields: dict[str, Any], epoch: 
         assert found == places
         for shard, batch, row in found:
             assert shards[shard].positions(epoch, batch)[row] == position
+
+
+@given(plans, st.data())
+@settings(max_examples=150, deadline=None)
+def test_rows_looked_up_ahead_are_those_of_the_plan_in_any_order_of_batches(fields: dict[str, Any], data: Any) -> None:
+    plan = data.draw(st.sampled_from(shards_of({**fields, "size": max(1, fields["size"] * 40)})))
+    ahead = OrderAhead(plan)
+    for _ in range(data.draw(st.integers(1, 12))):
+        rest = plan.after(data.draw(st.sampled_from([0, plan.size // 3, plan.size // 2])))
+        if not rest.batches_per_epoch:
+            continue
+        epoch, batch = data.draw(st.integers(0, 2)), data.draw(st.integers(0, rest.batches_per_epoch - 1))
+        positions, indices = ahead.rows_of(epoch, batch, rest.begins_at)
+        assert positions.tolist() == rest.positions(epoch, batch).tolist()
+        assert indices == rest.indices(epoch, rest.positions(epoch, batch))

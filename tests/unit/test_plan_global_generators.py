@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loaderpool.plan import global_generators
-from loaderpool.plan.global_generators import GlobalsWatch, SavedGlobals
+from loaderpool.plan.global_generators import GlobalsGuard, GlobalsWatch, SavedGlobals
 from loaderpool.plan.sample_streams import SampleStreams
 from tests.support.child import run_child
 from tests.support.draws import global_draws
@@ -201,6 +201,21 @@ class TestSwappedBitGenerators:
         saved.restore()
         assert np.random.rand() == expected
 
+    def test_the_guard_notices_draws_from_one_swapped_in_outside(self) -> None:
+        guard = GlobalsGuard()
+        swap_bit_generator()
+        for _ in range(2):
+            expected = np.random.RandomState(np.random.PCG64(1)).rand()
+            with guard:
+                np.random.rand()
+        assert np.random.rand() == expected
+
+    def test_the_guard_puts_back_one_swapped_inside(self) -> None:
+        guard, generator = GlobalsGuard(), np.random.get_bit_generator()  # type: ignore[attr-defined]
+        with guard:
+            swap_bit_generator()
+        assert np.random.get_bit_generator() is generator  # type: ignore[attr-defined]
+
 
 # --- the trainer's own state
 
@@ -228,3 +243,46 @@ def test_leaving_the_context_restores_also_after_an_error() -> None:
         random.seed(1)
         raise ZeroDivisionError
     assert random.getstate() == outside
+
+
+def states() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+
+
+@pytest.mark.parametrize("inside", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("outside", DRAWS.values(), ids=DRAWS)
+def test_the_guard_undoes_what_blocks_draw_and_nothing_else(
+    outside: Callable[[], object], inside: Callable[[], object]
+) -> None:
+    guard = GlobalsGuard()
+    for draw in (outside, inside, outside, lambda: None, inside):
+        draw()
+        before = states()
+        with guard:
+            inside()
+            inside()
+        assert states() == before
+        with guard:
+            pass
+        assert states() == before
+
+
+def test_the_guard_restores_after_an_error_too() -> None:
+    guard, before = GlobalsGuard(), states()
+    with pytest.raises(ZeroDivisionError), guard:
+        global_draws()
+        raise ZeroDivisionError
+    assert states() == before
+
+
+def test_the_guard_neither_saves_nor_restores_where_nothing_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = GlobalsGuard()
+
+    def refuse(*args: Any, **settings: Any) -> None:
+        raise AssertionError("it takes 30 us")
+
+    monkeypatch.setattr(SavedGlobals, "save", refuse)
+    monkeypatch.setattr(SavedGlobals, "restore", refuse)
+    for _ in range(3):
+        with guard:
+            np.random.default_rng(1).normal()
