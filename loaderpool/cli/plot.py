@@ -83,7 +83,8 @@ def write_plot(path: Path, target: str, unit: str, cpus: int, recommendation: Re
     axes.spines[["left", "bottom"]].set_color(_GREY)
     axes.tick_params(colors=_INK)
     axes.legend(loc="best", frameon=False, fontsize=9)
-    reason = textwrap.fill(f"{recommendation.reason[:1].upper()}{recommendation.reason[1:]}.", 98)
+    sentences = [recommendation.reason, *([recommendation.excess] if recommendation.excess else [])]
+    reason = textwrap.fill(" ".join(f"{each[:1].upper()}{each[1:]}." for each in sentences), 98)
     axes.set_title(
         f"{target}: use workers={recommendation.workers}", loc="left", pad=14 + 11 * len(reason.splitlines()),
         fontsize=12.5, fontweight="bold", color=_INK,

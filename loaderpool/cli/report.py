@@ -34,7 +34,7 @@ def number(value: float) -> str:
 
 
 def tune_table(recommendation: Recommendation, unit: str, is_terminal: bool) -> Table:
-    """One row for each number of workers; the recommended one is marked."""
+    """One row for each number of workers; the recommended one is marked, and with * what is above the ideal."""
     base = recommendation.comparisons[0].measurement.workers
     table = plain_table(is_terminal)
     for heading in ("workers", f"{unit}/s", "spread", "CPU use", f"speed-up over {base}", "of the ideal"):
@@ -49,7 +49,7 @@ def tune_table(recommendation: Recommendation, unit: str, is_terminal: bool) -> 
             f"-{measurement.spread:.0%}" if len(measurement.windows) > 1 else "one round",
             f"{measurement.cpu_use:.2f}",
             f"{each.speedup:.2f}",
-            f"{each.share_of_ideal:.0%}",
+            f"{each.share_of_ideal:.0%}{'*' * each.is_above_ideal}",
             "<- use" if is_chosen else "",
             style="bold green" if is_chosen else None,
         )
@@ -104,6 +104,7 @@ def tune_data(
             "reason": recommendation.reason,
             "notes": list(recommendation.notes),
             "ideal": recommendation.ideal,
+            "excess": recommendation.excess,
         },
         "measurements": [_comparison_data(each) for each in recommendation.comparisons],
     }

@@ -71,6 +71,8 @@ def tune(
     console.print(tune_table(recommendation, unit, console.is_terminal))
     say(console, f"{cpus}.", style="dim")
     say(console, f"The ideal is {recommendation.ideal}.", style="dim")
+    if recommendation.excess:
+        say(console, f"*: {recommendation.excess}.", style="dim")
     say(console, "Rates are of the faster round; the spread says how far the slower one is behind.\n", style="dim")
     say(console, f"Use workers={recommendation.workers}: {recommendation.reason}.", style="bold")
     for note in recommendation.notes:

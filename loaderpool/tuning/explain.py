@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from loaderpool.tuning.ideal import COMPUTES_ABOVE
 from loaderpool.tuning.window import Measurement
 
-__all__ = ["describe_ideal", "give_notes", "give_reason"]
+__all__ = ["describe_ideal", "explain_excess", "give_notes", "give_reason"]
 
 # Below this share it hardly computes at all.
 _WAITS_BELOW = 0.25
@@ -21,8 +21,8 @@ _SLOWED_DOWN = 1.25
 _NOISY = 0.15
 # Waiting for a CPU while some are used by others: below this it is the ordinary turn-taking of a few processes.
 _CONTESTED = 0.15
-# One worker does what this process does; far above it, the base is to blame.
-_OUTDONE = 1.3
+# A count that costs this much less CPU time per sample than another got its work cheaper, and not by chance.
+_CHEAPER = 0.95
 # A larger step from the last count but one to the last says that the end is not reached.
 _STILL_GROWS = 1.1
 # A batch in less time costs about as much to hand over (some 20 µs to 100 µs) as to make.
@@ -31,15 +31,24 @@ _CHEAP_BATCH_S = 300e-6
 _HEAVY_BYTES_PER_S = 0.5e9
 
 
-def describe_ideal(base: Measurement, cpus: int, share: float, threads: int = 1) -> str:
+def describe_ideal(base: Measurement, unit: Measurement, cpus: int, share: float, threads: int = 1) -> str:
     """Which ideal it is, and what decided it.
 
     Args:
         base: the measurement of the fewest workers.
+        unit: the measurement whose rate counts as that of one process.
         cpus: CPUs that may be used.
         share: the function's `cpu_share`, taken from `base`.
         threads: calls that a worker makes at the same time.
     """
+    text = _which_ideal(base, cpus, share, threads)
+    if unit is not base:
+        ratio = unit.samples_per_s / base.samples_per_s
+        text += f"; one process counts as {_count(unit.workers)}, {ratio:.2f} times as fast as {_count(base.workers)}"
+    return text
+
+
+def _which_ideal(base: Measurement, cpus: int, share: float, threads: int) -> str:
     if threads > 1 and share < COMPUTES_ABOVE:
         computes = f"a call alone computes {share:.0%} of the time, as far as {_count(base.workers)} tell"
         return (
@@ -53,6 +62,30 @@ def describe_ideal(base: Measurement, cpus: int, share: float, threads: int = 1)
         limit = f", up to the {cpus / share:.0f} whose computing would fill the CPUs" if share > 0.01 else ""
         return f"workers, as the function blocks (I/O, sleep, a lock): {measured}{limit}"
     return f"min(workers, CPUs / {share:.2f}), as the function partly computes and partly blocks: {measured}"
+
+
+def explain_excess(above: Mapping[Measurement, float], unit: Measurement) -> str:
+    """Why some number of workers has more than 100 % of the ideal, as a sentence.
+
+    Args:
+        above: the share of each that has.
+        unit: the measurement whose rate counts as that of one process.
+    """
+    most = max(above, key=lambda each: above[each])
+    excess, spread = above[most] - 1, max(most.spread, unit.spread)
+    who, other = _count(most.workers), _count(unit.workers)
+    begins = f"above 100 % because the ideal rests on the rate of {other}, which was low: "
+    cost = _cpu_s_per_sample(most) / _cpu_s_per_sample(unit)
+    if spread >= excess / 2:
+        return f"{begins}the rounds differ by {spread:.0%}, so that this may be chance"
+    if _queued_share(unit) >= excess / 2:
+        return f"{begins}other processes had the CPUs for {_queued_share(unit):.0%} of its time"
+    if cost <= _CHEAPER:
+        return (
+            f"{begins}with {who} a sample cost {1 - cost:.0%} less CPU time, as when files or the function's own "
+            "caches are in memory by then, or the CPU runs faster"
+        )
+    return f"{begins}with {who} a sample waited less, as for a disk or a server that has the data ready by then"
 
 
 def give_reason(
@@ -150,13 +183,6 @@ def give_notes(
         yield (
             f"Other processes used the CPUs too: {_count(contested.workers)} waited for one "
             f"{_queued_share(contested):.0%} of the time. A quiet machine gives other rates."
-        )
-    base = by_count[0]
-    one = next((each for each in by_count if each.workers == 1), base)
-    if base.workers == 0 and one.samples_per_s > _OUTDONE * threads * base.samples_per_s:
-        yield (
-            f"A single worker has {one.samples_per_s / base.samples_per_s:.1f} times the rate of 0 workers, so a share "
-            "above 100 % of the ideal tells of that slow base."
         )
     spread = max(chosen.spread, best.spread)
     if spread > _NOISY:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from loaderpool.errors import ArgumentError
-from loaderpool.tuning.explain import describe_ideal, give_notes, give_reason
+from loaderpool.tuning.explain import describe_ideal, explain_excess, give_notes, give_reason
 from loaderpool.tuning.ideal import cpu_share, ideal_speedup
 from loaderpool.tuning.window import Measurement
 
@@ -30,6 +30,11 @@ class Comparison:
         """How much of the ideal was reached; 1.0 for all of it."""
         return self.speedup / self.ideal_speedup
 
+    @property
+    def is_above_ideal(self) -> bool:
+        """Whether its share is more than 100 % as it is printed; `Recommendation.excess` says why then."""
+        return round(100 * self.share_of_ideal) > 100
+
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
@@ -40,6 +45,7 @@ class Recommendation:
     notes: tuple[str, ...]  # what else to know, a sentence each
     ideal: str  # which ideal the comparisons are with, and what decided it
     comparisons: tuple[Comparison, ...]  # by number of workers, ascending
+    excess: str  # why some have more than 100 % of the ideal, in a sentence; empty: none has
 
 
 def recommend(measurements: Sequence[Measurement], cpus: int, threads: int = 1) -> Recommendation:
@@ -60,18 +66,27 @@ def recommend(measurements: Sequence[Measurement], cpus: int, threads: int = 1) 
     best = max(by_count, key=lambda each: each.samples_per_s)
     chosen = next(each for each in by_count if each.samples_per_s >= (1 - _TOLERANCE) * best.samples_per_s)
     share = cpu_share(base, threads)
-    base_ideal = ideal_speedup(base.workers, cpus, share, threads)
+
+    def ideal_of(workers: int) -> float:
+        return ideal_speedup(workers, cpus, share, threads)
+
+    # One worker does what this process does, but beside the consumer, and tiny batches some at a time: the faster of
+    # the two shows what one process can.
+    alone = [each for each in by_count if each.workers <= 1] or [base]
+    unit = max(alone, key=lambda each: each.samples_per_s / ideal_of(each.workers))
+    unit_rate = unit.samples_per_s / ideal_of(unit.workers)
+    comparisons = tuple(
+        Comparison(
+            each, each.samples_per_s / base.samples_per_s, ideal_of(each.workers) * unit_rate / base.samples_per_s
+        )
+        for each in by_count
+    )
+    above = {each.measurement: each.share_of_ideal for each in comparisons if each.is_above_ideal}
     return Recommendation(
         workers=chosen.workers,
         reason=give_reason(by_count, chosen, best, cpus, share),
         notes=tuple(give_notes(by_count, chosen, best, cpus, share, threads)),
-        ideal=describe_ideal(base, cpus, share, threads),
-        comparisons=tuple(
-            Comparison(
-                each,
-                each.samples_per_s / base.samples_per_s,
-                ideal_speedup(each.workers, cpus, share, threads) / base_ideal,
-            )
-            for each in by_count
-        ),
+        ideal=describe_ideal(base, unit, cpus, share, threads),
+        comparisons=comparisons,
+        excess=explain_excess(above, unit) if above else "",
     )

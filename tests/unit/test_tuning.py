@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from loaderpool import capacity
+from loaderpool.cli.report import tune_table
 from loaderpool.errors import ArgumentError
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 from loaderpool.tuning import (
@@ -345,6 +346,50 @@ def test_without_0_workers_the_smallest_count_is_the_base() -> None:
     assert (found.comparisons[1].speedup, found.comparisons[1].ideal_speedup) == (2.0, 2.0)
 
 
+def test_no_share_is_above_the_ideal_because_0_workers_are_slow() -> None:
+    found = recommend(measured({0: 40, 1: 100, 2: 190}), cpus=2)
+    assert [each.share_of_ideal for each in found.comparisons] == pytest.approx([0.4, 1.0, 0.95])
+    assert [each.speedup for each in found.comparisons] == pytest.approx([1.0, 2.5, 4.75])
+    assert "one process counts as 1 worker, 2.50 times as fast as 0 workers" in found.ideal
+    assert not found.excess
+
+
+def test_what_one_process_does_is_that_of_a_thread_of_a_worker_with_threads() -> None:
+    found = recommend(measured({0: 10, 1: 160, 2: 310}, share=0.01), cpus=2, threads=16)
+    assert [each.share_of_ideal for each in found.comparisons] == pytest.approx([1.0, 1.0, 0.97], abs=0.005)
+    found = recommend(measured({0: 8, 1: 160, 2: 310}, share=0.01), cpus=2, threads=16)
+    assert found.comparisons[0].share_of_ideal == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "says"),
+    [
+        ([window(1, 100.0), window(1, 90.0)], [window(2, 210.0)], "rounds differ by 10%"),
+        ([window(1, 100.0, queued=0.2)], [window(2, 230.0)], "other processes had the CPUs for 20% of its time"),
+        ([window(1, 100.0)], [window(2, 300.0)], "a sample cost 33% less CPU time"),
+        ([window(1, 100.0, share=0.5)], [window(2, 300.0, share=0.8)], "a sample waited less"),
+    ],
+    ids=["chance", "others", "cheaper", "waited less"],
+)
+def test_a_share_above_100_percent_has_its_reason_and_a_mark(one: list[Window], two: list[Window], says: str) -> None:
+    found = recommend([Measurement(1, tuple(one)), Measurement(2, tuple(two))], cpus=2)
+    assert found.comparisons[1].share_of_ideal > 1.005
+    assert [each.is_above_ideal for each in found.comparisons] == [False, True]
+    assert found.excess.startswith("above 100 % because the ideal rests on the rate of 1 worker, which was low: ")
+    assert says in found.excess
+
+
+def test_tune_prints_the_mark_beside_the_number() -> None:
+    found = recommend(measured({1: 100, 2: 300}), cpus=2)
+    table = tune_table(found, "samples", is_terminal=False)
+    assert list(table.columns[5].cells) == ["100%", "150%*"]
+
+
+def test_a_share_that_prints_as_100_percent_needs_no_reason() -> None:
+    found = recommend(measured({1: 1000, 2: 2009}), cpus=2)
+    assert found.comparisons[1].share_of_ideal > 1 and not found.excess
+
+
 def test_no_measurement_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="at least one"):
         recommend([], cpus=2)
@@ -380,7 +425,7 @@ def test_threads_of_workers_are_no_riddle(fewest: int) -> None:
     assert found.workers == 2
     assert "workers times their 16 threads" in found.ideal and "1% of the time" in found.ideal
     assert found.comparisons[-1].share_of_ideal == pytest.approx(0.97 if not fewest else 0.994, abs=0.01)
-    assert not any("slow base" in note for note in found.notes)
+    assert not found.excess
 
 
 # -- CPUs
