@@ -8,8 +8,17 @@ Verified: the sum over all numbers of each turn's batches, of both sides.
 Loop and loader take turns of half a millisecond in one process, so that what else the machine does meets both alike.
 Command: scripts/bench/run local
 
-Last result
-(none yet):
+Last result; others kept up to 2.1 CPUs busy meanwhile, run again on a quiet machine
+(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+
+    local       loop32            35.9 us        [35.1 .. 36]
+    local       local32           57.4 us        [56.1 .. 57.6]     1.60 x loop32 (best 1.60; bar ≤ 2.5)
+    local       loop128            137 us        [135 .. 138]
+    local       local128           169 us        [165 .. 185]       1.24 x loop128 (best 1.22; bar ≤ 2.5)
+    local       loop8             10.3 us        [10.1 .. 10.5]
+    local       local8            29.7 us        [29.3 .. 30.5]     2.89 x loop8 (best 2.90; bar ≤ 4)
+    local       loop1             3.09 us        [3.08 .. 3.21]
+    local       local1            18.8 us        [18.3 .. 19.1]     6.10 x loop1 (best 5.96; bar ≤ 9)
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow's import: its start-up notes say nothing here
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -22,6 +22,10 @@ import loaderpool as lp
 
 from .images import NotOurFolderError, ensure_folder, list_items
 from .loading import CLASSES, Item, load, load_and_augment
+from .others import BUSY_CPUS
+
+if TYPE_CHECKING:
+    from .contest import Contest
 
 _BATCH_SIZE = 32
 _SEED = 0
@@ -36,7 +40,7 @@ class _Settings:
     folder: Path  # of the images
     figure: Path  # the PNG to write
     images: int  # in the folder, training and test together
-    rounds: int  # epochs of each contestant, in turn
+    rounds: int  # epochs of each contestant
     epochs: int  # of the training that shows the accuracy
 
 
@@ -62,11 +66,11 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
     from . import contest, figure
 
     rounds = settings.rounds
-    _say(f"training for {_count(rounds, 'epoch')} on each of from_generator and loaderpool, in turn")
+    _say(f"training for {_count(rounds, 'epoch')} on each of from_generator and loaderpool, some batches in turn")
     result = contest.hold(train, rounds=rounds, batch_size=_BATCH_SIZE)
     contestants = (("from_generator", result.from_generator), ("loaderpool", result.loaderpool))
     table = Table(box=None, pad_edge=False)
-    table.add_column("an epoch")
+    table.add_column("all turns")
     for heading in ("samples", "samples/s", "waiting for data", "that is"):
         table.add_column(heading, justify="right")
     for name, each in contestants:
@@ -74,11 +78,15 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
         table.add_row(name, f"{each.samples:,}", f"{each.samples_per_s:,.0f}", share, f"{each.wait_s:.1f} s")
     _console.print()
     _console.print(table)
-    ratio = result.loaderpool.samples_per_s / result.from_generator.samples_per_s
+    ratios = result.ratios
+    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {_count(len(ratios), 'pair')} of turns"
     _say(
-        f"{ratio:.2f} times as many samples/s with {_count(result.workers, 'worker')}; "
-        f"{result.batches_lent} of {result.batches} batches reached TensorFlow without a copy\n"
+        f"{result.ratio:.2f} times as many samples/s (median; {spread}) with {_count(result.workers, 'worker')}, "
+        f"which took {result.start_s:.1f} s to start; "
+        f"{result.batches_lent} of {result.batches} batches reached TensorFlow without a copy"
     )
+    others = _others(result)
+    _say(f"{others}\n" if others else "")
 
     accuracies, pictures = _train_to_the_end(settings, train, test)
     _say(f"test accuracy {accuracies[-1]:.3f}")
@@ -86,15 +94,24 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
         settings.figure,
         pictures=pictures,
         bars=[figure.Bar(name, each.samples_per_s, each.wait_share, each.wait_s) for name, each in contestants],
+        ratio=result.ratio,
         accuracies=accuracies,
         caption=(
-            f"{_count(result.workers, 'worker')} on {_count(os.cpu_count() or 1, 'CPU')} that also train · epochs of "
-            f"{len(train):,} JPEG files in turn, the median of {rounds}, start-up counted · "
-            f"both in batches of {_BATCH_SIZE} with prefetch\n"
+            f"{_count(result.workers, 'worker')} on {_count(result.cpus, 'CPU')} that also train · "
+            f"the median of {spread} · batches of {_BATCH_SIZE} with prefetch{f' · {others}' if others else ''}\n"
             f"Python {platform.python_version()}, TensorFlow {tf.__version__}, NumPy {np.__version__}, "
             f"loaderpool {lp.__version__} · scripts/quickstart"
         ),
     )
+
+
+def _others(result: Contest) -> str:
+    """What other processes took meanwhile, a few words; empty where that is unknown."""
+    busy = result.others_busy_cpus
+    if busy is None:
+        return ""
+    said = f"other processes kept {busy:.1f} of {_count(result.cpus, 'CPU')} busy meanwhile"
+    return said if busy < BUSY_CPUS else f"{said}, which workers lack: a quiet machine gives another ratio"
 
 
 def _train_to_the_end(settings: _Settings, train: list[Item], test: list[Item]) -> tuple[list[float], list[Any]]:
