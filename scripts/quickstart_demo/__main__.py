@@ -82,11 +82,12 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
     spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {_count(len(ratios), 'pair')} of turns"
     _say(
         f"{result.ratio:.2f} times as many samples/s (median; {spread}) with {_count(result.workers, 'worker')}, "
-        f"which took {result.start_s:.1f} s to start; "
+        f"which took {result.start_s:.1f} s to the first step; "
         f"{result.batches_lent} of {result.batches} batches reached TensorFlow without a copy"
     )
     others = _others(result)
-    _say(f"{others}\n" if others else "")
+    is_busy = result.others_busy_cpus is not None and result.others_busy_cpus >= BUSY_CPUS
+    _say(f"{others}{', which workers lack: a quiet machine gives another ratio' if is_busy else ''}\n")
 
     accuracies, pictures = _train_to_the_end(settings, train, test)
     _say(f"test accuracy {accuracies[-1]:.3f}")
@@ -95,10 +96,11 @@ def _compare(settings: _Settings, train: list[Item], test: list[Item]) -> None:
         pictures=pictures,
         bars=[figure.Bar(name, each.samples_per_s, each.wait_share, each.wait_s) for name, each in contestants],
         ratio=result.ratio,
+        spread=f"The median of {spread}",
         accuracies=accuracies,
         caption=(
             f"{_count(result.workers, 'worker')} on {_count(result.cpus, 'CPU')} that also train · "
-            f"the median of {spread} · batches of {_BATCH_SIZE} with prefetch{f' · {others}' if others else ''}\n"
+            f"batches of {_BATCH_SIZE} with prefetch{f' · {others}' if others else ''}\n"
             f"Python {platform.python_version()}, TensorFlow {tf.__version__}, NumPy {np.__version__}, "
             f"loaderpool {lp.__version__} · scripts/quickstart"
         ),
@@ -110,8 +112,7 @@ def _others(result: Contest) -> str:
     busy = result.others_busy_cpus
     if busy is None:
         return ""
-    said = f"other processes kept {busy:.1f} of {_count(result.cpus, 'CPU')} busy meanwhile"
-    return said if busy < BUSY_CPUS else f"{said}, which workers lack: a quiet machine gives another ratio"
+    return f"other processes kept {busy:.1f} of {_count(result.cpus, 'CPU')} busy meanwhile"
 
 
 def _train_to_the_end(settings: _Settings, train: list[Item], test: list[Item]) -> tuple[list[float], list[Any]]:

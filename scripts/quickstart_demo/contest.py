@@ -86,7 +86,7 @@ class Contest:
     from_generator: Side
     loaderpool: Side
     workers: int  # worker processes of loaderpool
-    start_s: float  # from nothing to the first batch of loaderpool, once; no turn counts it
+    start_s: float  # from nothing to loaderpool's first batch and the step on it, once; no turn counts it
     batches: int  # that loaderpool handed over in its turns
     batches_lent: int  # of these, those that TensorFlow got without a copy
     others_busy_cpus: float | None  # CPUs that other processes kept busy meanwhile; None: unknown
@@ -115,10 +115,11 @@ def hold(items: Sequence[Item], *, rounds: int, batch_size: int) -> Contest:
     pooled: list[Measurement] = []
     told: list[lp.Statistics] = []
     others = Others()
+    first = items[:batch_size]
+    _feed_by_generator(networks[0], first, batch_size, 0)  # what TensorFlow does once is of no turn
     started_s = time.perf_counter()
     with lp.Pool() as pool:
-        with lp.Loader(items[:batch_size], load_and_augment, batch_size=batch_size, pool=pool) as loader:
-            next(iter(loader))
+        _feed_by_loaderpool(networks[1], first, batch_size, 0, pool)
         start_s = time.perf_counter() - started_s
         for turn, part in enumerate(_turns(items, rounds, batch_size)):
             for is_ours in (False, True) if turn % 2 == 0 else (True, False):

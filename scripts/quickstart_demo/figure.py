@@ -37,6 +37,7 @@ def draw(
     pictures: Sequence[tuple[npt.NDArray[np.float32], int, int]],
     bars: Sequence[Bar],
     ratio: float,
+    spread: str,
     accuracies: Sequence[float],
     caption: str,
 ) -> None:
@@ -47,6 +48,7 @@ def draw(
         pictures: float32[h, w, 3] in 0..1, its label, and the network's answer.
         bars: the baseline's and loaderpool's.
         ratio: how many times as many samples/s loaderpool had.
+        spread: a few words on how far that ratio can be trusted.
         accuracies: on the test set after each epoch, 0..1.
         caption: the line at the bottom: where and how this was measured.
     """
@@ -66,7 +68,8 @@ def draw(
             2, 1, height_ratios=[1.0, 2.3], left=0.06, right=0.97, top=0.78, bottom=0.15, hspace=0.40
         )
         figure.text(0.06, 0.935, f"{ratio:.1f} times as many samples per second", size=17, weight="bold")
-        figure.text(0.06, 0.893, "The same Pillow and NumPy function feeds the same Keras network", color="#4b5563")
+        subtitle = f"{spread} · the same Pillow and NumPy function feeds the same Keras network"
+        figure.text(0.06, 0.893, subtitle, color="#4b5563")
         _draw_pictures(figure, rows[0], pictures)
         columns = rows[1].subgridspec(1, 3, width_ratios=[1.0, 1.0, 1.35], wspace=0.32)
         left, middle, right = (figure.add_subplot(columns[column]) for column in range(3))
