@@ -21,7 +21,8 @@ import pytest
 import loaderpool as lp
 from loaderpool import undoing
 from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
-from loaderpool.session import live_sessions
+from loaderpool.messages import Control
+from loaderpool.session import Session, live_sessions
 from loaderpool.undoing import Undoing, undo_orphans
 from tests.support.child import run_child
 from tests.support.interrupts import CountBytecodes, interrupted_at
@@ -156,6 +157,27 @@ def test_behind_an_interrupt_anywhere_the_next_pass_is_whole(
             raised += was_raised
             check_all_is_well(loader, where)
         assert raised > PLACES / 6
+
+
+@pytest.mark.parametrize("make", [indexed, streamed, generated])
+def test_a_ctrl_c_right_behind_the_order_to_begin_a_run_leaves_no_run(
+    make: Callable[[], lp.Loader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Session.order
+
+    def interrupted(self: Session, kind: Control, *words: int) -> None:
+        send(self, kind, *words)
+        if kind == Control.RUN_BEGIN:
+            press()
+
+    with make() as loader:
+        rows(loader)
+        loader.epoch = 5  # no run stands before it
+        with monkeypatch.context() as now:
+            now.setattr(Session, "order", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                rows(loader)
+        check_all_is_well(loader, "RUN_BEGIN")
 
 
 def test_behind_an_interrupt_anywhere_in_a_resize_the_next_pass_is_whole() -> None:
