@@ -14,6 +14,7 @@ from loaderpool.whole_numbers import whole_number
 
 __all__ = [
     "DEFAULT_MAX_RESTARTS",
+    "MAX_EPOCH",
     "MAX_THREADS",
     "MAX_WORKERS",
     "ErrorPolicy",
@@ -35,7 +36,7 @@ DEFAULT_MAX_RESTARTS = (50, 60.0)
 # What travels in the messages' 64-bit words must fit them; these bounds are far beyond what anybody means.
 _MAX_RESTARTS = 2**31
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9  # below: nanoseconds that round to 0 would mean "no timeout"
-_MAX_EPOCH = 2**62
+MAX_EPOCH = 2**62
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -169,7 +170,7 @@ def check_epoch(value: Any) -> int:
         ArgumentError: below 0, or too large.
         ArgumentTypeError: not a whole number.
     """
-    return whole_number("epoch", value, at_least=0, at_most=_MAX_EPOCH)
+    return whole_number("epoch", value, at_least=0, at_most=MAX_EPOCH)
 
 
 def check_max_restarts(value: Any) -> tuple[int, float] | None:

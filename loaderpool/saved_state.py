@@ -7,10 +7,14 @@ be the same: it is written down, and where it differs, loading names it.
 
 from __future__ import annotations
 
+import json
 import operator
+import reprlib
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
+from loaderpool.config import MAX_EPOCH
 from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
 from loaderpool.fingerprint import Fingerprint
 from loaderpool.pass_book import PassBook
@@ -21,6 +25,10 @@ from loaderpool.reading import Position
 __all__ = ["find_position", "read_state", "write_state"]
 
 _VERSION = 1
+_NAMES = frozenset({"loaderpool_state", "epoch", "position", "taken", "num_shards", "lanes", "loader"})
+# Batches taken out of turn, each of which takes some hundred bytes in the pass. Fewer: a run of tiny batches that were
+# taken while an earlier one hung could not go on. More: a damaged count would take all memory.
+_MOST_TAKEN = 1 << 24
 
 
 def find_position(book: PassBook, batches_taken: int | None) -> Position:
@@ -70,7 +78,7 @@ def write_state(position: Position, fingerprint: Fingerprint, plan: BasePlan) ->
 
 
 def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position:
-    """The position in a state.
+    """The position in a state, every part of which is checked against the plan: what is let through is a place in it.
 
     Raises:
         ArgumentTypeError: it is no mapping.
@@ -78,53 +86,118 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position
     """
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"state must be a dict as state_dict() gives it, got a {type(state).__name__}")
-    if state.get("loaderpool_state") != _VERSION:
+    version = state.get("loaderpool_state")
+    if type(version) is not int or version != _VERSION:
         raise StateError(
             "this is no state of a Loader that this version of loaderpool can read: state_dict() gives a dict with "
-            f'"loaderpool_state": {_VERSION}, this one has {state.get("loaderpool_state")!r}'
+            f'"loaderpool_state": {_VERSION}, this one has {_shown(version)}'
         )
     try:
-        epoch, num_shards = (_whole(state, name) for name in ("epoch", "num_shards"))
-        position = state["position"]
-        taken = {int(first): int(count) for first, count in state["taken"]}
-        if not num_shards:
-            raise ValueError("num_shards is 0")
-        lanes = _read_lanes(state.get("lanes"))
-        saved = dict(state["loader"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
-    differing = [
-        f"{name} (saved {saved.get(name)!r}, now {value!r})"
-        for name, value in fingerprint.fields.items()
-        if saved.get(name) != value
-    ]
-    if differing:
-        raise StateError(f"this state is another loader's; they differ in {', '.join(differing)}")
-    try:
-        start = plan.read_start(position)
+        _check_names("the state", state, _NAMES, optional={"lanes"})
+        saved = state["loader"]
+        if not isinstance(saved, Mapping):
+            raise ValueError(f"loader is {_shown(saved)}")
+        _refuse_others(saved, fingerprint.fields)
+        epoch = _whole("epoch", state["epoch"], at_most=MAX_EPOCH)
+        num_shards = _whole("num_shards", state["num_shards"], at_least=1)
+        start = plan.read_start(state["position"])
+        in_order = bool(fingerprint.fields["deterministic"])
+        if (state["taken"] or plan.lanes) and num_shards != plan.num_shards:
+            raise StateError(
+                f"under deterministic=False, and of generators, each shard has its own batches taken: a state saved "
+                f"with num_shards={_shown(num_shards)} cannot go on with num_shards={plan.num_shards}"
+            )
+        if plan.lanes and (start or state["taken"]):
+            raise ValueError("it has a position, or batches taken out of turn, and generators have neither")
+        taken = _read_taken(state["taken"], plan.after(start).batches_per_epoch, in_order)
+        lanes = _read_lanes(state["lanes"], plan, in_order) if "lanes" in state else None
+    except StateError:  # which is a ValueError, too
+        raise
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from None
-    if taken and num_shards != plan.num_shards:
-        raise StateError(
-            f"under deterministic=False each shard has its own batches behind it: a state saved with num_shards="
-            f"{num_shards} cannot go on with num_shards={plan.num_shards}"
-        )
-    if lanes is not None and (len(lanes.taken) != plan.lanes or any(lane >= plan.lanes for lane in lanes.over)):
-        raise StateError(f"the state is damaged: it has places of {len(lanes.taken)} generators, not {plan.lanes}")
     return Position(epoch, start, taken, lanes)
 
 
-def _read_lanes(state: Any) -> LanePlaces | None:
-    if state is None:
-        return None
-    taken, over = [int(count) for count in state["taken"]], [int(lane) for lane in state["over"]]
-    if min(taken, default=-1) < 0 or min(over, default=0) < 0:
-        raise ValueError(f"lanes is {state!r}")
-    return LanePlaces(tuple(taken), frozenset(over))
+def _check_names(
+    what: str, mapping: Mapping[str, Any], names: AbstractSet[str], optional: AbstractSet[str] = frozenset()
+) -> None:
+    missing, unknown = names - optional - mapping.keys(), mapping.keys() - names
+    if missing:
+        raise ValueError(f"{what} lacks {', '.join(sorted(missing))}")
+    if unknown:
+        raise ValueError(f"{what} has {', '.join(sorted(map(_shown, unknown)))}, which state_dict() never gives")
 
 
-def _whole(state: Mapping[str, Any], name: str) -> int:
-    value = state[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is {value!r}")
+def _refuse_others(saved: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    differing = [
+        f"{name} (saved {_shown(saved.get(name))}, now {_shown(value)})"
+        for name, value in fields.items()
+        if name not in saved or _text(saved[name]) is None or _text(saved[name]) != _text(value)
+    ]
+    differing += [f"{_shown(name)} (saved {_shown(saved[name])}, now none)" for name in saved if name not in fields]
+    if differing:
+        raise StateError(f"this state is another loader's; they differ in {', '.join(differing)}")
+
+
+def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
+    """The stretches of batches that were taken out of turn: ascending, apart from each other and from the first one."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"taken is {_shown(value)}")
+    if value and in_order:
+        raise ValueError("it has batches taken out of turn, and with deterministic=True there are none")
+    taken: dict[int, int] = {}
+    end = total = 0
+    for stretch in value:
+        if not isinstance(stretch, (list, tuple)) or len(stretch) != 2:
+            raise ValueError(f"taken has {_shown(stretch)}, not a first batch and a count")
+        # One behind the batches taken before at the least: else these would be one stretch, or what is behind a start.
+        first = _whole("taken: a first batch", stretch[0], at_least=end + 1)
+        count = _whole("taken: a count of batches", stretch[1], at_least=1, at_most=batches - first)
+        taken[first], end, total = count, first + count, total + count
+    if total > _MOST_TAKEN:
+        raise ValueError(f"taken has {total} batches out of turn, more than {_MOST_TAKEN}")
+    return taken
+
+
+def _read_lanes(value: Any, plan: BasePlan, in_order: bool) -> LanePlaces:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"lanes is {_shown(value)}")
+    _check_names("lanes", value, {"taken", "over"})
+    counts, over = value["taken"], value["over"]
+    if not isinstance(counts, (list, tuple)) or not isinstance(over, (list, tuple)):
+        raise ValueError(f"lanes is {_shown(value)}")
+    if len(counts) != plan.lanes or not counts:
+        raise ValueError(f"it has places of {len(counts)} generators, not {plan.lanes}")
+    for count in counts:
+        _whole("lanes: how many batches are taken", count, at_most=plan.batches_per_epoch // plan.lanes)
+    before = -1
+    for lane in over:
+        before = _whole("lanes: one that is over", lane, at_least=before + 1, at_most=plan.lanes - 1)
+    places = LanePlaces(tuple(counts), frozenset(over))
+    turns = [(count - 1) * plan.lanes + lane for lane, count in enumerate(counts)]  # of the latest batch of each
+    if in_order and len(over) < plan.lanes and max(turns) >= places.begin_at:
+        raise ValueError(f"lanes is {_shown(value)}, and with deterministic=True generators take turns")
+    return places
+
+
+def _whole(name: str, value: Any, at_least: int = 0, at_most: int | None = None) -> int:
+    if type(value) is not int or value < at_least or (at_most is not None and value > at_most):
+        most = "" if at_most is None else f" to {max(at_most, 0)}"
+        raise ValueError(f"{name} is {_shown(value)}, not a whole number from {at_least}{most}")
     return value
+
+
+def _text(value: Any) -> str | None:
+    """What tells values apart that JSON tells apart, True and 1 and 1.0 too; None: JSON cannot hold it."""
+    try:
+        return json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _shown(value: Any) -> str:
+    """A value for an error's text, however long or deep it is."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # a number of too many digits, or a repr of the user's
+        return f"a {type(value).__name__}"

@@ -165,6 +165,9 @@ class BucketPlan(BasePlan):
                 self._check_taken(taken)
             except ArgumentError as error:
                 raise ValueError(str(error)) from None
+            for gone, size, count in zip(taken, self.batch_sizes, self.buckets.counts, strict=True):
+                if gone % size and gone != count:
+                    raise ValueError(f"position is {value!r}: no batch of {size} rows ends behind {gone} of a bucket")
         return taken if any(taken) else ()
 
     def rows(self, epoch: int, batch: int) -> int:

@@ -109,9 +109,11 @@ class Plan(BasePlan):
         return self.start + batches * self._full_rows * self.num_shards
 
     def read_start(self, value: Any) -> int:
-        """See `BasePlan`."""
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= self.size:
+        """See `BasePlan`. Under any number of shards a batch ends behind a multiple of its rows, or behind the last."""
+        if type(value) is not int or not 0 <= value <= self.size:
             raise ValueError(f"position is {value!r}, of {self.size} items")
+        if value % self._full_rows and value != self.size:
+            raise ValueError(f"position is {value}, where no batch of {self._full_rows} rows ends")
         return value
 
     def rows(self, epoch: int, batch: int) -> int:
