@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 from loaderpool import clock
+from loaderpool.cache.ownership import refuse_others_files
 from loaderpool.cache.words import Trouble
 from loaderpool.errors import CacheError
 
@@ -25,7 +26,7 @@ __all__ = ["FILE_NAME", "DiskStore", "prepare", "stored_bytes"]
 FILE_NAME = "entries.sqlite3"
 _FILES = frozenset({FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", f"{FILE_NAME}-journal"})
 _APPLICATION_ID = 0x4C504341  # "LPCA"
-_VERSION = 1
+_VERSION = 2
 # Larger pages waste half of one for each entry, smaller ones take longer to read.
 _PAGE_BYTES = 16 << 10
 # The log of latest writes is copied into the database when it has this many bytes; a larger one is more to redo after
@@ -52,11 +53,13 @@ class DiskStore:
 
     Raises:
         sqlite3.Error: the database is gone, or cannot be read.
+        CacheError, OSError: it may have come to be another user's since.
     """
 
     def __init__(self, directory: str, max_bytes: int | None, mark: bytes) -> None:
         self._directory, self._max_bytes, self._mark = directory, max_bytes, mark
         log_bytes = _LOG_BYTES if max_bytes is None else min(_LOG_BYTES, max_bytes // _LOG_SHARE)
+        refuse_others_files(directory)
         self._connection = _connect(directory, "rw", log_bytes)
         self._finalizer = weakref.finalize(self, _close, self._connection, os.getpid())
         self._log = os.path.join(directory, f"{FILE_NAME}-wal")
@@ -153,10 +156,11 @@ def prepare(directory: str, fields: Mapping[str, str]) -> None:
         fields: what the function and the source are, in words and numbers, by name.
 
     Raises:
-        CacheError: it is of others, it is damaged, or it cannot be made.
+        CacheError: it is another user's or others may write it, it is of another function, it is damaged, or it cannot
+            be made.
     """
     try:
-        os.makedirs(directory, exist_ok=True)
+        os.makedirs(directory, 0o700, exist_ok=True)  # the last one; those above it are as the user's others
         strangers = sorted(set(os.listdir(directory)) - _FILES)
     except OSError as error:
         raise CacheError(f"cache: the directory {directory!r} cannot be used: {error}") from error
@@ -165,6 +169,10 @@ def prepare(directory: str, fields: Mapping[str, str]) -> None:
             f"cache: the directory {directory!r} has files that are no cache's ({', '.join(strangers[:3])}); give a "
             "directory of its own, which is made where there is none"
         )
+    try:
+        refuse_others_files(directory)
+    except OSError as error:
+        raise CacheError(f"cache: the directory {directory!r} cannot be used: {error}") from error
     try:
         with contextlib.closing(_connect(directory, "rwc", _LOG_BYTES, _OPEN_BUSY_S)) as connection:
             _set_mode(connection)
@@ -215,7 +223,9 @@ def _read_or_write(connection: sqlite3.Connection, fields: Mapping[str, str]) ->
     if application != _APPLICATION_ID:
         raise CacheError("has a database of some other program; give another directory")
     if version != _VERSION:
-        raise CacheError(f"is of another version of loaderpool (form {version}, here {_VERSION}): delete it")
+        raise CacheError(
+            f"is of another version of loaderpool (form {version}, here {_VERSION}): delete it, and it is filled anew"
+        )
     return dict(connection.execute("SELECT name, value FROM fingerprint").fetchall())
 
 

@@ -1,7 +1,6 @@
-"""Values as bytes: one pickle each, which any process of this loader, or of a later run, reads back.
+"""Values as bytes, which any process of this loader, or of a later run, reads back: plain ones without pickle.
 
-Arrays lie in the pickle itself, so what is read back is new memory at each reading: a function that writes into it
-writes into nothing that is kept.
+What is read back is new memory at each reading: a function that writes into it writes into nothing that is kept.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ import pickle
 import sys
 from typing import Any
 
+from loaderpool.cache.plain import PLAIN, dump_plain, load_plain
+
 __all__ = ["dump", "load"]
 
 
 def dump(value: Any) -> bytes:
-    """The value's pickle.
+    """The value's bytes: those of `cache.plain`, else a pickle.
 
     A class of `__main__`, or of a module that travelled by value, goes by its name and is found again among those that
     this process has: cloudpickle would put the class itself into each entry, and another run would read a copy of it.
@@ -23,14 +24,20 @@ def dump(value: Any) -> bytes:
     Raises:
         Exception: it cannot be pickled, or not read back elsewhere; whatever pickle raises.
     """
+    plain = dump_plain(value)
+    if plain is not None:
+        return plain
     with io.BytesIO() as file:
         _Pickler(file, protocol=5).dump(value)
         return file.getvalue()
 
 
-def load(pickled: Any) -> Any:
-    """The value again, in memory of its own; raises what pickle raises."""
-    return pickle.loads(pickled)
+def load(kept: bytes | memoryview) -> Any:
+    """The value again, in memory of its own; raises what pickle or `cache.plain` raises.
+
+    A pickle may run any code: what it came from must be this user's alone (`cache.ownership`).
+    """
+    return load_plain(kept) if kept[0] == PLAIN else pickle.loads(kept)
 
 
 class _Pickler(pickle.Pickler):
