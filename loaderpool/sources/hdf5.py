@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import weakref
 from collections.abc import Sequence
@@ -200,57 +201,63 @@ def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
 
 
 def _look_into(path: str, names: tuple[str, ...]) -> tuple[int, int]:
-    """How many rows the datasets have, and how large the largest chunk is, in bytes."""
+    """How many rows the datasets have, and how large the largest chunk is, in bytes.
+
+    Raises:
+        ArgumentError: a dataset is not there, or has no rows, or their numbers of rows differ.
+        SourceError: the file is damaged, or no HDF5 file.
+    """
     h5py = _import_h5py()
-    rows: dict[str, int] = {}
-    chunk_bytes = 0
     try:
-        file = h5py.File(path, "r")
-    except OSError as error:
+        with h5py.File(path, "r") as file:
+            found = [_measure(file, name, path, h5py) for name in names]
+    except (ArgumentError, ImportError):
+        raise
+    except Exception as error:  # HDF5 has no type of its own for what is damaged, at any step
         raise SourceError(
-            f"{path} cannot be opened as HDF5 ({error}): it is cut, damaged, being written to, or no HDF5 file. "
-            "Nothing of a file that was cut can be read"
+            f"{path} cannot be opened as HDF5 ({type(error).__name__}: {error}): it is cut, damaged, being written to, "
+            "or no HDF5 file. Nothing of a file that was cut can be read"
         ) from error
-    with file:
-        for name in names:
-            try:
-                dataset = file[name]
-            except KeyError:
-                raise ArgumentError(
-                    f"keys: there is no {name!r} in {path}; it has {', '.join(map(repr, _datasets_in(file, h5py)))}"
-                ) from None
-            if not isinstance(dataset, h5py.Dataset):
-                raise ArgumentError(
-                    f"keys: {name!r} in {path} is a group; its datasets are "
-                    f"{', '.join(repr(f'{name}/{each}') for each in _datasets_in(dataset, h5py))}"
-                )
-            if not dataset.shape:
-                raise ArgumentError(f"keys: {name!r} in {path} is a single value and has no rows")
-            rows[name] = dataset.shape[0]
-            if dataset.chunks is not None:
-                size = dataset.dtype.itemsize
-                for axis in dataset.chunks:
-                    size *= axis
-                chunk_bytes = max(chunk_bytes, size)
+    rows = {name: count for name, (count, _) in zip(names, found, strict=True)}
     if len(set(rows.values())) > 1:
         raise ArgumentError(
             f"keys: the datasets in {path} are read side by side, and their numbers of rows differ: "
             + ", ".join(f"{name!r} has {count}" for name, count in rows.items())
         )
-    return next(iter(rows.values())), chunk_bytes
+    return next(iter(rows.values())), max(chunk_bytes for _, chunk_bytes in found)
+
+
+def _measure(file: Any, name: str, path: str, h5py: Any) -> tuple[int, int]:
+    """Of one dataset its rows, and the bytes of a chunk."""
+    try:
+        dataset = file[name]
+    except KeyError:
+        others = _datasets_in(file, h5py)  # where this raises, too, the file is damaged
+        if name.strip("/") in others:
+            raise
+        raise ArgumentError(
+            f"keys: there is no {name!r} in {path}; it has {', '.join(map(repr, others[:8])) or 'no dataset'}"
+        ) from None
+    if isinstance(dataset, h5py.Group):
+        inner = ", ".join(repr(f"{name}/{each}") for each in _datasets_in(dataset, h5py)[:8]) or "none"
+        raise ArgumentError(f"keys: {name!r} in {path} is a group; its datasets are {inner}")
+    if not isinstance(dataset, h5py.Dataset):
+        raise ArgumentError(f"keys: {name!r} in {path} is a {type(dataset).__name__} of HDF5's, no dataset")
+    if not dataset.shape:
+        raise ArgumentError(f"keys: {name!r} in {path} is a single value and has no rows")
+    return len(dataset), 0 if dataset.chunks is None else math.prod(dataset.chunks) * dataset.dtype.itemsize
 
 
 def _datasets_in(group: Any, h5py: Any) -> list[str]:
-    """Names of the first few datasets in a group."""
+    """Names of the datasets in a group."""
     names: list[str] = []
 
-    def visit(name: str, each: Any) -> bool | None:
+    def visit(name: str, each: Any) -> None:
         if isinstance(each, h5py.Dataset):
             names.append(name)
-        return True if len(names) == 8 else None
 
     group.visititems(visit)
-    return names or ["no dataset"]
+    return names
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -202,6 +202,58 @@ def test_a_file_that_is_cut_is_refused(packed: Path, cut: float) -> None:
         lp.HDF5(path, "x")
 
 
+FLIPS = """
+import random, resource
+import h5py
+import numpy as np
+import loaderpool as lp
+
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))  # a length that is damaged may be any
+with h5py.File("whole.h5", "w", libver="{version}") as file:
+    file.create_dataset("images", data=np.arange(300).reshape(30, 10), chunks=(3, 10), compression="gzip")
+    file.create_dataset("train/labels", data=np.arange(30))
+whole = open("whole.h5", "rb").read()
+draws = random.Random(8)
+refused = 0
+for number in range(300):
+    bent = bytearray(whole)
+    for _ in range(draws.choice((1, 1, 4, 30))):
+        bent[draws.randrange(min(len(bent), 4000))] = draws.randrange(256)
+    path = f"bent-{number}.h5"  # HDF5 gives what it has open where one of this name is opened again
+    open(path, "wb").write(bent)
+    try:
+        rows = lp.HDF5(path, ("images", "train/labels"))
+    except (lp.SourceError, lp.ArgumentError) as error:  # of a bent name it can only say that it is not there
+        assert path in str(error), error
+        refused += isinstance(error, lp.SourceError)
+        continue
+    for row in range(min(len(rows), 30)):
+        try:
+            rows[row]
+        except lp.SourceError as error:
+            assert path in str(error), error
+assert refused > 50, refused
+"""
+
+
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+def test_flipped_bytes_anywhere_are_an_error_that_names_the_file(version: str) -> None:
+    run_child(FLIPS.replace("{version}", version), timeout_s=120).check()
+
+
+def test_damage_that_is_met_in_a_worker_names_the_file(packed: Path) -> None:
+    path = packed.with_name("later.h5")
+    path.write_bytes(packed.read_bytes())
+    source, status = lp.HDF5(path, "x"), path.stat()
+    path.write_bytes(bytes(status.st_size))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # of the same size and time, as a faulty disk gives it
+    with (
+        lp.Loader(source, batch_size=5, workers=1) as loader,
+        pytest.raises(lp.SampleError, match=r"later\.h5 cannot be opened as HDF5"),
+    ):
+        list(loader)
+
+
 @pytest.mark.parametrize("was_read", [False, True], ids=["not yet open", "open"])
 def test_a_file_that_changed_is_refused(packed: Path, was_read: bool) -> None:
     path = packed.with_name("changed.h5")
