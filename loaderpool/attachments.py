@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from loaderpool.memory.arena import map_whole_file
+from loaderpool.memory.arena import map_private
 from loaderpool.messages import MESSAGE_BYTES, Words, unpack_all
 
 __all__ = ["Attachment", "Lost", "read_attachment", "receive_notice"]
@@ -39,7 +39,8 @@ def receive_notice(source: socket.socket) -> tuple[Words, Attachment | Lost] | N
     if descriptors:
         try:
             nbytes = os.fstat(descriptors[0]).st_size
-            return words, (map_whole_file(descriptors[0], nbytes), int.from_bytes(extra, "little"), nbytes)
+            # What is in it is whole by now. Private, so that a fork of this process and it do not see each other write.
+            return words, (map_private(descriptors[0], 0, nbytes), int.from_bytes(extra, "little"), nbytes)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

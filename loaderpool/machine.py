@@ -25,6 +25,7 @@ __all__ = [
     "die_with_parent",
     "flush_standard_streams",
     "is_stopped",
+    "make_private",
     "map_over",
     "map_pages",
     "open_pidfd",
@@ -47,6 +48,7 @@ _F_GETPIPE_SZ = 1032
 _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _MAP_FIXED = 0x10
+_PRIVATE_PIECE_BYTES = 256 << 10  # copied twice. Larger: it leaves the cache between the copies. Smaller: more calls
 
 
 def create_memory_file(name: str) -> int:
@@ -296,6 +298,28 @@ def map_over(address: int, nbytes: int, descriptor: int, offset: int, view: int 
     if found == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap over an array failed")
     return False
+
+
+def make_private(address: int, nbytes: int) -> None:
+    """Have memory of this process, where it stays, be shared with no other, with the contents that it has now.
+
+    Not in one step: no other thread may look at it meanwhile. What is on its first and last page comes along.
+
+    Raises:
+        OSError: no memory is left; a part of it may be private already.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    libc.mmap.restype = ctypes.c_void_p
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | getattr(mmap, "MAP_POPULATE", 0)
+    first, last = address // mmap.PAGESIZE * mmap.PAGESIZE, -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    between = ctypes.create_string_buffer(min(_PRIVATE_PIECE_BYTES, last - first))
+    for at in range(first, last, len(between)):
+        length = min(len(between), last - at)
+        ctypes.memmove(between, at, length)
+        if libc.mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != at:
+            raise OSError(ctypes.get_errno(), "mmap over shared memory failed")
+        ctypes.memmove(at, between, length)
 
 
 def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:

@@ -7,6 +7,7 @@ it, so no death leaves anything behind, and an array that looks at it stays whol
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import threading
@@ -14,7 +15,7 @@ import weakref
 
 from loaderpool import machine
 
-__all__ = ["NAME", "DataFile", "find_file"]
+__all__ = ["NAME", "DataFile", "find_file", "freeze_at_forks"]
 
 # How such files are named, so that they are found in a list of mappings.
 NAME = "data"
@@ -91,3 +92,15 @@ def find_file(address: int, nbytes: int) -> DataFile | None:
         _files[:] = [each for each in _files if each() is not None]
         found = [each() for each in _files]
     return next((file for file in found if file is not None and file.holds(address, nbytes)), None)
+
+
+@functools.cache
+def freeze_at_forks() -> None:
+    """From now on a fork of this process and it do not see each other write to arrays of `share`, nor to any others."""
+    os.register_at_fork(before=_freeze_all)
+
+
+def _freeze_all() -> None:
+    for file in [each() for each in list(_files)]:
+        if file is not None:
+            file.freeze()

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool import interrupts, messages
+from loaderpool.memory import forks
 from loaderpool.memory.arena import Arena
 
 __all__ = ["Lender", "ReturnPipe"]
@@ -126,6 +127,18 @@ class Lender:
         self.lent: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}
         self.on_return: list[Callable[[int], None]] = []  # also called with each slot that returns, as finalizers are
         self.returned: collections.deque[_Lease] = collections.deque()
+        forks.guard(self)
+
+    def arrays(self) -> list[npt.NDArray[np.uint8]]:
+        """The anchors of what is lent now."""
+        anchors = [lease() for lease, _ in list(self.lent.values())]
+        return [anchor for anchor in anchors if anchor is not None]
+
+    def disown(self) -> None:
+        """Return nothing of what is lent now: a forked child has it as its own."""
+        self.lent.clear()  # and with the references what their deaths would call
+        self.returned.clear()
+        self.on_return.clear()
 
     def lend(self, slot: int, ticket: int, offset: int, nbytes: int, by_run: dict[int, None]) -> npt.NDArray[np.uint8]:
         """The slot's bytes as an anchor array; when it and all views of it are dead the slot is returned.
@@ -156,8 +169,11 @@ class Lender:
         return None if found is None else found[0].message
 
     def settle(self) -> None:
-        """Return the slots whose last arrays have died. Takes no lock, and may run on several threads at once."""
-        while self.returned:
+        """Return the slots whose last arrays have died; none while a forked child still copies them.
+
+        Takes no lock, and may run on several threads at once.
+        """
+        while self.returned and not forks.is_waiting():
             try:
                 lease = self.returned[0]
             except IndexError:  # another thread has settled it

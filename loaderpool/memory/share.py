@@ -13,7 +13,7 @@ from loaderpool import capacity, machine
 from loaderpool.errors import ArgumentTypeError, MemoryLimitError
 from loaderpool.memory.adoption import address_of
 from loaderpool.memory.arena import map_whole_file
-from loaderpool.memory.datafile import DataFile
+from loaderpool.memory.datafile import DataFile, freeze_at_forks
 
 __all__ = ["share"]
 
@@ -23,7 +23,8 @@ def share(array: npt.ArrayLike) -> npt.NDArray[Any]:
 
     It is an array as any other, and may be written to. A loader sees it as it is when the loader is made; what is
     written to it later is seen in this process only, and by loaders that are made then (for which it is copied once
-    more). The memory is free when the last array and the last loader that look at it are gone.
+    more). So it is with a fork of this process, which has its own, as of any array. The memory is free when the last
+    array and the last loader that look at it are gone.
 
     Args:
         array: an array, or what NumPy makes one of; a `numpy.memmap` is read a piece at a time.
@@ -54,6 +55,7 @@ def share(array: npt.ArrayLike) -> npt.NDArray[Any]:
     file.address, file.is_shared = address_of(np.frombuffer(buffer, np.uint8)), True
     weakref.finalize(buffer, _hold, file).atexit = False
     file.note()
+    freeze_at_forks()
     np.copyto(shared, source)
     return shared
 

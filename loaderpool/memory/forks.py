@@ -1,0 +1,108 @@
+"""A fork of the trainer: the batches that it inherits become its own before the trainer goes on.
+
+A lent batch lies in memory that trainer and workers share, and so would a forked child of the trainer: once the trainer
+lets go of the batch, workers write the next one over it, and what the child writes is the trainer's. So the child
+copies what is lent into memory of its own, at the same addresses, as its first step, and the trainer waits for that:
+
+    trainer   nothing returns ── fork ── waits for the child's byte ── what has died meanwhile returns
+    child                          └─ copies, piece by piece, in place ─▶ its byte
+
+Where nothing is lent, a fork takes as long as ever (docs/explanation/memory.md, "Forks of the trainer").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import weakref
+from typing import Any, Protocol
+
+from loaderpool import interrupts, machine
+from loaderpool.memory.adoption import address_of
+
+__all__ = ["guard", "is_waiting"]
+
+# For the child's copy, which takes a second for gigabytes. Shorter, and what a machine that swaps still copies is
+# overwritten. Longer, and the trainer stands as long where another library's step of the fork hangs before ours.
+_MOST_WAIT_MS = 20_000
+
+
+class Lender(Protocol):
+    """Lends memory that workers write to once it has returned."""
+
+    def arrays(self) -> list[Any]:
+        """What is lent now, as arrays of whole pages."""
+
+    def settle(self) -> None:
+        """Return what has died; does nothing while `is_waiting()`."""
+
+    def disown(self) -> None:
+        """Return nothing of it any more."""
+
+
+_lenders: weakref.WeakSet[Any] = weakref.WeakSet()
+_waits: dict[int, tuple[int, int]] = {}  # by forking thread: both ends of a pipe
+
+
+def guard(lender: Lender) -> None:
+    """From now on each fork of this process gets what is lent as its own."""
+    if not _registered.is_set():
+        _registered.set()
+        os.register_at_fork(before=_before, after_in_parent=_in_trainer, after_in_child=_in_child)
+    _lenders.add(lender)
+
+
+_registered = threading.Event()
+
+
+def is_waiting() -> bool:
+    """Whether a child is copying, so that nothing may return."""
+    return bool(_waits)
+
+
+def _before() -> None:
+    if any(lender.arrays() for lender in list(_lenders)):
+        _waits[threading.get_ident()] = os.pipe()
+
+
+def _in_trainer() -> None:
+    ends = _waits.get(threading.get_ident())
+    if ends is None:
+        return
+    try:
+        with interrupts.InterruptsHeld():
+            os.close(ends[1])  # the end of a child that dies here is seen, too
+            waiter = select.poll()
+            waiter.register(ends[0], select.POLLIN)
+            waiter.poll(_MOST_WAIT_MS)
+            os.close(ends[0])
+            del _waits[threading.get_ident()]
+            for lender in list(_lenders):
+                lender.settle()
+    except KeyboardInterrupt:  # Python drops what is raised here
+        interrupts.note_missed()
+
+
+def _in_child() -> None:
+    ends = _waits.pop(threading.get_ident(), None)
+    for others in _waits.values():  # of threads that are not here
+        for end in others:
+            os.close(end)
+    _waits.clear()
+    try:
+        for lender in list(_lenders):
+            for array in lender.arrays():
+                machine.make_private(address_of(array), array.nbytes)
+    except OSError as error:
+        sys.stderr.write(
+            f"loaderpool: a forked process has no memory for the batches it inherits ({error}): these change\n"
+        )
+    finally:
+        if ends is not None:
+            with contextlib.suppress(OSError):
+                os.write(ends[1], b"\1")
+            for end in ends:
+                os.close(end)

@@ -1,0 +1,202 @@
+"""A forked child of the trainer has the batches that it inherits for itself, whatever either of the two does next."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.child import run_child
+
+LOOK = """
+import multiprocessing, os, sys, warnings
+import numpy as np
+import loaderpool as lp
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(1))  # else it waits for the forks first
+forked = multiprocessing.get_context("fork")
+
+def in_child(look, *arguments):
+    '''Runs look(wait, *arguments) in a fork; gives what lets it go on, and what waits for its end.'''
+    ours, theirs = forked.Pipe()
+
+    def run():
+        ours.close()
+        look(lambda: (theirs.send("ready"), theirs.recv()), *arguments)
+        theirs.send("done")
+
+    process = forked.Process(target=run)
+    process.start()
+    theirs.close()
+    assert ours.poll(30) and ours.recv() == "ready"
+
+    def finish():
+        ours.send("go on")
+        assert ours.poll(30) and ours.recv() == "done"
+        process.join(30)
+        assert process.exitcode == 0
+
+    return finish
+"""
+
+OVERWRITTEN = """
+def fn(item):
+    return {kind}
+
+def look(wait, parts, expected):
+    wait()
+    assert [part.tobytes() for part in parts] == expected
+    for part in parts:
+        part[...] = 0
+
+with lp.Loader(range(4000), fn, batch_size=8, workers=2, pad={pad}, memory_limit="16MiB") as loader:
+    batches = iter(loader)
+    next(batches)
+    batch = next(batches)
+    parts = [batch, batch[2:5]] if isinstance(batch, np.ndarray) else list(batch.values())
+    expected = [part.tobytes() for part in parts]
+    assert loader.statistics().slots_lent
+    finish = in_child(look, parts, expected)
+    kept = next(batches)
+    before = kept.copy() if isinstance(kept, np.ndarray) else None
+    del batch, parts
+    for _ in batches:  # all slots are used again
+        pass
+    finish()
+    assert before is None or np.array_equal(kept, before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "pad"),
+    [
+        ("np.full((30, 40), item)", False),
+        ("item", False),  # many tiny batches lie in one slot
+        ('{"image": np.full((64, 64, 3), item % 256, np.uint8), "label": item}', False),
+        ("np.full(1 + item % 7, item)", True),
+    ],
+    ids=["fixed", "tiny", "dict", "padded"],
+)
+def test_a_batch_in_a_child_stays_as_it_was_at_the_fork(kind: str, pad: bool) -> None:
+    run_child(LOOK + OVERWRITTEN.replace("{kind}", kind).replace("{pad}", str(pad))).check()
+
+
+WRITES = """
+def look(wait, batch):
+    batch += 1
+    wait()  # the trainer has written meanwhile
+    assert (batch == 8).all(), batch
+
+def write(batch):
+    batch[...] = 7
+    finish = in_child(look, batch)
+    assert (batch == 7).all(), "what the child writes is its own"
+    batch[...] = 5
+    finish()
+    assert (batch == 5).all()
+"""
+
+ARRAYS = {
+    "lent": """
+with lp.Loader(range(64), lambda item: np.zeros(1000), batch_size=8, workers=1) as loader:
+    batches = iter(loader)
+    batch = next(batches)
+    assert loader.statistics().slots_lent == 1
+    write(batch)
+    child_of_child = lambda wait, batch: (in_child(look, batch)(), wait())
+    batch[...] = 7
+    finish = in_child(child_of_child, batch)
+    finish()
+    assert (batch == 7).all()
+""",
+    "closed": """
+with lp.Loader(range(64), lambda item: np.zeros(1000), batch_size=8, workers=1) as loader:
+    batches = iter(loader)
+    batch = next(batches)
+write(batch)
+""",
+    "oversize": """
+with lp.Loader(range(64), lambda item: np.zeros(1 + item * 9000), batch_size=8, pad=True, workers=1) as loader:
+    batches = iter(loader)
+    next(batches)
+    batch = next(batches)
+    assert loader.statistics().batches_oversize
+    write(batch)
+""",
+    "shared": """
+batch = lp.share(np.zeros(100_000))
+write(batch)
+with lp.Loader(batch, batch_size=8, workers=1) as loader:
+    write(batch)
+    assert (next(iter(loader)) == 5).all()
+""",
+    "adopted": """
+batch = np.full(3 << 20, 7.0)
+with lp.Loader(range(8), lambda item: batch[item], workers=1) as loader:
+    assert next(iter(loader)).tolist() == [7.0] * 8
+    assert loader.statistics().data_bytes_copied == 0
+    write(batch)
+""",
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_what_one_writes_the_other_does_not_see(name: str) -> None:
+    run_child(LOOK + WRITES + ARRAYS[name]).check()
+
+
+def test_a_child_that_ends_before_its_turn_holds_up_nothing() -> None:
+    run_child(
+        """
+        import os, time, warnings
+        os.register_at_fork(after_in_child=lambda: os._exit(3))  # before ours
+        import numpy as np
+        import loaderpool as lp
+
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with lp.Loader(range(6400), lambda item: np.full(100, item), batch_size=8, workers=2) as loader:
+            for number, batch in enumerate(loader):
+                if number % 50 == 0:
+                    started = time.monotonic()
+                    assert os.waitstatus_to_exitcode(os.waitpid(os.fork(), 0)[1]) == 3
+                    assert time.monotonic() - started < 15
+                assert (batch[:, 0] == np.arange(8 * number, 8 * number + 8)).all()
+        """
+    ).check()
+
+
+def test_forks_on_several_threads_and_slots_that_return_meanwhile() -> None:
+    run_child(
+        """
+        import os, threading, warnings
+        import numpy as np
+        import loaderpool as lp
+
+        warnings.simplefilter("ignore", DeprecationWarning)
+        failed = []
+
+        def fork_often(held, over):
+            while not over.is_set():
+                batch, first = held[-1]
+                pid = os.fork()
+                if not pid:
+                    os._exit(0 if (batch == np.arange(first, first + 8)[:, None]).all() else 1)
+                if os.waitpid(pid, 0)[1]:
+                    failed.append(first)
+
+        with lp.Loader(range(24000), lambda item: np.full(500, item), batch_size=8, workers=2) as loader:
+            held, over = [], threading.Event()
+            threads = [threading.Thread(target=fork_often, args=(held, over)) for _ in range(2)]
+            for number, batch in enumerate(loader):
+                held[:] = [*held[-2:], (batch, 8 * number)]
+                assert (batch[:, 0] == np.arange(8 * number, 8 * number + 8)).all()
+                if not number:
+                    for thread in threads:
+                        thread.start()
+            over.set()
+            for thread in threads:
+                thread.join()
+            assert number == 2999
+            del held, batch
+        assert not failed
+        """
+    ).check()
