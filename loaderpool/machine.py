@@ -24,6 +24,7 @@ __all__ = [
     "descriptors_to_keep",
     "die_with_parent",
     "flush_standard_streams",
+    "grow_unlocked",
     "is_stopped",
     "make_private",
     "map_over",
@@ -38,6 +39,7 @@ __all__ = [
     "start_time",
     "thread_ids",
     "thread_name",
+    "unlock",
     "why_not_replaceable",
     "write_memory",
 ]
@@ -48,6 +50,7 @@ _F_GETPIPE_SZ = 1032
 _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _MAP_FIXED = 0x10
+_MREMAP_MAYMOVE = 1
 _PRIVATE_PIECE_BYTES = 256 << 10  # copied twice. Larger: it leaves the cache between the copies. Smaller: more calls
 
 
@@ -241,6 +244,31 @@ def thread_name(thread: int) -> str:
             return file.read().rstrip("\n")
     except OSError:
         return ""
+
+
+# ---- mappings and mlockall ----
+
+
+def unlock(address: int, nbytes: int) -> None:
+    """Have pages not be locked in memory any more; nothing where they were not."""
+    ctypes.CDLL(None).munlock(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+
+
+def grow_unlocked(address: int, nbytes: int, wanted: int) -> int:
+    """Grow a mapping, of which no page is locked then whatever `mlockall` says of new ones; returns where it is now.
+
+    Raises:
+        OSError: there is no address space; it is as it was.
+    """
+    unlock(address, nbytes)
+    if wanted == nbytes:
+        return address
+    remap = ctypes.CDLL(None, use_errno=True).mremap
+    remap.argtypes, remap.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int], ctypes.c_void_p
+    grown: int | None = remap(address, nbytes, wanted, _MREMAP_MAYMOVE)
+    if grown is None or grown == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mremap of a memory file failed")
+    return grown
 
 
 # ---- memory that another mapping takes the place of ----

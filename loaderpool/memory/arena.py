@@ -47,7 +47,7 @@ class Arena:
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.descriptor = descriptor
         self.nbytes = nbytes
-        self.map = mmap.mmap(descriptor, nbytes)
+        self.map = _map_unlocked(descriptor, nbytes)
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
@@ -186,10 +186,31 @@ def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
         ctypes.c_int,
         ctypes.c_int64,
     ]
-    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
+    begun = min(nbytes, mmap.PAGESIZE) if machine.LINUX else nbytes
+    address = libc.mmap(None, begun, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
     if address is None or address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap of a memory file failed")
+    if machine.LINUX:
+        try:
+            address = machine.grow_unlocked(address, begun, nbytes)
+        except OSError:
+            libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(begun))
+            raise
     return _Mapping.make(address, nbytes)
+
+
+def _map_unlocked(descriptor: int, nbytes: int) -> mmap.mmap:
+    """Map a memory file shared, no page of it locked, though `mlockall(MCL_FUTURE)` may be in force.
+
+    That would give each mapping all its pages at once, and to the arena a terabyte. So a single page is mapped and
+    unlocked, and then grown: what comes to a mapping is locked only where that is.
+    """
+    if not machine.LINUX:
+        return mmap.mmap(descriptor, nbytes)
+    mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
+    machine.unlock(np.frombuffer(mapping, np.uint8).ctypes.data, mmap.PAGESIZE)
+    mapping.resize(nbytes)
+    return mapping
 
 
 class _Mapping:
