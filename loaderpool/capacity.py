@@ -187,5 +187,5 @@ def _read_int(path: str) -> int | None:
 
 
 def _read(path: str) -> str:
-    with open(path) as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()

@@ -209,10 +209,11 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
         LOST_PIPES_STATUS: "The function (or setup) closed file descriptors that are not its own, such as with "
         "os.closerange: among them were the worker's pipes. Close only what you opened.",
     }
+    how = "" if signal_name else ", by os._exit or from C: sys.exit is an error as any exception is"
     return (
         by_signal.get(signal_name)
         or by_status.get(report.exit_code or 0)
-        or f"The {culprit} (or a library that it uses) ended its process."
+        or f"The {culprit} (or a library that it uses) ended its process{how}."
     )
 
 
@@ -230,8 +231,10 @@ def _message(failure: Failure, can_replay: bool) -> str:
     replay = ""
     if first is not None:
         replay = _how_to_replay(first if can_replay else None, failure.epoch, was_here=failure.worker is None)
+    is_exit = failure.type_name == SystemExit.__name__
+    called = f" The function called sys.exit({failure.text}), which ends no worker." if is_exit else ""
     return (
-        f"{failure.type_name}: {failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}."
+        f"{failure.type_name}: {failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}.{called}"
         f"{replay}\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}"
     )
 

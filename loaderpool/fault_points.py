@@ -89,7 +89,7 @@ def setting(name: str, value: float) -> float:
     """The value, or the one that a test wants instead."""
     directory = os.environ.get(_VARIABLE)
     if directory is not None:
-        with contextlib.suppress(OSError), open(os.path.join(directory, name)) as file:
+        with contextlib.suppress(OSError), open(os.path.join(directory, name), encoding="utf-8") as file:
             return float(file.read())
     return value
 
@@ -101,7 +101,7 @@ def _meet(directory: str, place: str) -> None:
         os.rename(laid, met)  # one process takes it
     except OSError:
         return
-    with open(met) as file:
+    with open(met, encoding="utf-8") as file:
         how = file.read().strip()
     text = f"the fault that was laid at {place}"
     if how == "raise":

@@ -159,7 +159,7 @@ def is_stopped(pid: int) -> bool:
 def _stat_of(pid: int) -> tuple[str, int]:
     """State and start time of a process (proc(5), fields 3 and 22); ("", 0) where there is none."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return "", 0
@@ -198,7 +198,7 @@ def raise_descriptor_limit() -> None:
 def raise_oom_score() -> None:
     """Ask the kernel's OOM killer to take this process before the trainer. Best effort."""
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("500")
     except OSError:
         pass
@@ -216,7 +216,7 @@ def pipe_capacity_bytes(descriptor: int) -> int:
 def process_cpu_s(pid: int) -> float:
     """CPU time the process has used so far in seconds; 0.0 where it is gone or cannot be read."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return 0.0
@@ -240,7 +240,7 @@ def thread_ids() -> frozenset[int]:
 def thread_name(thread: int) -> str:
     """What a thread of this process is called in the kernel's list, "" where it is not in there."""
     try:
-        with open(f"/proc/self/task/{thread}/comm") as file:
+        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().rstrip("\n")
     except OSError:
         return ""
@@ -366,10 +366,10 @@ def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
     if not malloc.has_own_mapping(address, nbytes):
         return "it does not lie on pages of its own"
     try:
-        with open("/proc/self/status") as file:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
             if any(line.startswith(("VmLck:", "VmPin:")) and line.split()[1] != "0" for line in file):
                 return "this process has memory locked or pinned"
-        with open("/proc/self/maps") as file:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             fields = [line.split(maxsplit=5) for line in file]
     except OSError:
         return "/proc cannot be read"

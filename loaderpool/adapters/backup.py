@@ -95,11 +95,11 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         self._is_rest, self._before = False, 0
         try:
-            name = (self._path / _LATEST).read_text()
+            name = (self._path / _LATEST).read_text("utf-8")
         except FileNotFoundError:
             return
         backup = self._path / name
-        training = json.loads((backup / _TRAINING).read_text())
+        training = json.loads((backup / _TRAINING).read_text("utf-8"))
         if not self.model.built:
             raise StateError("fit() can take up a backup of a built model only: give it an Input, or build() it")
         if not self.model.optimizer.built:
@@ -174,11 +174,11 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.save_weights(backup / _WEIGHTS)
         seeds = [np.asarray(each).tolist() for each in self._seed_states()]
         training = {"epoch": epoch, "step": step, "loader": state, "seeds": seeds}
-        (backup / _TRAINING).write_text(json.dumps(training))
+        (backup / _TRAINING).write_text(json.dumps(training), "utf-8")
         for file in (backup / _WEIGHTS, backup / _TRAINING, backup):
             _sync(file)
         pointer = self._path / f"{_LATEST}.new"
-        pointer.write_text(backup.name)
+        pointer.write_text(backup.name, "utf-8")
         _sync(pointer)
         pointer.replace(self._path / _LATEST)  # from here on it is this one
         _sync(self._path)

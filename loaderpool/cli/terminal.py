@@ -43,7 +43,7 @@ def write_json(console: Console, json_to: Path | str | None, data: dict[str, Any
         return
     text = json.dumps(data, indent=2) + "\n"
     if isinstance(json_to, Path):
-        json_to.write_text(text)
+        json_to.write_text(text, "utf-8")
         say(console, f"Wrote {json_to}.")
     else:
         sys.stdout.write(text)

@@ -78,7 +78,7 @@ def _tasks_of_user(uid: int) -> int:
     for pid in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if pid.isdigit():
             try:
-                with open(f"/proc/{pid}/status") as file:
+                with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
                     fields = dict(line.split(":\t", 1) for line in file if ":\t" in line)
                 if int(fields["Uid"].split()[0]) == uid:
                     tasks += int(fields["Threads"])
@@ -119,7 +119,7 @@ def _pipe_bytes() -> int:
 
 def _read_number(path: str) -> int | None:
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return int(file.read())
     except (OSError, ValueError):
         return None

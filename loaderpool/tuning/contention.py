@@ -14,6 +14,6 @@ def queued_s(pid: int) -> float:
     is none, so that all time without CPU time then counts as blocked.
     """
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{pid}/schedstat").read_text("ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0

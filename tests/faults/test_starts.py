@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -121,3 +122,28 @@ def test_descriptors_of_ours_do_not_take_the_place_of_closed_streams(closed: tup
     close = f"import os, sys\nfor n in {closed}: os.close(n)\n"
     run_child(f"{close}os.execv(sys.executable, [sys.executable, {str(script)!r}])").check()
     assert (tmp_path / "total").read_text() == "9900"
+
+
+@pytest.mark.parametrize("way", ["options", "environment"])
+def test_warnings_of_the_default_encoding_as_errors_are_none_of_ours(way: str, tmp_path: Path) -> None:
+    """In trainer, supervisor, reader and workers."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import loaderpool as lp\n"
+        "class Stream:\n"
+        "    def __iter__(self):\n"
+        "        yield from range(20)\n"
+        "for source in (range(20), Stream()):\n"
+        "    for workers in (0, 2):\n"
+        "        with lp.Loader(source, lambda item: item, batch_size=4, workers=workers) as loader:\n"
+        "            assert len(list(loader)) == 5\n"
+        "        loader.statistics()\n",
+        "utf-8",
+    )
+    options = ["-X", "warn_default_encoding", "-W", "error"] if way == "options" else []
+    changes = {} if options else {"PYTHONWARNDEFAULTENCODING": "1", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, *options, str(script)], env={**os.environ, **changes}, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"EncodingWarning" not in done.stderr
