@@ -74,10 +74,12 @@ def _in_trainer() -> None:
         return
     try:
         with interrupts.InterruptsHeld():
-            os.close(ends[1])  # the end of a child that dies here is seen, too
+            _waits[threading.get_ident()] = ends[0], -1  # first: a fork on another thread closes what is noted here
+            os.close(ends[1])  # so that the end of a child that dies is seen, too
             waiter = select.poll()
             waiter.register(ends[0], select.POLLIN)
             waiter.poll(_MOST_WAIT_MS)
+            _waits[threading.get_ident()] = -1, -1
             os.close(ends[0])
             del _waits[threading.get_ident()]
             for lender in list(_lenders):
@@ -89,17 +91,17 @@ def _in_trainer() -> None:
 def _in_child() -> None:
     ends = _waits.pop(threading.get_ident(), None)
     for others in _waits.values():  # of threads that are not here
-        for end in others:
+        for end in filter(lambda end: end >= 0, others):
             os.close(end)
     _waits.clear()
     try:
-        for lender in list(_lenders):
-            for array in lender.arrays():
-                machine.make_private(address_of(array), array.nbytes)
-    except OSError as error:
-        sys.stderr.write(
-            f"loaderpool: a forked process has no memory for the batches it inherits ({error}): these change\n"
-        )
+        with interrupts.InterruptsHeld():  # a half of it would be the next batch's
+            for lender in list(_lenders):
+                for array in lender.arrays():
+                    machine.make_private(address_of(array), array.nbytes)
+                lender.disown()
+    except OSError as error:  # what is raised here would not end the child, which may never look at them
+        sys.stderr.write(f"loaderpool: no memory for the batches that process {os.getpid()} inherits: {error}\n")
     finally:
         if ends is not None:
             with contextlib.suppress(OSError):
