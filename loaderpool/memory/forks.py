@@ -73,7 +73,7 @@ def _in_trainer() -> None:
     if ends is None:
         return
     try:
-        with interrupts.InterruptsHeld():
+        with interrupts.InterruptsHeld(then="send"):
             _waits[threading.get_ident()] = ends[0], -1  # first: a fork on another thread closes what is noted here
             os.close(ends[1])  # so that the end of a child that dies is seen, too
             waiter = select.poll()
@@ -85,7 +85,7 @@ def _in_trainer() -> None:
             for lender in list(_lenders):
                 lender.settle()
     except KeyboardInterrupt:  # Python drops what is raised here
-        interrupts.note_missed()
+        interrupts.send_again()
 
 
 def _in_child() -> None:
