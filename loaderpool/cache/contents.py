@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool.sources.arrow_columns import ViewColumn
+
 __all__ = ["Contents"]
 
 # Arrays up to this are read whole; of a larger one so many pieces, evenly spaced, so that a matrix of many gigabytes
@@ -100,6 +102,8 @@ class Contents:
             self._mark(value.__name__)
         elif isinstance(value, (range, slice, np.dtype)):
             self._mark(repr(value))
+        elif isinstance(value, ViewColumn):  # where its texts lie in which buffer is chance
+            self.feed(value.compact())
         else:
             self._on_code(type(value))
             self._feed_parts(value)

@@ -46,7 +46,7 @@ def refusal(obj: Any) -> str | None:
         if isinstance(obj, numbers.Integral) and not isinstance(obj, bool):
             return f"is a number: did you mean range({obj})?"
         return f"is {obj!r}, a {type(obj).__name__}: pass a sequence, arrays, or range(n) for just the index"
-    return _of_tensorflow(obj) or _of_hdf5(obj) or _unordered(obj) or _without_index(obj)
+    return _of_tensorflow(obj) or _of_hdf5(obj) or _of_polars(obj) or _unordered(obj) or _without_index(obj)
 
 
 def listed(name: str, value: Any) -> list[Any]:
@@ -87,6 +87,13 @@ def _of_hdf5(obj: Any) -> str | None:
     return f"is an open HDF5 {type(obj).__name__}: pass loaderpool.HDF5(path, keys), which each worker opens itself"
 
 
+def _of_polars(obj: Any) -> str | None:
+    kind = type(obj)
+    if kind.__module__.partition(".")[0] != "polars" or kind.__name__ != "LazyFrame":
+        return None
+    return "is a polars LazyFrame, a query that has not run: pass its .collect()"
+
+
 def _unordered(obj: Any) -> str | None:
     if isinstance(obj, MappingView) and not hasattr(type(obj), "__getitem__"):
         return f"is a {type(obj).__name__}: pass list(source)"
@@ -107,7 +114,11 @@ def _without_index(obj: Any) -> str | None:
     if has_length and has_items:
         return None
     if inspect.isgeneratorfunction(obj):
-        return f"is a generator function: pass {obj.__name__}(), which is read once, or list({obj.__name__}())"
+        name = _name(obj)
+        return (
+            f"is a generator function: use Loader.from_generator({name}), which runs it in a worker, anew in each "
+            f"epoch; {name}() itself, passed as the source, is read once, and list({name}()) is kept in memory"
+        )
     if callable(obj) and not has_items and not hasattr(kind, "__iter__"):
         return f"is a function: pass the items as the source and the function as fn, as in Loader(items, {_name(obj)})"
     if has_items:

@@ -110,33 +110,59 @@ def is_array(value: Any) -> bool:
     return has_rows and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-# ---- pandas, recognised by name: importing it would cost more than all of loaderpool ----
+# ---- tables, recognised by name: importing a library for it would cost more than all of loaderpool ----
+
+_TABLES = {
+    "pandas": {"DataFrame", "Series", "Index"},
+    "polars": {"DataFrame", "Series"},
+    "pyarrow": {"Table", "RecordBatch", "ChunkedArray", "Array"},
+}
 
 
 def is_table(value: Any) -> bool:
-    """Whether a value is a pandas DataFrame, Series or Index."""
-    return not _pandas_kinds(value).isdisjoint({"DataFrame", "Series", "Index"})
+    """Whether a value is a table or a column of pandas, polars or pyarrow."""
+    return bool(_table_kinds(value))
 
 
-def _pandas_kinds(value: Any) -> set[str]:
-    return {cls.__name__ for cls in type(value).__mro__ if cls.__module__.partition(".")[0] == "pandas"}
+def _table_kinds(value: Any) -> set[tuple[str, str]]:
+    """Library and name of the classes that it is of."""
+    homes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
+    return {(home, kind) for home, kind in homes if kind in _TABLES.get(home, ())}
 
 
 def table_columns(table: Any, name: str) -> Any:
-    """A DataFrame by row as dicts of column name to value; a Series or Index as its array. By position, not by label.
+    """A table by row as dicts of column name to value; a single column as its values. By position, not by label.
 
-    pandas' own row access is slow and makes one dtype of all values of a row; an array for each column keeps theirs.
+    The libraries' own row access is slow, and pandas' makes one dtype of all values of a row; an array for each column
+    keeps theirs. What comes of polars' and pyarrow's columns needs neither to be read.
 
     Raises:
-        ArgumentError: no columns, or two of one name.
+        ArgumentError: no columns, two of one name, or values that cannot be read as they are.
     """
-    if "DataFrame" not in _pandas_kinds(table):
-        return table.to_numpy()
-    labels: list[Hashable] = list(table.columns)
+    kinds = _table_kinds(table)
+    libraries = {home for home, _ in kinds}
+    kind = type(table).__name__
+    if not kinds & {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}:
+        return table.to_numpy() if "pandas" in libraries else _arrow_values(table, name)
+    labels: list[Hashable] = list(table.schema.names if "pyarrow" in libraries else table.columns)
     if not labels:
-        raise ArgumentError(f"{name} is a DataFrame of no columns")
+        raise ArgumentError(f"{name} is a {kind} of no columns")
     twice = sorted({repr(label) for label in labels if labels.count(label) > 1})
     if twice:
-        raise ArgumentError(f"{name} is a DataFrame with several columns of the name {', '.join(twice)}; rename them")
-    columns = [table.iloc[:, position].to_numpy() for position in range(len(labels))]
+        raise ArgumentError(f"{name} is a {kind} with several columns of the name {', '.join(twice)}; rename them")
+    if "pandas" in libraries:
+        columns = [table.iloc[:, position].to_numpy() for position in range(len(labels))]
+    else:
+        column_at = table.column if "pyarrow" in libraries else table.to_series
+        columns = [_arrow_values(column_at(at), f"{name}[{label!r}]") for at, label in enumerate(labels)]
     return Columns(Structure("dict", tuple(labels), (Structure("leaf"),) * len(labels)), columns, len(table))
+
+
+def _arrow_values(column: Any, name: str) -> Any:
+    """A column of polars or pyarrow; as Python objects where it is of no type that can be read from memory."""
+    from loaderpool.sources.arrow import arrow_column  # which only such tables need
+
+    values = arrow_column(column, name)
+    if values is not None:
+        return values
+    return column.to_pylist() if hasattr(column, "to_pylist") else column.to_list()

@@ -64,8 +64,8 @@ def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
     """What the loader reads by index, or a stream; holds `obj` itself and copies none of its data.
 
     A list, range, tuple or array comes back as it is. A tuple or dict of columns (arrays or lists, nested at will) is
-    zipped as `tf.data.Dataset.from_tensor_slices` does; a pandas DataFrame gives a dict for each row, a Series its
-    elements. Of any other object, `len` is called once and items are read by its `__getitem__`. What can only be
+    zipped as `tf.data.Dataset.from_tensor_slices` does; a table of pandas, polars or pyarrow gives a dict for each row, a
+    column of one its elements. Of any other object, `len` is called once and items are read by its `__getitem__`. What can only be
     iterated is a stream.
 
     Args:

@@ -21,9 +21,12 @@ __all__ = ["ForkCheck", "ForkObstacle"]
 _GRACE_S = 0.25
 _LOOK_S = 0.005
 
-# Threads that are ready for a fork, by name. That of jemalloc, which pyarrow (and pandas beside it) starts on import:
-# around a fork it holds all its locks, and the child begins without it (`background_thread_postfork_child`).
-_READY_FOR_FORK = frozenset({"jemalloc_bg_thd"})
+# Threads that are ready for a fork, by name (of which the kernel keeps 15 characters). That of jemalloc, which pyarrow
+# (and pandas beside it) and polars start on import: around a fork it holds all its locks, and the child begins without
+# it (`background_thread_postfork_child`). And polars' "polars-ooc-cleaner", which waits on a channel for names of files
+# to delete: a child's channel never blocks, and what it spilled is deleted by the next process that imports polars.
+# polars' own pool begins with its first operation; after that a child that uses polars waits for ever.
+_READY_FOR_FORK = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
 
 
 class ForkObstacle(NamedTuple):

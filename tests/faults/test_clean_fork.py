@@ -92,6 +92,26 @@ def test_libraries_that_have_thread_pools_are_forked(make: Make, library: str) -
     assert start_of(make(cf_library=both(f"import {library}\n{use}", IDENTITY))) == "fork"
 
 
+POLARS = """
+    import polars as pl
+    def fn(item):
+        frame = pl.DataFrame({"a": [item] * 5, "b": list("xxyyz")})
+        return frame.lazy().group_by("b").agg(pl.col("a").max()).collect()["a"].min()
+"""
+
+
+def test_polars_is_forked_before_its_pool_begins(make: Make) -> None:
+    assert start_of(make(cf_polars=POLARS), timeout_s=30) == "fork"
+
+
+def test_polars_is_not_forked_once_its_pool_has_begun(make: Make) -> None:
+    """A fork would wait for ever in the pool's first operation."""
+    began = 'began = pl.DataFrame({"a": [1, 2]}).filter(pl.col("a") > 1)'
+    module = make(cf_polars_pool=both(POLARS, began))
+    with pytest.warns(lp.WorkersNotForkedWarning, match="importing 'cf_polars_pool' started"):
+        assert start_of(module, timeout_s=30) == "exec"
+
+
 def test_threads_that_have_ended_when_the_import_has_are_no_hindrance(make: Make) -> None:
     source = """
         import concurrent.futures, os

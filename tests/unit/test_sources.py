@@ -263,7 +263,10 @@ REFUSED = [
     (frozenset({1}), r"is a set, which has no order"),
     ({1: 2}.keys(), r"is a dict_keys: pass list\(source\)"),
     ({1: 2}.values(), r"is a dict_values: pass list\(source\)"),
-    (_generate, r"is a generator function: pass _generate\(\), which is read once, or list\(_generate\(\)\)"),
+    (
+        _generate,
+        r"is a generator function: use Loader\.from_generator\(_generate\), .*_generate\(\) itself, .* read once",
+    ),
     (as_source, r"is a function: .*Loader\(items, as_source\)"),
     (lambda i: i, r"is a function: .*Loader\(items, fn\)"),
     (collections.UserDict(a=[1]), r"is a mapping \(UserDict\), read by key.*dict\(source\)"),
