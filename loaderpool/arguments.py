@@ -101,9 +101,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
 
         plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, ReplicatedSource):
-        pool = arguments["pool"]
-        copies = pool.workers if pool is not None else max(1, resolve_workers(config.workers))
-        open_plan = _open_plan(config, source.lanes(copies, config.num_shards))
+        config, open_plan = _lanes_of(source, config, arguments["pool"])
         plan, items = open_plan, _lane_items(source, open_plan, config)
     else:
         lengths = arguments["_lengths"]
@@ -229,6 +227,16 @@ def _check_threads(source: Source | StreamSource | ReplicatedSource, cache: Cach
             f"cache and threads_per_worker={threads} exclude each other: a worker reads and fills the cache on one "
             "thread. Leave one of them away; more workers wait at the same time, too"
         )
+
+
+def _lanes_of(source: ReplicatedSource, config: LoaderConfig, pool: Pool | None) -> tuple[LoaderConfig, Plan]:
+    """How many generators run at once, and no more workers for them than that where their number is ours to choose."""
+    is_chosen = pool is None and config.workers != "auto"
+    workers = pool.workers if pool is not None else max(1, resolve_workers(config.workers))
+    lanes = source.lanes(workers, is_chosen, config.num_shards)
+    if pool is None and not is_chosen:
+        config = dataclasses.replace(config, workers=min(workers, lanes))
+    return config, _open_plan(config, lanes)
 
 
 def _lane_items(source: ReplicatedSource, plan: Plan, config: LoaderConfig) -> LaneItems:

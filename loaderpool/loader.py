@@ -51,8 +51,8 @@ class Loader:
 
     Args:
         source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
-            arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a DataFrame (by row), or any object with
-            `__len__` and `__getitem__`. Items may be any picklable objects. What can only be iterated (a database
+            arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a table of pandas, polars or pyarrow (by row,
+            as dicts), or any object with `__len__` and `__getitem__`. Items may be any picklable objects. What can only be iterated (a database
             cursor, a queue's items, a generator, a file of lines) is a stream: it is read once a pass, in order, in a
             process of its own if it can be pickled and begins anew each time, else on a thread of this process; its
             items are dealt to the workers.
@@ -277,24 +277,28 @@ class Loader:
         *,
         shards: Sequence[Any] | None = None,
         cycle_length: int | None = None,
+        copies: int | None = None,
         **settings: Any,
     ) -> Loader:
-        """A loader for a generator that runs in copies, one in each worker, or once for each shard.
+        """A loader for a generator that runs in a worker, in copies that share the work, or once for each shard.
 
-        Copies differ by what `loaderpool.worker_info()` tells them: index, count, seed and epoch. Each opens its own
-        files, and has its own state of `random` and `numpy.random`. Their batches take turns, and a batch has items of
-        one copy; a pass ends when all have ended. What comes is fixed by the number of copies, so give `workers`; with
-        `shards` it is the same for any number of workers. A generator is run again up to its place where a worker has
-        died and after `load_state_dict`.
+        Copies differ by what `loaderpool.worker_info()` tells them: index, count, seed and epoch; each yields its part.
+        Each opens its own files, and has its own state of `random` and `numpy.random`. Their batches take turns, and a
+        batch has items of one copy; a pass ends when all have ended. What comes is fixed by the number of copies, so
+        give `workers`; with `shards` it is the same for any number of workers. A generator is run again up to its place
+        where a worker has died and after `load_state_dict`.
 
         Args:
             make_generator: called as `make_generator()` in each worker at an epoch's begin, or as
                 `make_generator(shard)` for each shard; returns a generator, or anything that can be iterated. With a
                 parameter named `rng` it gets a `numpy.random.Generator` of its own.
-            workers: as in `Loader`; without `shards` as many copies run, 1 with `workers=0`.
+            workers: as in `Loader`; without `shards` as many copies run, 1 with `workers=0`. A generator that takes no
+                `rng` and asks for no `worker_info()` would yield every item in each copy: it runs once, and a number of
+                workers above 1 is an error.
             shards: files, ranges, any picklable things, dealt one by one. `shuffle=True` gives them another order each
                 epoch.
             cycle_length: how many shards are open at once, their batches taking turns, at least 1; None: 16.
+            copies: so many copies, whatever the workers and whether they differ or not, at least 1.
             **settings: further arguments of `Loader` (not `source`). `fn` is called for what the generator yields;
                 `batch_size=None` where it yields whole batches; `shuffle=n` shuffles within a window in each copy.
 
@@ -303,9 +307,11 @@ class Loader:
         """
         if cycle_length is not None:
             cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards that are open at once")
+        if copies is not None:
+            copies = whole_number("copies", copies, at_least=1, hint="generators that run beside one another")
         if "source" in settings:
             raise ArgumentTypeError("from_generator takes no source: make_generator is it")
-        return cls(ReplicatedSource(make_generator, shards, cycle_length), workers=workers, **settings)
+        return cls(ReplicatedSource(make_generator, shards, cycle_length, copies), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
         """A new loader with other arguments where `changes` says so, and otherwise the same.

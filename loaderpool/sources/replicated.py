@@ -9,6 +9,7 @@ from typing import Any
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.item_names import MOST_GENERATORS
 from loaderpool.sources.advice import listed
+from loaderpool.sources.copy_check import asks_which_copy
 
 __all__ = ["ReplicatedSource"]
 
@@ -20,15 +21,20 @@ class ReplicatedSource:
 
     Args:
         make_generator: called once for each copy, or for each shard with it; gives what is iterated. May name `rng`.
-        shards: files, ranges, any picklable things; None: as many copies as workers.
+        shards: files, ranges, any picklable things; None: it runs in copies.
         cycle_length: how many shards are open at once; None: 16, or all.
+        copies: how many there are without shards; None: as many as workers where they can differ, else one.
 
     Raises:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
     """
 
     def __init__(
-        self, make_generator: Callable[..., Any], shards: Sequence[Any] | None, cycle_length: int | None
+        self,
+        make_generator: Callable[..., Any],
+        shards: Sequence[Any] | None,
+        cycle_length: int | None,
+        copies: int | None = None,
     ) -> None:
         if not callable(make_generator):
             hint = (
@@ -47,8 +53,11 @@ class ReplicatedSource:
         given = None if shards is None else listed("shards", shards)
         if cycle_length is not None and shards is None:
             raise ArgumentError("cycle_length is how many shards are open at once: give shards, too")
+        if copies is not None and shards is not None:
+            raise ArgumentError("copies and shards exclude each other: with shards one generator runs for each")
         self.make_generator = make_generator
         self.shards = given
+        self.copies = copies
         self.cycle_length = cycle_length
         self.takes_rng = "rng" in _parameters(make_generator)
         self._check_signature()
@@ -68,24 +77,44 @@ class ReplicatedSource:
                 f"make_generator must be callable as {called}, but its signature is {signature}: {error}"
             ) from None
 
-    def lanes(self, copies: int, num_shards: int) -> int:
+    def lanes(self, workers: int, is_chosen: bool, num_shards: int) -> int:
         """How many of them run at once in this process of a training.
 
         Args:
-            copies: how many there are without shards.
-            num_shards: processes among which the shards are dealt.
+            workers: how many there are, at least 1.
+            is_chosen: whether the user has given this number with this loader, and so asked for as many copies.
+            num_shards: processes of the training, among which the shards are dealt.
 
         Raises:
-            ArgumentError: a process would have no shard.
+            ArgumentError: a process would have no shard, or all copies would yield the same.
         """
         if self.shards is None:
-            return copies
+            return self.copies or self._copies_for(workers, is_chosen, num_shards)
         least = len(self.shards) // num_shards
         if not least:
             raise ArgumentError(
                 f"there are {len(self.shards)} shards for num_shards={num_shards} processes: one would have nothing"
             )
         return min(least, self.cycle_length or _DEFAULT_CYCLE)
+
+    def _copies_for(self, workers: int, is_chosen: bool, num_shards: int) -> int:
+        if workers == num_shards == 1 or self.takes_rng or asks_which_copy(self.make_generator):
+            return workers
+        if num_shards == 1 and not is_chosen:
+            return 1
+        settings = [f"workers={workers}"] * (is_chosen and workers > 1) + [f"num_shards={num_shards}"] * (
+            num_shards > 1
+        )
+        if not settings:
+            return 1
+        times = num_shards * (workers if is_chosen else 1)
+        raise ArgumentError(
+            f"{self.kind} takes no rng and nowhere asks loaderpool.worker_info(), so all of the {times} copies that "
+            f"{' and '.join(settings)} would run would yield the same, and every item would come {times} times. Give "
+            "shards=, for a generator of each; or have it yield only its part, by worker_info().index and .count; or, "
+            f"if {times} times is meant, say copies={1 if num_shards > 1 else times}. To have it run once, leave "
+            "workers= away; to deal one generator's items to all workers, give it as the source of a Loader"
+        )
 
     @property
     def kind(self) -> str:

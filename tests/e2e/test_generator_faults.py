@@ -69,7 +69,7 @@ def test_random_streams_of_processes_that_share_a_training_never_meet() -> None:
     def fn(item: Any, rng: np.random.Generator) -> Any:
         return rng.random()
 
-    for settings in ({"shards": range(4)}, {}, {"shuffle": 3}):
+    for settings in ({"shards": range(4)}, {"copies": 1}, {"copies": 1, "shuffle": 3}):
         drawn = []
         for shard in range(2):
             with lp.Loader.from_generator(

@@ -165,8 +165,57 @@ def test_copies_are_told_which_they_are(on: Place) -> None:
     assert lp.worker_info() is None
 
 
+def counting() -> Iterator[int]:
+    yield from range(10)
+
+
+def its_part(part: int = 0) -> Iterator[int]:
+    info = lp.worker_info()
+    assert info is not None
+    yield from range(info.index, 10, info.count)
+
+
+def drawing(rng: np.random.Generator) -> Iterator[int]:
+    yield from rng.permutation(10)
+
+
+def test_a_generator_that_cannot_tell_its_copies_apart_runs_once(on: Place) -> None:
+    for where in ({}, on(2), {"workers": 1}, {"workers": 0}):
+        with lp.Loader.from_generator(counting, batch_size=4, **where) as loader:
+            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+            assert loader.workers == (1 if not where else 2 if "pool" in where else where["workers"])
+
+
+@pytest.mark.parametrize("settings", [{"workers": 2}, {"workers": 0, "num_shards": 2}])
+def test_copies_that_would_all_yield_the_same_are_refused(settings: dict[str, Any]) -> None:
+    for make in (counting, lambda: counting(), itertools.count):
+        with pytest.raises(lp.ArgumentError, match="every item would come 2 times") as raised:
+            lp.Loader.from_generator(make, **settings)
+        for way_out in ("shards=", "worker_info()", "copies=", "the source of a Loader"):
+            assert way_out in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [its_part, drawing, lambda: its_part(1)])
+def test_copies_that_differ_are_as_many_as_workers(on: Place, make: Any) -> None:
+    for where in (on(2), {"workers": 2}):
+        with lp.Loader.from_generator(make, batch_size=5, **where) as loader:
+            batches = read(loader)
+    whole = list(range(10)) * (2 if make is drawing else 1)
+    assert sorted(numbers_in(batches)) == sorted(whole)
+
+
+def test_copies_that_are_meant(on: Place) -> None:
+    for where in (on(2), {"workers": 0}):
+        with lp.Loader.from_generator(counting, copies=3, batch_size=5, **where) as loader:
+            assert [int(batch[0]) for batch in loader] == [0, 0, 0, 5, 5, 5]
+            with loader.replace(batch_size=10) as other:
+                assert [len(batch) for batch in other] == [10, 10, 10]
+    with lp.Loader.from_generator(its_part, copies=1, batch_size=10, **on(2)) as loader:
+        assert numbers_in(read(loader)) == list(range(10))
+
+
 def test_an_endless_generator(on: Place) -> None:
-    with lp.Loader.from_generator(itertools.count, batch_size=16, **on(2)) as loader:
+    with lp.Loader.from_generator(itertools.count, copies=2, batch_size=16, **on(2)) as loader:
         got = [copied(batch) for batch in itertools.islice(loader, 200)]
     assert numbers_in(got[::2]) == numbers_in(got[1::2]) == list(range(1600))
 
@@ -308,6 +357,9 @@ def test_mistakes_are_named() -> None:
         (nothing, {"shuffle": True}, lp.ArgumentError, "has none: give shards="),
         (nothing, {"on_error": ("skip", 0.5)}, lp.ArgumentError, "must be a number"),
         (nothing, {"source": []}, lp.ArgumentTypeError, "takes no source"),
+        (nothing, {"copies": 0}, lp.ArgumentError, "copies must be at least 1"),
+        (nothing, {"copies": "2"}, lp.ArgumentTypeError, "copies must be a whole number"),
+        (of_shard, {"copies": 2, "shards": [1]}, lp.ArgumentError, "copies and shards exclude each other"),
     ]:
         with pytest.raises(error, match=match):
             lp.Loader.from_generator(make, workers=0, **settings)

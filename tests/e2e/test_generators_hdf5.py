@@ -100,6 +100,6 @@ def test_one_file_a_shard_and_the_same_for_any_number_of_workers(files: list[Pat
 def test_an_open_file_is_refused_by_name(files: list[Path]) -> None:
     generator = SceneGenerator(files[:1], SCENES, 0, 1)
     with pytest.raises(lp.UnpicklableError, match=r"attribute \.files .* of type h5py.*File.*in make_generator"):
-        lp.Loader.from_generator(generator.generate_data, workers=2)
+        lp.Loader.from_generator(generator.generate_data, workers=1)
     for file in generator.files:
         file.close()

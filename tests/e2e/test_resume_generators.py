@@ -148,14 +148,14 @@ def test_stopped_time_and_again(
 
 
 def test_a_generator_without_end_is_saved_in_few_words(on: Place) -> None:
-    with lp.Loader.from_generator(itertools.count, batch_size=1, **on(2)) as loader:
+    with lp.Loader.from_generator(itertools.count, copies=2, batch_size=1, **on(2)) as loader:
         batches = iter(loader)
         got = take(batches, 3001)
         state = over_json(batches.state_dict())  # type: ignore[attr-defined]
         assert state["lanes"] == {"taken": [1501, 1500], "over": []}
         assert int(got[-1][0]) == 1500
         del batches
-    with lp.Loader.from_generator(itertools.count, batch_size=1, **on(2)) as again:
+    with lp.Loader.from_generator(itertools.count, copies=2, batch_size=1, **on(2)) as again:
         again.load_state_dict(state)
         assert [int(batch[0]) for batch in itertools.islice(again, 3)] == [1500, 1501, 1501]
 
