@@ -168,6 +168,8 @@ def mismatch(
         origin: where the expected shape comes from: an option that is set already is no advice.
     """
     is_text = actual_dtype == OBJECT
+    # "text" on both sides: what came may be str or bytes or some of each, and either is taken.
+    wanted = f"text[{', '.join(map(str, expected.shape))}]" if expected.text is not None else str(expected)
     actual = f"{'text' if is_text else actual_dtype.name}[{', '.join(map(str, actual_shape))}]"
     advice = []
     if is_text != (expected.text is not None):
@@ -190,7 +192,7 @@ def mismatch(
             advice.append(_advice_on_sizes(varied, is_text, origin))
     source = "" if index is None else f" of {item_name(index)}"
     text = "; ".join(advice)
-    return SpecMismatchError(f"{named(path)}{source}: expected {expected}, got {actual}{': ' * bool(text)}{text}")
+    return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{': ' * bool(text)}{text}")
 
 
 def _advice_on_axes(count: int, origin: Origin) -> str:

@@ -357,7 +357,8 @@ MISMATCHES = [
     (ArraySpec((3,), "f4"), (3,), "f8", [".astype('float32')", "element_spec= with float32"]),
     (ArraySpec((3,), "i4"), (3,), "f8", ["a cast from float64 to int32", "element_spec= with float64"]),
     (ArraySpec((3,), "i4"), (3,), object, ["got text[3]", "text and numbers do not mix"]),
-    (ArraySpec((3,), str), (3,), "f4", ["expected str[3], got float32[3]", "text and numbers do not mix"]),
+    (ArraySpec((3,), str), (3,), "f4", ["expected text[3], got float32[3]", "text and numbers do not mix"]),
+    (ArraySpec((3,), bytes), (2,), object, ["expected text[3], got text[2]", "text is not padded"]),
     (ArraySpec((3,), str), (4,), object, ["text is not padded"]),
     (ArraySpec((3,), "i4"), (4,), "f4", [".astype('int32')", "pad=True"]),
 ]  # fmt: skip
@@ -369,7 +370,8 @@ def test_a_mismatch_names_who_what_and_the_way_out(
 ) -> None:
     error = mismatch("['image']", 17, expected, shape, np.dtype(dtype), "first")
     assert isinstance(error, SpecMismatchError)
-    assert str(error).startswith(f"component ['image'] of source index 17: expected {expected}, got ")
+    wanted = str(expected).replace("str", "text").replace("bytes", "text")
+    assert str(error).startswith(f"component ['image'] of source index 17: expected {wanted}, got ")
     for part in parts:
         assert part in str(error)
 
