@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import hashlib
 import pickle
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError, LoaderpoolError
+from loaderpool.sources.image_flow import FIRST_BATCH, ImageFlow, is_image_flow
 from loaderpool.sources.recognise import length_of
 from loaderpool.sources.sequence import BatchSequence, attributes_of
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from loaderpool.adapters.backup import BackupCallback
     from loaderpool.loader import Loader
 
-__all__ = ["BackupCallback", "SequenceHooks", "loader_from_sequence"]
+__all__ = ["BackupCallback", "FlowHooks", "SequenceHooks", "loader_from_sequence"]
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 # Hooks that come from these are Keras' own, which do nothing.
@@ -56,13 +59,14 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
         raise ArgumentTypeError(f"from_sequence needs a sequence of batches, got one {type(sequence).__name__}")
     if not hasattr(type(sequence), "__getitem__"):
         raise ArgumentTypeError(f"from_sequence needs __getitem__(batch_index); {type(sequence).__name__} has none")
-    source = BatchSequence(sequence)
+    hooks = FlowHooks(sequence) if is_image_flow(sequence) else SequenceHooks(sequence)
+    source = ImageFlow(sequence) if is_image_flow(sequence) else BatchSequence(sequence)
     if workers is None and "pool" not in settings:
         own = getattr(sequence, "workers", 1)
         workers = own if isinstance(own, int) and own > 1 else "auto"
     if workers is not None:
         settings["workers"] = workers
-    return make(source, None, None, _hooks=SequenceHooks(sequence), **settings)
+    return make(source, None, None, _hooks=hooks, **settings)
 
 
 class SequenceHooks:
@@ -81,7 +85,7 @@ class SequenceHooks:
 
     def __init__(self, sequence: Any) -> None:
         self._sequence = sequence
-        self._overridden = [name for name in _HOOKS if _is_overridden(sequence, name)]
+        self._overridden = [name for name in _HOOKS if self._finds_hook(name)]
         if self._overridden and isinstance(sequence, _CONTAINERS):
             base = next(base.__name__ for base in type(sequence).__mro__ if base in _CONTAINERS)
             raise ArgumentTypeError(
@@ -96,7 +100,7 @@ class SequenceHooks:
 
     def anew(self) -> SequenceHooks:
         """The same hooks for another loader, whose workers know the sequence as it is now."""
-        return SequenceHooks(self._sequence)
+        return type(self)(self._sequence)
 
     @property
     def changes_data(self) -> bool:
@@ -115,10 +119,16 @@ class SequenceHooks:
         """What the latest call returned has reached the workers. Without this the next call tells it again."""
         self._parts, self._ran = self._found, ""
 
+    def _finds_hook(self, name: str) -> bool:
+        return _is_overridden(self._sequence, name)
+
+    def _run(self, name: str) -> None:
+        getattr(self._sequence, name)()
+
     def _call(self, name: str) -> dict[str, Any] | None:
         if name in self._overridden:
             self._ran = name  # first: where the hook raises, it may have changed something before
-            getattr(self._sequence, name)()
+            self._run(name)
         if not self._ran:
             return None
         batches = len(BatchSequence(self._sequence))
@@ -139,6 +149,48 @@ class SequenceHooks:
         owner = type(self._sequence).__name__
         keys = {part: f"attribute .{part} of {owner}, as {self._ran} left it" for part in changed}
         return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
+
+
+class FlowHooks(SequenceHooks):
+    """The same of an `ImageDataGenerator`'s flow: its order is made here, at first and after each epoch.
+
+    With a seed of the flow's own the order is that of the seed and of the batches before it, whatever else draws from
+    `numpy.random`; else it is drawn from `numpy.random` as it stands in this process.
+    """
+
+    def __init__(self, sequence: Any) -> None:
+        if getattr(sequence, FIRST_BATCH, None) is None:
+            setattr(sequence, FIRST_BATCH, 0)
+        if sequence.index_array is None:
+            with _drawing_by(sequence):
+                sequence._set_index_array()
+        super().__init__(sequence)
+
+    def _finds_hook(self, name: str) -> bool:
+        is_its_own = name == "on_epoch_end" and (self._sequence.shuffle or self._sequence.seed is not None)
+        return is_its_own or super()._finds_hook(name)
+
+    def _run(self, name: str) -> None:
+        if name != "on_epoch_end":
+            super()._run(name)
+            return
+        setattr(self._sequence, FIRST_BATCH, getattr(self._sequence, FIRST_BATCH) + len(self._sequence))
+        with _drawing_by(self._sequence):
+            super()._run(name)
+
+
+@contextlib.contextmanager
+def _drawing_by(flow: Any) -> Iterator[None]:
+    """`numpy.random` is what the flow's seed makes it, and afterwards what it was."""
+    if flow.seed is None:
+        yield
+        return
+    state = np.random.get_state()
+    try:
+        np.random.seed(flow.seed + getattr(flow, FIRST_BATCH))
+        yield
+    finally:
+        np.random.set_state(state)
 
 
 def _is_overridden(sequence: Any, name: str) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.advice import is_stream, refusal
 from loaderpool.sources.columns import Columns, is_array, is_table, table_columns, zip_columns
+from loaderpool.sources.image_flow import ImageFlow
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
@@ -17,7 +18,7 @@ from loaderpool.sources.stream import StreamSource
 __all__ = ["Source", "as_source", "length_of"]
 
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
-_READY = (list, range, Columns, BatchSequence)
+_READY = (list, range, Columns, BatchSequence, ImageFlow)
 
 
 class Source(Protocol):
@@ -64,9 +65,9 @@ def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
     """What the loader reads by index, or a stream; holds `obj` itself and copies none of its data.
 
     A list, range, tuple or array comes back as it is. A tuple or dict of columns (arrays or lists, nested at will) is
-    zipped as `tf.data.Dataset.from_tensor_slices` does; a table of pandas, polars or pyarrow gives a dict for each row, a
-    column of one its elements. Of any other object, `len` is called once and items are read by its `__getitem__`. What can only be
-    iterated is a stream.
+    zipped as `tf.data.Dataset.from_tensor_slices` does; a table of pandas, polars or pyarrow gives a dict for each row,
+    a column of one its elements. Of any other object, `len` is called once and items are read by its `__getitem__`.
+    What can only be iterated is a stream.
 
     Args:
         obj: the loader's `source`.
