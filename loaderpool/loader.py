@@ -6,7 +6,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loaderpool import role
 from loaderpool.arguments import check_arguments, with_lengths
@@ -52,10 +52,10 @@ class Loader:
     Args:
         source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
             arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a table of pandas, polars or pyarrow (by row,
-            as dicts), or any object with `__len__` and `__getitem__`. Items may be any picklable objects. What can only be iterated (a database
-            cursor, a queue's items, a generator, a file of lines) is a stream: it is read once a pass, in order, in a
-            process of its own if it can be pickled and begins anew each time, else on a thread of this process; its
-            items are dealt to the workers.
+            as dicts), or any object with `__len__` and `__getitem__`. Items may be any picklable objects. What can only
+            be iterated (a database cursor, a queue's items, a generator, a file of lines) is a stream: it is read once
+            a pass, in order, in a process of its own if it can be pickled and begins anew each time, else on a thread
+            of this process; its items are dealt to the workers.
         fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
             With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
             write into that (a structure of arrays like its result, lying in the batch itself; at first perhaps None)
@@ -145,8 +145,13 @@ class Loader:
         threads_per_worker: int = 1,
         _hooks: EpochHooks | None = None,
         _lengths: Lengths | None = None,
+        **_unknown: NoReturn,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name != "self"}
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "_unknown")}
+        if _unknown:
+            from loaderpool.foreign_names import unknown_arguments  # which `import loaderpool` shall not wait for
+
+            raise unknown_arguments("Loader", _unknown, arguments)
         self._arguments: dict[str, Any] = arguments
         checked, own_pool = check_arguments(arguments), None
         if checked.needs_lengths and role.is_trainer():
@@ -237,7 +242,12 @@ class Loader:
         return LoaderIterator(self)
 
     def as_dataset(
-        self, epochs: int | None = 1, prefetch: int = 2, device: str | None = None, checkpointable: bool = False
+        self,
+        epochs: int | None = 1,
+        prefetch: int = 2,
+        device: str | None = None,
+        checkpointable: bool = False,
+        **_unknown: NoReturn,
     ) -> tf.data.Dataset:
         """A `tf.data.Dataset` of the batches; tensors look at the workers' memory without a copy.
 
@@ -251,6 +261,10 @@ class Loader:
         Raises:
             ImportError: TensorFlow is not installed.
         """
+        if _unknown:
+            from loaderpool.foreign_names import unknown_arguments
+
+            raise unknown_arguments("as_dataset", _unknown, ("epochs", "prefetch", "device", "checkpointable"))
         from loaderpool.adapters.tensorflow import as_dataset
 
         return as_dataset(self, epochs=epochs, prefetch=prefetch, device=device, checkpointable=checkpointable)
@@ -321,7 +335,9 @@ class Loader:
         """
         unknown = sorted(name for name in changes if name not in self._arguments or name.startswith("_"))
         if unknown:
-            raise ArgumentTypeError(f"Loader has no argument named {', '.join(unknown)}")
+            from loaderpool.foreign_names import unknown_arguments
+
+            raise unknown_arguments("Loader", unknown, self._arguments)
         stream = self._stream
         is_read = stream is not None and (stream.was_opened or self._undoing is not None)  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
@@ -427,7 +443,9 @@ class Loader:
     def __repr__(self) -> str:
         where = "closed" if self._is_closed else f"{self.workers} workers"
         items = "generators" if self._plan.lanes else "a stream" if self._plan.is_open else f"{self._plan.size:,} items"
-        return f"<loaderpool.Loader of {items}, batch_size={self._config.batch_size}, {where}>"
+        # Keras shows it where a loader is given to `fit` as it is.
+        hint = "for Keras: model.fit(loader.as_dataset())"
+        return f"<loaderpool.Loader of {items}, batch_size={self._config.batch_size}, {where}; {hint}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(

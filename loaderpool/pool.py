@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loaderpool import capacity, role
 from loaderpool.config import DEFAULT_MAX_RESTARTS, check_max_restarts, check_workers
@@ -46,7 +46,12 @@ class Pool:
         self,
         workers: int | Literal["auto"] = "auto",
         max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
+        **_unknown: NoReturn,
     ) -> None:
+        if _unknown:
+            from loaderpool.foreign_names import unknown_arguments  # which `import loaderpool` shall not wait for
+
+            raise unknown_arguments("Pool", _unknown, ("workers", "max_restarts"))
         checked = check_workers(workers, of_pool=True)
         self._max_restarts = check_max_restarts(max_restarts)
         self._workers = resolve_workers(checked)

@@ -84,6 +84,15 @@ def test_fit_takes_each_epoch_once(tf: Any, pool: lp.Pool) -> None:
     assert len(history.history["loss"]) == 3
 
 
+def test_a_loader_given_to_fit_as_it_is_is_told_what_to_pass(tf: Any, pool: lp.Pool) -> None:
+    import keras
+
+    loader = lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool)
+    model, _ = recording_model(keras)
+    with pytest.raises(ValueError, match=r"Unrecognized data type: .*model\.fit\(loader\.as_dataset\(\)\)"):
+        model.fit(loader, verbose=0)
+
+
 def test_fit_reshuffles_each_epoch(tf: Any, pool: lp.Pool) -> None:
     import keras
 
