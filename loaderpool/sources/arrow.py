@@ -85,7 +85,7 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 )
 
 
-class ArrowMemory:
+class TableMemory:
     """Memory that a library has lent: an array over it keeps what owns it alive."""
 
     __slots__ = ("__array_interface__", "_owner")
@@ -118,7 +118,7 @@ class _Chunk(NamedTuple):
         address = self.array.buffers[number]
         if not count or not address:
             return np.zeros(count, kind)
-        return np.asarray(ArrowMemory(address + start * kind.itemsize, kind, count, self.owner))
+        return np.asarray(TableMemory(address + start * kind.itemsize, kind, count, self.owner))
 
     def bits(self, number: int) -> npt.NDArray[np.bool_]:
         """Of the rows, in a buffer of bits."""
