@@ -323,8 +323,10 @@ def _lists(schema: Any, kind: str, chunks: list[_Chunk], name: str) -> ListColum
     def contents(chunk: _Chunk, start: int, count: int) -> Any:
         nonlocal nulls
         part = chunk.part(start, count)
-        nulls = nulls or part.missing is not None
-        return _column(inner, [part], name)
+        if part.missing is None:
+            return _column(inner, [part], name)
+        nulls = True
+        return np.zeros(0)
 
     if inner.format.decode() not in _NUMBERS or inner.dictionary or _is_extension(inner):
         return None

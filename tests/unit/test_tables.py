@@ -177,6 +177,12 @@ def test_a_slice_of_text_does_not_take_the_rest_along() -> None:
     assert as_source(frame[101:110])[0] == {"s": LONG}
 
 
+def test_a_null_within_a_list() -> None:
+    lists = [[2**60, None], [1, 2]]
+    for table in (pl.DataFrame({"l": lists}), pa.table({"l": lists})):
+        assert [as_source(table)[row]["l"] for row in range(2)] == lists
+
+
 def test_items_are_the_callers_own() -> None:
     source = as_source(pa.table({"l": [[1, 2], [3]]}))
     source[0]["l"][:] = 0
