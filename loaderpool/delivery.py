@@ -131,6 +131,7 @@ class EngineRun(Protocol):
 
     first_epoch: int
     outlives_interrupts: bool  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
+    limit: int  # batches before this one are wanted, or may be made ahead
     wait_ns: int  # how long `take` has waited, in sum
 
     @property
@@ -161,8 +162,12 @@ class Engine(Protocol):
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
 
-    def read_ahead(self) -> int:
-        """How many batches of the next epoch it may well make before anybody asks for it. There is a form."""
+    def read_ahead(self, is_sure: bool) -> int:
+        """How many batches of the next epoch it may well make before anybody asks for it. There is a form.
+
+        Args:
+            is_sure: whether it will be asked for; else they may be made in vain.
+        """
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None

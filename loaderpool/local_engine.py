@@ -78,7 +78,7 @@ class LocalEngine:
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
-    def read_ahead(self) -> int:
+    def read_ahead(self, is_sure: bool) -> int:
         """See `delivery.Engine`."""
         return 0
 

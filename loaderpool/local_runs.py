@@ -41,6 +41,7 @@ class LocalRun(ABC):
         plan: the plan of its batches.
     """
 
+    limit = 0  # batches before this one are wanted; of one that tells its end itself it says nothing
     wait_ns = 0  # nobody waits here: what is taken is made
     outlives_interrupts = False  # they come in the user's code, in a generator's, say
 
@@ -86,13 +87,13 @@ class IndexedRun(LocalRun):
         taken: Mapping[int, int],
     ) -> None:  # fmt: skip
         super().__init__(make, forget, first_epoch, plan)
-        self._limit, self._taken = limit, taken
+        self.limit, self._taken = limit, taken
         self._next = 0
 
     def take(self) -> Delivery:
         """The next batch."""
         self._next += self._taken.get(self._next, 0)  # stretches never touch each other
-        if self.is_over or self._next >= self._limit:
+        if self.is_over or self._next >= self.limit:
             raise StopIteration
         number = self._next
         epoch, batch = divmod(number, self._plan.batches_per_epoch)
@@ -101,7 +102,7 @@ class IndexedRun(LocalRun):
 
     def extend(self, limit: int) -> None:
         """More batches are wanted."""
-        self._limit = limit
+        self.limit = limit
 
 
 class StreamReading:

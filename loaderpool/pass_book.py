@@ -3,6 +3,9 @@
 A run reads ahead over the end of its epoch. When a pass has its last delivery the run is parked, and may go on to the
 end of the next epoch; the next pass, if it is that epoch, goes on with it: its first batches are made already. What
 can be done at that delivery, or at a second one, is not left for the gap between the epochs, in which a consumer waits.
+
+But a prediction is one pass, and its calls shall not be made twice over. So until a pass has once followed on a whole
+one, a few batches are made ahead: enough that a training's second epoch finds its first ones made.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.tally import Tally
 
 __all__ = ["EpochHooks", "PassBook"]
+
+# Of an epoch this part, one batch at least, is the most that is made ahead while no other pass is known of. Smaller:
+# many workers idle while a first epoch's last batches are made. Larger: more calls in vain where it is the only pass.
+_FEW = 8
 
 
 class EpochHooks(Protocol):
@@ -63,6 +70,7 @@ class PassBook:
         self.tally = Tally()
         self._last_error = LastError()
         self._parked: tuple[EngineRun, int] | None = None  # a run, and the epoch it stands before
+        self._was_whole = self._was_followed = False  # a pass was; and another one has begun after it
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = Reading()  # of the latest iterator that has begun
         self.latest_is_dataset = False
@@ -118,23 +126,30 @@ class PassBook:
         """Whether something of the user's runs between epochs."""
         return self.hooks is not None and self.hooks.changes_data
 
-    def open_run(self, place: Position | None = None) -> tuple[EngineRun, PassLog]:
+    def open_run(self, place: Position | None = None, is_followed: bool | None = None) -> tuple[EngineRun, PassLog]:
         """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
 
         Args:
             place: where it shall stand instead.
+            is_followed: whether another pass will come after this one; None: unknown.
         """
+        self._was_followed |= self._was_whole
+        run, log = self._open_run(place, is_followed)
+        log.is_followed = is_followed
+        return run, log
+
+    def _open_run(self, place: Position | None, is_followed: bool | None) -> tuple[EngineRun, PassLog]:
         if not self.has_hooks:
-            return self._take_run(place)
+            return self._take_run(place, is_followed)
         assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()
             with InterruptsAllowed():
                 changes = self.hooks.before_epoch()
             self._tell(changes)
-            return self._take_run(place)
+            return self._take_run(place, is_followed)
 
-    def _take_run(self, wanted: Position | None) -> tuple[EngineRun, PassLog]:
+    def _take_run(self, wanted: Position | None, is_followed: bool | None) -> tuple[EngineRun, PassLog]:
         goes_on = self._take_parked(wanted)
         if goes_on is not None:
             return goes_on
@@ -147,7 +162,7 @@ class PassBook:
         try:
             log = self.log_at(place)
             # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
-            limit = log.plan.batches_per_epoch + (0 if place.is_rest else self._ahead)
+            limit = log.plan.batches_per_epoch + (0 if place.is_rest else self._ahead(is_followed))
             if log.plan.is_open:
                 limit = 0  # it grows as the stream is read
             return engine.begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
@@ -170,8 +185,8 @@ class PassBook:
             self.epoch = max(self.epoch, epoch + 1)
             self._parked = None
         try:
-            if not self._reads_ahead:
-                self._want(run, epoch)
+            if run.limit <= (epoch - run.first_epoch) * self.plan.batches_per_epoch:
+                self._want(run, epoch)  # else it is told with the second delivery
             return run, PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
         except BaseException:
             self.give_up_epoch(epoch)
@@ -182,26 +197,33 @@ class PassBook:
         """Have a run of whole epochs go on to the end of this one, and so many batches further."""
         run.extend((epoch + 1 - run.first_epoch) * self.plan.batches_per_epoch + ahead)
 
-    @property
-    def _ahead(self) -> int:
-        """How many batches of the next epoch may be made before its pass begins."""
-        return min(self.plan.batches_per_epoch, self.engine().read_ahead()) if self._reads_ahead else 0
+    def _ahead(self, is_followed: bool | None) -> int:
+        """How many batches of the next epoch may be made while the pass before it is under way."""
+        if not self._reads_ahead or is_followed is False:
+            return 0
+        batches, is_sure = self.plan.batches_per_epoch, self._is_sure(is_followed)
+        return min(batches if is_sure else max(1, batches // _FEW), self.engine().read_ahead(is_sure))
 
     def read_ahead(self, run: EngineRun, log: PassLog) -> None:
-        """The pass is under way: have the run make the first batches of the next epoch, too, when it gets there."""
-        if log.plan is self.plan and not log.plan.is_open and self._reads_ahead:
-            self._want(run, log.epoch, self._ahead)
+        """The pass is under way: have the run make all of it, and the next epoch's first batches when it gets there."""
+        if log.plan is self.plan and not log.plan.is_open:
+            self._want(run, log.epoch, self._ahead(log.is_followed))
 
     @property
     def _reads_ahead(self) -> bool:
         return self.looks_ahead and not self.has_hooks
 
+    def _is_sure(self, is_followed: bool | None) -> bool:
+        """Whether another pass will come: it was said, or one has come before."""
+        return self._reads_ahead and (self._was_followed if is_followed is None else is_followed)
+
     def park(self, run: EngineRun, log: PassLog) -> None:
         """Keep a run, of which this pass has had its epoch, for the pass that comes next."""
         epoch = log.epoch + 1
+        self._was_whole = True
         if self.epoch == epoch and log.plan is self.plan:
             try:
-                if self._reads_ahead:
+                if self._is_sure(log.is_followed):
                     self._want(run, epoch)
             except LoaderpoolError:  # the loader was closed meanwhile
                 run.end()

@@ -24,11 +24,14 @@ class Pass:
         book: of the loader.
         reading: it is one of these passes.
         place: where it begins; None: with the next epoch.
+        is_followed: whether another pass will come after it; None: unknown.
     """
 
-    def __init__(self, book: PassBook, reading: Reading, place: Position | None = None) -> None:
+    def __init__(
+        self, book: PassBook, reading: Reading, place: Position | None = None, is_followed: bool | None = None
+    ) -> None:
         self._book, self._reading = book, reading
-        self._place = place
+        self._place, self._is_followed = place, is_followed
         self._goes_on = False  # with the next epoch, as nothing was left of this one
         self._run: EngineRun | None = None
         self.log: PassLog | None = None
@@ -63,7 +66,7 @@ class Pass:
             raise StopIteration
         try:
             if self.log is None:
-                self._run, self.log = book.open_run(self._place)
+                self._run, self.log = book.open_run(self._place, self._is_followed)
                 self._reading.add(self.log)
             log = self.log
             if self._budget is not None:

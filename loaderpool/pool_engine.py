@@ -168,9 +168,11 @@ class PoolEngine:
         assert self._form is not None
         return self._form
 
-    def read_ahead(self) -> int:
-        """See `delivery.Engine`."""
+    def read_ahead(self, is_sure: bool) -> int:
+        """See `delivery.Engine`; where it is not sure, no worker is to idle at the epoch's edge, and that is all."""
         assert self._form is not None
+        if not is_sure:
+            return self.session.workers_wanted + 1
         return self._tickets_per_worker * self.session.workers_wanted * self._form.max_chunk
 
     def begin(

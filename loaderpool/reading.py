@@ -48,6 +48,7 @@ class PassLog:
         numbers: without an order: those of the batches that came, as they came.
         lanes: of generators: how many batches of each came.
         taken_before: without an order: numbers of batches that were taken before.
+        is_followed: whether another pass will come after it; None: unknown.
 
     Args:
         epoch: its epoch.
@@ -74,6 +75,7 @@ class PassLog:
         self.delivered = 0
         self._end: int | None = None  # of a stream: how many there were
         self.omitted: list[int] = []
+        self.is_followed: bool | None = None
 
     @property
     def batches(self) -> int:

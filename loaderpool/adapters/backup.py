@@ -122,6 +122,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"Epoch {epoch + 1} goes on behind step {self._before} of {steps}: its loss and metrics, in History "
                 f"too, are those of the {steps - self._before} steps that are left"
             )
+        self._loader._book.looks_ahead = epoch + 1 < self.params["epochs"]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save, if it is time; end the epoch, if an earlier process has done the other part of it."""
@@ -146,6 +147,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         """The training is through."""
+        self._loader._book.looks_ahead = True
         if self._deletes:
             shutil.rmtree(self._path, ignore_errors=True)
 

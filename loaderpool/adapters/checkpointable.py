@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from loaderpool import clock
 from loaderpool.adapters.cursors import Cursor, Cursors, EpochIsOver
+from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.errors import ClosedError, StateError
@@ -133,7 +134,7 @@ class Fetch:
         loader: whose batches.
         wire: how they travel.
         max_at_once: most batches that one call may give.
-        epochs: how many epochs one iterator has; None: it never ends.
+        epochs: that one iterator has.
         first_batches: of the first of these.
         check_length: raises where the loader's next pass is not as long as that.
     """
@@ -143,7 +144,7 @@ class Fetch:
         loader: Loader,
         wire: Wire,
         max_at_once: int,
-        epochs: int | None,
+        epochs: Epochs,
         first_batches: int,
         check_length: Callable[[Loader], None],
     ) -> None:
@@ -193,17 +194,18 @@ class Fetch:
     def _behind(self, cursor: Cursor | None, calls: int, place: list[int]) -> Any:
         past, epochs, at_once = place[1:_POSITION] if place[0] != _UNSTARTED else (0, 0, 1)
         position = None if place[0] == _UNSTARTED else _position(place)
-        while epochs != self._epochs:
-            cursor = self._at(cursor, place, position, past)
+        while epochs != self._epochs.count:
+            cursor = self._at(cursor, place, position, past, self._epochs.is_followed(epochs))
             try:
                 return self._batch(cursor, calls, past, epochs, at_once)
             except EpochIsOver:
-                if self._epochs is None and not cursor.has_given and not (position and position.is_rest):
+                if self._epochs.count is None and not cursor.has_given and not (position and position.is_rest):
                     break  # the stream is empty, and would be for ever
                 epochs, position = epochs + 1, cursor.place
             except BaseException:
                 cursor.close()
                 raise
+        self._epochs.was_ended = True
         if cursor is not None:
             cursor.finish()
         elif position is not None:  # restored at its end: what comes in this process is the next epoch
@@ -233,14 +235,16 @@ class Fetch:
             return self.nothing(kind, place)
         return (kind, place, *self.wire.flat(parts))
 
-    def _at(self, cursor: Cursor | None, place: list[int], position: Position | None, past: int) -> Cursor:
+    def _at(
+        self, cursor: Cursor | None, place: list[int], position: Position | None, past: int, is_followed: bool | None
+    ) -> Cursor:
         """What stands there, or is opened there now."""
         book = self._book
         if cursor is not None:
             if not cursor.is_at_end:
                 return cursor
             cursor.finish()
-            return Cursor(book, cursor.reading, position)
+            return Cursor(book, cursor.reading, position, is_followed)
         if position is None:
             if place[1] != _PROCESS and not book.was_placed:
                 raise StateError(
@@ -251,7 +255,7 @@ class Fetch:
         else:
             self._check_place(position, past)
             book.set_epoch(position.epoch)
-        cursor = Cursor(book, Reading(), position)
+        cursor = Cursor(book, Reading(), position, is_followed)
         book.latest, book.latest_is_dataset = cursor.reading, True
         return cursor
 

@@ -43,12 +43,13 @@ class Cursor:
         book: of the loader.
         reading: the passes of one iterator, this one among them.
         place: where it begins; None: with the next epoch.
+        is_followed: as of `Pass`.
     """
 
-    def __init__(self, book: PassBook, reading: Reading, place: Position | None) -> None:
+    def __init__(self, book: PassBook, reading: Reading, place: Position | None, is_followed: bool | None) -> None:
         self.reading = reading
         self._book = book
-        self._pass = Pass(book, reading, place)
+        self._pass = Pass(book, reading, place, is_followed)
         self._consumed = 0
         self._frontier: Frontier | None = None
         # What was delivered and not taken: rows and components of a batch, or of some as one array; how many batches;

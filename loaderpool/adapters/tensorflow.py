@@ -26,6 +26,7 @@ except ImportError as missing:
 
 from loaderpool import ctrl_c, malloc
 from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
+from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.delivery import data_bytes
@@ -69,9 +70,10 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     first_pass = loader._book.next_log()
     skips = loader.config.on_error.action == "skip"
     tells_length = not skips and not loader._book.is_backed_up and not loader._book.plan.is_open
-    source = _Elements(loader, wire, epochs, first_pass.batches, tells_length and epochs is not None)
+    passes = Epochs(epochs)
+    source = _Elements(loader, wire, passes, first_pass.batches, tells_length and epochs is not None)
     if checkpointable:
-        fetch = Fetch(loader, wire, max_chunk, epochs, first_pass.batches, source.check_length)
+        fetch = Fetch(loader, wire, max_chunk, passes, first_pass.batches, source.check_length)
         dataset = scan(fetch)
     else:
         dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
@@ -183,7 +185,7 @@ def _options(wire: Wire, checkpointable: bool) -> Any:
 class _Elements:
     """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
-    def __init__(self, loader: Loader, wire: Wire, epochs: int | None, first_batches: int, has_length: bool) -> None:
+    def __init__(self, loader: Loader, wire: Wire, epochs: Epochs, first_batches: int, has_length: bool) -> None:
         self._loader = weakref.ref(loader)
         self._wire = wire
         self._epochs = epochs
@@ -218,18 +220,18 @@ class _Elements:
         )
 
 
-def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
+def _generate(loader: Loader, wire: Wire, epochs: Epochs) -> Iterator[Any]:
     """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
     book = loader._book
     tally = book.tally
     skips = loader.config.on_error.action == "skip"
     has_hooks = book.has_hooks
-    left = epochs
+    done = 0
     reading = Reading()
     book.latest, book.latest_is_dataset = reading, True
-    while (left is None or left > 0) and not exit_gate.is_shut:
-        left = None if left is None else left - 1
-        one_pass = Pass(book, reading)
+    while done != epochs.count and not exit_gate.is_shut:
+        one_pass = Pass(book, reading, is_followed=epochs.is_followed(done))
+        done += 1
         try:
             while True:
                 delivery = _next_delivery(one_pass)
@@ -263,6 +265,7 @@ def _generate(loader: Loader, wire: Wire, epochs: int | None) -> Iterator[Any]:
             one_pass.close()
             if not exit_gate.is_shut:
                 book.settle_ends()  # the last batch was handed over, though nobody asked whether it was the last
+    epochs.was_ended = True
 
 
 def _next_delivery(one_pass: Pass) -> Any:

@@ -552,7 +552,7 @@ class FakeEngine:
     def form(self) -> Any:
         return FakeForm()
 
-    def read_ahead(self) -> int:
+    def read_ahead(self, is_sure: bool) -> int:
         return 0
 
     def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Any, lanes: Any) -> Any:
@@ -659,8 +659,8 @@ def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
     passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, book = passes
-    monkeypatch.setattr(engine, "read_ahead", lambda: 2)
-    one_pass = Pass(book, Reading())
+    monkeypatch.setattr(engine, "read_ahead", lambda is_sure: 2)
+    one_pass = Pass(book, Reading(), is_followed=True)
     one_pass.next_delivery()
     one_pass.next_delivery()
     assert engine.runs[0].limit == 3 + 2
@@ -668,7 +668,7 @@ def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
     assert engine.runs[0].limit == 6
     one_pass.close()  # nothing of its epoch is left to lose
     assert not engine.runs[0].is_over
-    after = Pass(book, Reading())
+    after = Pass(book, Reading())  # it has followed on another one, so one may follow on it
     after.next_delivery()
     assert engine.runs[0].limit == 6  # no word to the engine in the gap between the epochs
     after.next_delivery()
@@ -682,11 +682,41 @@ def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
     assert engine.runs[0].limit == 12
 
 
+def test_of_a_pass_that_may_be_the_only_one_a_part_is_made_ahead(
+    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, book = passes
+    asked: list[bool] = []
+
+    def read_ahead(is_sure: bool) -> int:
+        asked.append(is_sure)
+        return 2
+
+    monkeypatch.setattr(engine, "read_ahead", read_ahead)
+    left = Pass(book, Reading())
+    left.next_delivery()
+    left.close()
+    only = Pass(book, Reading())  # behind one that was left, which says nothing
+    assert finish(only) == 3 and engine.runs[1].limit == 3 + 1
+    assert asked == [False] * 3
+    second = Pass(book, Reading())
+    second.next_delivery()
+    assert engine.runs[1].limit == 3 + 1  # no word in this gap either, for its first batch is made already
+    second.next_delivery()
+    assert engine.runs[1].limit == 6 + 2
+    assert finish(second) == 1 and engine.runs[1].limit == 9
+    last = Pass(book, Reading(), is_followed=False)
+    assert finish(last) == 3 and engine.runs[1].limit == 9
+    assert asked[3:] == [True]
+    assert finish(Pass(book, Reading())) == 3 and engine.runs[1].limit == 15
+    assert len(engine.runs) == 2
+
+
 def test_a_loader_closed_before_its_run_is_parked_keeps_the_last_delivery(
     passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, book = passes
-    one_pass = Pass(book, Reading())
+    one_pass = Pass(book, Reading(), is_followed=True)
     one_pass.next_delivery()
 
     def closed(*_: int) -> None:

@@ -1,0 +1,170 @@
+"""How many calls a pass makes beyond its own: none that a prediction, which is one pass, would pay for."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support import leaks
+
+pytestmark = pytest.mark.may_leak(reason="a pool is shared by the tests; the fixture looks when the last has run")
+
+WORKERS, ITEMS, BATCH_SIZE = 2, 640, 32
+BATCHES = ITEMS // BATCH_SIZE
+# What an only pass makes ahead: an eighth of the epoch, which is less than one more than there are workers.
+FEW = BATCHES // 8 * BATCH_SIZE
+WAIT_S = 60.0
+
+
+class Calls:
+    """Calls of `fn` in all workers, counted by the bytes of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        path.touch()
+
+    def fn(self, item: int) -> Any:
+        with open(self.path, "ab") as file:
+            file.write(b".")
+        return np.full(3, item, np.float32)
+
+    def pair(self, item: int) -> Any:
+        return self.fn(item), np.zeros(3, np.float32)
+
+    @property
+    def count(self) -> int:
+        return len(Path(self.path).read_bytes())
+
+    def settled(self, at_least: int, pool: lp.Pool) -> int:
+        """How many there are when no more are to come; waits for these."""
+        deadline_s = time.monotonic() + WAIT_S
+        while self.count < at_least and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        # Loaders of a pool take turns: while another one has many batches made, this one has all that it may have.
+        with lp.Loader(range(40 * BATCHES), batch_size=1, pool=pool) as other:
+            assert sum(1 for _ in other) == 40 * BATCHES
+        return self.count
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Calls:
+    return Calls(tmp_path / "calls")
+
+
+@pytest.fixture(scope="module")
+def pool(request: pytest.FixtureRequest) -> Iterator[lp.Pool]:
+    if importlib.util.find_spec("tensorflow"):  # what it opens is not the pool's
+        request.getfixturevalue("tf")
+    with leaks.guard(), lp.Pool(workers=WORKERS) as pool:
+        yield pool
+
+
+def a_loop(loader: lp.Loader) -> None:
+    assert sum(1 for _ in loader) == BATCHES
+
+
+def a_loop_after_a_look(loader: lp.Loader) -> None:
+    batches = iter(loader)
+    assert next(batches)[0, 0] == 0
+    for _ in batches:
+        pass
+
+
+def a_dataset(loader: lp.Loader) -> None:
+    assert sum(1 for _ in loader.as_dataset()) == BATCHES
+
+
+def a_checkpointable_dataset(loader: lp.Loader) -> None:
+    assert sum(1 for _ in loader.as_dataset(checkpointable=True)) == BATCHES
+
+
+def a_prediction(loader: lp.Loader) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    assert model.predict(loader.as_dataset(), verbose=0).shape == (ITEMS, 1)
+
+
+@pytest.mark.parametrize("one_pass", [a_loop, a_loop_after_a_look, a_dataset, a_checkpointable_dataset, a_prediction])
+def test_one_pass_makes_a_few_batches_ahead(
+    one_pass: Callable[[lp.Loader], None], calls: Calls, pool: lp.Pool, request: pytest.FixtureRequest
+) -> None:
+    if one_pass in (a_dataset, a_checkpointable_dataset, a_prediction):
+        request.getfixturevalue("tf")
+    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
+        one_pass(loader)
+        assert calls.settled(ITEMS + FEW, pool) == ITEMS + FEW
+        # What was made is not lost, and where passes follow one another, the next one's batches are made meanwhile.
+        assert [int(x) for batch in loader for x in batch[:, 0]] == list(range(ITEMS))
+        assert calls.settled(3 * ITEMS, pool) == 3 * ITEMS
+
+
+def test_a_pass_behind_one_that_was_left_is_still_the_only_one(calls: Calls, pool: lp.Pool) -> None:
+    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
+        assert next(iter(loader)).shape == (BATCH_SIZE, 3)
+        before = calls.settled(0, pool)
+        a_loop(loader)
+        assert calls.settled(before + ITEMS + FEW, pool) == before + ITEMS + FEW
+
+
+@pytest.mark.parametrize("checkpointable", [False, True])
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_a_dataset_of_several_epochs_knows_the_last(
+    tf: Any, calls: Calls, pool: lp.Pool, epochs: int, checkpointable: bool
+) -> None:
+    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
+        dataset = loader.as_dataset(epochs=epochs, checkpointable=checkpointable)
+        assert sum(1 for _ in dataset) == epochs * BATCHES
+        assert calls.settled(epochs * ITEMS, pool) == epochs * ITEMS
+        # It is iterated again, and so may be once more.
+        assert sum(1 for _ in dataset) == epochs * BATCHES
+        assert calls.settled((2 * epochs + 1) * ITEMS, pool) == (2 * epochs + 1) * ITEMS
+
+
+def test_a_dataset_without_end_has_the_next_epoch_made(tf: Any, calls: Calls, pool: lp.Pool) -> None:
+    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
+        batches = iter(loader.as_dataset(epochs=None, prefetch=0))
+        for _ in range(BATCHES):
+            next(batches)
+        assert calls.settled(2 * ITEMS, pool) >= 2 * ITEMS
+        del batches
+
+
+@pytest.mark.parametrize("backed_up", [True, False])
+def test_a_callback_knows_the_last_epoch(tf: Any, calls: Calls, pool: lp.Pool, tmp_path: Path, backed_up: bool) -> None:
+    import keras
+
+    from loaderpool.adapters.keras import BackupCallback
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    with lp.Loader(range(ITEMS), calls.pair, batch_size=BATCH_SIZE, pool=pool) as loader:
+        callbacks = [BackupCallback(loader, tmp_path / "backup")] if backed_up else []
+        dataset = loader.as_dataset()
+        made = 0
+        for _ in range(2):
+            model.fit(dataset, epochs=3, verbose=0, callbacks=callbacks)
+            made += 3 * ITEMS
+            assert calls.settled(made + (not backed_up) * ITEMS, pool) == made + (not backed_up) * ITEMS
+        if backed_up:
+            assert len(list(loader)) == BATCHES  # nothing says that it is the last
+            assert calls.settled(made + 2 * ITEMS, pool) == made + 2 * ITEMS
+
+
+def test_a_small_epoch_has_its_first_batch_ready(calls: Calls, pool: lp.Pool) -> None:
+    with lp.Loader(range(3), calls.fn, batch_size=1, pool=pool) as loader:
+        assert len(list(loader)) == 3
+        assert calls.settled(4, pool) == 4
+
+
+def test_no_more_batches_are_made_ahead_than_workers_and_one(calls: Calls, pool: lp.Pool) -> None:
+    with lp.Loader(range(1000), calls.fn, batch_size=1, pool=pool) as loader:
+        assert len(list(loader)) == 1000
+        assert calls.settled(1000 + WORKERS + 1, pool) == 1000 + WORKERS + 1
