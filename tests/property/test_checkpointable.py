@@ -31,11 +31,12 @@ AT_ONCE = 3  # where in a place is how many come with the next call, which is a 
 def fetch_of(loader: lp.Loader) -> Any:
     """What `as_dataset(epochs=2, checkpointable=True)` asks, without TensorFlow's iterator around it."""
     from loaderpool.adapters.checkpointable import Fetch, most_at_once
+    from loaderpool.adapters.epochs import Epochs
     from loaderpool.adapters.wire import Wire
 
     at_once = most_at_once(loader.form) if loader.config.deterministic else 1
     wire = Wire.of(loader.form, at_once)
-    return Fetch(loader, wire, at_once, EPOCHS, loader._book.next_log().batches, lambda loader: None)
+    return Fetch(loader, wire, at_once, Epochs(EPOCHS), loader._book.next_log().batches, lambda loader: None)
 
 
 def start() -> list[int]:
