@@ -18,6 +18,7 @@ from loaderpool.pool import Pool, resolve_workers
 from loaderpool.signatures import parameters_of
 from loaderpool.sources import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
 from loaderpool.spec import ElementSpec
 
@@ -103,6 +104,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     elif isinstance(source, ReplicatedSource):
         config, open_plan = _lanes_of(source, config, arguments["pool"])
         plan, items = open_plan, _lane_items(source, open_plan, config)
+    elif _is_endless(source):
+        plan = dataclasses.replace(_open_plan(config), is_endless=True)
     else:
         lengths = arguments["_lengths"]
         if lengths is None:
@@ -186,6 +189,9 @@ def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:
 
 def _check_order(source: Source | StreamSource | ReplicatedSource, config: LoaderConfig) -> None:
     """Whether the source can be read in the order, and by the rules, that are asked for."""
+    if isinstance(source, BatchSequence) and _is_endless(source):
+        _check_endless(source, config)
+        return
     if not isinstance(source, (StreamSource, ReplicatedSource)):
         if config.shuffle_window:
             raise ArgumentError(
@@ -209,6 +215,24 @@ def _check_order(source: Source | StreamSource | ReplicatedSource, config: Loade
         raise ArgumentError(
             f"on_error's budget must be a number for a stream or generators, got the rate {config.on_error.budget}: of "
             "how many rows is not known before the end"
+        )
+
+
+def _is_endless(source: Source | StreamSource | ReplicatedSource) -> bool:
+    return isinstance(source, BatchSequence) and source.is_endless
+
+
+def _check_endless(sequence: BatchSequence, config: LoaderConfig) -> None:
+    what = f"{type(sequence.target).__name__} (its num_batches is None, or it has no length) is endless"
+    if config.shuffle or config.shuffle_window:
+        raise ArgumentError(
+            f"shuffle={config.shuffle_window or True} orders the batches of an epoch, and {what}: draw in its "
+            "__getitem__, by the index, or give it a num_batches"
+        )
+    if isinstance(config.on_error.budget, float):
+        raise ArgumentError(
+            f"on_error's budget must be a number here, got the rate {config.on_error.budget}: {what}, and so has no "
+            "number of rows to take it of"
         )
 
 

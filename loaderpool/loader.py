@@ -223,10 +223,12 @@ class Loader:
         """Batches of this shard in an epoch.
 
         Raises:
-            TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream.
+            TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream or endless.
         """
         if self._is_without_lengths:
             self._check_usable()
+        if self._plan.is_endless:
+            raise TypeError("an endless sequence has no number of batches: say steps_per_epoch to fit, or end the loop")
         if self._plan.is_open:
             what = "generators" if self._plan.lanes else "a stream"
             raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
@@ -274,8 +276,10 @@ class Loader:
         """A loader for a `keras.utils.PyDataset` / `Sequence`, or anything whose `[i]` is batch i, as it is.
 
         Args:
-            sequence: has `__len__` and `__getitem__(batch_index)`; its `on_epoch_begin` and `on_epoch_end` are called
-                on this very object, in this process, and what they change is seen by the next epoch.
+            sequence: has `__len__` (or `num_batches`) and `__getitem__(batch_index)`; its `on_epoch_begin` and
+                `on_epoch_end` are called on this very object, in this process, and what they change is seen by the
+                next epoch. With `num_batches = None`, or no length, it is endless: a pass has batches 0, 1, 2, … until
+                its consumer stops (`fit(loader.as_dataset(), steps_per_epoch=n)`); hooks and `shuffle` are refused.
             workers: as in `Loader`; None: the sequence's own `workers` where it is above 1, else "auto".
             **settings: further arguments of `Loader` (not batch_size, fn, batch_fn, augment and cache).
         """
@@ -443,6 +447,7 @@ class Loader:
     def __repr__(self) -> str:
         where = "closed" if self._is_closed else f"{self.workers} workers"
         items = "generators" if self._plan.lanes else "a stream" if self._plan.is_open else f"{self._plan.size:,} items"
+        items = "an endless sequence" if self._plan.is_endless else items
         # Keras shows it where a loader is given to `fit` as it is.
         hint = "for Keras: model.fit(loader.as_dataset())"
         return f"<loaderpool.Loader of {items}, batch_size={self._config.batch_size}, {where}; {hint}>"

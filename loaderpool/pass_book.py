@@ -161,10 +161,10 @@ class PassBook:
         self.drop_parked()
         try:
             log = self.log_at(place)
-            # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own.
-            limit = log.plan.batches_per_epoch + (0 if place.is_rest else self._ahead(is_followed))
-            if log.plan.is_open:
-                limit = 0  # it grows as the stream is read
+            # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own. So
+            # is one whose end shows when it comes, or never does.
+            ahead = 0 if place.is_rest or log.plan.is_open else self._ahead(is_followed)
+            limit = log.plan.batches_per_epoch + ahead
             return engine.begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
         except BaseException:
             self.give_up_epoch(place.epoch)

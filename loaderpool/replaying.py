@@ -118,7 +118,7 @@ class Replay:
 
 def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
     plan = engine.plan
-    if plan.is_open:
+    if plan.is_open and not plan.is_endless:
         what = "generators, which have" if plan.lanes else "a stream, which has"
         raise ArgumentError(f"the source is {what} no index to read: run the loader with workers=0 instead")
     if not 0 <= index < plan.size:

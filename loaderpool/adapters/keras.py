@@ -96,7 +96,14 @@ class SequenceHooks:
         self._parts = _checksums(sequence) if self._overridden else {}  # as the workers know it
         self._found: dict[str, bytes] = {}  # as it was when changes were last looked for
         self._ran = ""  # the hook that ran since; what it changed was not told yet
-        self._batches = length_of(BatchSequence(sequence))
+        batches = BatchSequence(sequence)
+        if self._overridden and batches.is_endless:
+            raise ArgumentError(
+                f"from_sequence: {type(sequence).__name__} is endless (num_batches is None, or it has no length), so "
+                f"its {self._overridden[0]} would not run: only fit knows where steps_per_epoch ends an epoch. Give "
+                "those steps as its num_batches; its hooks then run between epochs, and each begins with index 0"
+            )
+        self._batches = None if batches.is_endless else length_of(batches)
 
     def anew(self) -> SequenceHooks:
         """The same hooks for another loader, whose workers know the sequence as it is now."""

@@ -45,6 +45,7 @@ _LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 
 def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
     """See `Loader.as_dataset`."""
+    is_endless = loader._book.plan.is_endless
     if epochs is not None:
         epochs = _whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)
         per_epoch = loader._book.plan.batches_per_epoch
@@ -53,6 +54,12 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
                 f"epochs={epochs} with {per_epoch} batches each are more than 2**63 batches: epochs=None is a stream "
                 "without end"
             )
+        if is_endless and epochs > 1:
+            raise ArgumentError(
+                f"epochs={epochs} of an endless sequence: the first would never end. Leave epochs away, and say "
+                "steps_per_epoch to fit, which then goes on with the next index in each epoch"
+            )
+        epochs = None if is_endless else epochs
     prefetch = _whole(
         "prefetch", prefetch, "a number of batches from 0 on, or tf.data.AUTOTUNE", at_least=tf.data.AUTOTUNE
     )
@@ -83,7 +90,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
         dataset = dataset.unbatch()
     if wire.needs_restoring:
         dataset = dataset.map(tf.autograph.experimental.do_not_convert(wire.restore))
-    if tells_length:
+    if tells_length or is_endless:
         count = tf.data.INFINITE_CARDINALITY if epochs is None else first_pass.batches + (epochs - 1) * len(loader)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
     dataset = dataset.with_options(_options(wire, checkpointable))

@@ -167,8 +167,9 @@ class Plan(BasePlan):
 
     @cached_property
     def _tail_rows(self) -> int:
-        """Rows after those batches, over all shards: less than `batch_size * num_shards`."""
-        return 0 if self.drop_remainder else (self.size - self.start) % (self._full_rows * self.num_shards)
+        """Rows after those batches, over all shards: less than `batch_size * num_shards`; none of a mere bound."""
+        has_none = self.drop_remainder or self.is_open
+        return 0 if has_none else (self.size - self.start) % (self._full_rows * self.num_shards)
 
     @cached_property
     def _tail(self) -> tuple[int, int]:

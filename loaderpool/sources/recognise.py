@@ -78,6 +78,8 @@ def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
     """
     if isinstance(obj, ReplicatedSource):
         return obj
+    if isinstance(obj, BatchSequence) and obj.is_endless:
+        return obj
     if is_stream(obj):
         return StreamSource(obj)
     reason = refusal(obj)

@@ -12,7 +12,7 @@ __all__ = ["BatchSequence", "attributes_of"]
 
 
 class BatchSequence:
-    """Batch i of a `Sequence` or `PyDataset`; `num_batches` is honoured where Keras 3 has it.
+    """Batch i of a `Sequence` or `PyDataset`, which is endless where it has no number of batches.
 
     Lists of arrays are structure, as Keras has it (`[x, y]`, or `[image, text], y` for a model of two inputs): they
     become tuples. A list of numbers is one array, as everywhere in loaderpool.
@@ -20,24 +20,36 @@ class BatchSequence:
     Attributes:
         target: the user's object; in the pool its copy, whose attributes are updated after a hook.
 
-    Raises:
-        SourceError: the sequence has no length (an endless PyDataset).
     """
 
     def __init__(self, target: Any) -> None:
         self.target = target
 
-    def __len__(self) -> int:
-        name = type(self.target).__name__
+    @property
+    def is_endless(self) -> bool:
+        """Whether there is a batch for any number: `num_batches` is None, or there is no length at all."""
         try:
-            length = getattr(self.target, "num_batches", None)
-            if length is None and hasattr(type(self.target), "__len__"):
-                length = len(self.target)
+            return self._num_batches() is None
+        except Exception:  # `len` tells
+            return False
+
+    def __len__(self) -> int:
+        batches = self._num_batches()
+        if batches is None:
+            raise SourceError(f"{type(self.target).__name__} is endless: its num_batches is None, or it has no length")
+        return int(batches)
+
+    def _num_batches(self) -> Any:
+        """As Keras has it: `num_batches` counts where there is one, else the length."""
+        target = self.target
+        has_length = hasattr(type(target), "__len__")
+        try:
+            return target.num_batches if hasattr(target, "num_batches") else len(target) if has_length else None
         except NotImplementedError as error:
-            raise SourceError(f"{name} does not say how many batches it has: give it a __len__") from error
-        if length is None:
-            raise SourceError(f"{name} has no __len__ (or num_batches is None): how many batches has an epoch?")
-        return int(length)
+            if has_length:
+                name = type(target).__name__
+                raise SourceError(f"{name} does not say how many batches it has: give it a __len__") from error
+            return None  # Keras' base class, of which neither was overridden
 
     def __getitem__(self, index: int) -> Any:
         return _with_tuples_for_lists(self.target[index])

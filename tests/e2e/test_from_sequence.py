@@ -443,16 +443,9 @@ def test_num_batches_of_a_py_dataset_is_honoured_and_its_workers_setting_read(tf
         def __getitem__(self, index: int) -> Any:
             return np.full((2, 1), index, np.float32)
 
-    class Endless(Numbered):
-        @property
-        def num_batches(self) -> None:
-            return None
-
     with lp.Loader.from_sequence(Numbered(workers=2)) as loader:
         assert (len(loader), loader.workers) == (3, 2)
         assert [float(batch[0, 0]) for batch in loader] == [0, 1, 2]
-    with pytest.raises(lp.SourceError, match="num_batches"):
-        lp.Loader.from_sequence(Endless(), workers=1)
 
 
 def test_a_module_that_imports_tensorflow_reaches_workers_without_it(tf: Any, tmp_path: Path) -> None:

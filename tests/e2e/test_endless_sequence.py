@@ -1,0 +1,253 @@
+"""A sequence with no number of batches: `num_batches = None`, or no length at all. A pass over it has no end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support import leaks
+
+pytestmark = [
+    pytest.mark.may_leak(reason="a pool is shared by the tests; the fixture looks when the last has run"),
+    pytest.mark.corner,
+]
+
+
+class Unsized:
+    """No length."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((2, 3), index, np.float32), np.zeros((2, 1), np.float32)
+
+
+class Endless(Unsized):
+    """As Keras says it."""
+
+    num_batches = None
+
+
+class Numbered(Unsized):
+    @property
+    def num_batches(self) -> int:
+        return 5
+
+    def __len__(self) -> int:
+        return 7  # `num_batches` counts, as in Keras
+
+
+class Random(Endless):
+    def __getitem__(self, index: int) -> Any:
+        return np.random.normal(size=(2, 3))
+
+
+@pytest.fixture(scope="module")
+def pool(request: pytest.FixtureRequest, tf: Any) -> Iterator[lp.Pool]:
+    with leaks.guard(), lp.Pool(2) as shared:
+        yield shared
+
+
+def numbers(batches: Any, count: int) -> list[int]:
+    return [int(np.asarray(x)[0, 0]) for x, _ in itertools.islice(batches, count)]
+
+
+@pytest.fixture(params=["workers", "this process"])
+def where(request: pytest.FixtureRequest, pool: lp.Pool) -> dict[str, Any]:
+    return {"pool": pool} if request.param == "workers" else {"workers": 0}
+
+
+@pytest.mark.parametrize("make", [Unsized, Endless])
+def test_batches_come_by_their_number_until_the_consumer_stops(make: type, where: dict[str, Any]) -> None:
+    with lp.Loader.from_sequence(make(), **where) as loader:
+        batches = iter(loader)
+        assert numbers(batches, 300) == list(range(300))
+        assert numbers(batches, 300) == list(range(300, 600))
+        assert numbers(loader, 20) == list(range(20))  # each pass begins anew, as each fit does
+        with pytest.raises(TypeError, match="endless sequence has no number of batches: say steps_per_epoch"):
+            len(loader)
+        assert "endless sequence" in repr(loader)
+        assert loader.statistics().repeated_rows == 0
+
+
+def test_num_batches_counts_where_there_is_one(where: dict[str, Any]) -> None:
+    with lp.Loader.from_sequence(Numbered(), **where) as loader:
+        assert len(loader) == 5 and numbers(loader, 100) == list(range(5))
+
+
+def test_in_any_order_each_batch_comes_once(pool: lp.Pool) -> None:
+    with lp.Loader.from_sequence(Endless(), deterministic=False, pool=pool) as loader:
+        got = numbers(loader, 400)
+    assert len(set(got)) == 400 and set(range(300)) <= set(got)
+
+
+def test_it_goes_on_at_the_very_batch(where: dict[str, Any]) -> None:
+    with lp.Loader.from_sequence(Random(), seed=3, **where) as loader:
+        batches = iter(loader)
+        first = [next(batches).copy() for _ in range(7)]
+        state = batches.state_dict()
+        rest = [next(batches).copy() for _ in range(30)]
+    assert len({batch.tobytes() for batch in first + rest}) == 37
+    for settings in ({"workers": 1}, {"workers": 0}):
+        with lp.Loader.from_sequence(Random(), seed=3, **settings) as again:
+            again.load_state_dict(state)
+            batches = iter(again)
+            assert all(np.array_equal(next(batches), batch) for batch in rest)
+            assert np.array_equal(next(iter(again)), next(iter(again))) is False  # later passes draw anew
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_shards_deal_the_batches(where: dict[str, Any], shards: int) -> None:
+    for shard in range(shards):
+        with lp.Loader.from_sequence(Endless(), num_shards=shards, shard_index=shard, **where) as loader:
+            batches = iter(loader)
+            assert numbers(batches, 5) == [shard + shards * step for step in range(5)]
+            state = batches.state_dict()
+            assert loader.statistics().repeated_rows == 0
+        with lp.Loader.from_sequence(Endless(), **where) as alone:
+            alone.load_state_dict(state)
+            assert numbers(alone, 3) == [5 * shards + step for step in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "text"),
+    [
+        (Endless, {"shuffle": True}, "shuffle=True orders the batches of an epoch, and Endless .* is endless"),
+        (Unsized, {"shuffle": 8}, "shuffle=8 orders .* Unsized"),
+        (Endless, {"on_error": ("skip", 0.1)}, "the rate 0.1"),
+        (Endless, {"batch_size": 4}, "batch_size"),
+        (type("Hooked", (Endless,), {"on_epoch_end": lambda self: None}), {}, "Hooked is endless.* on_epoch_end"),
+        (type("Begun", (Unsized,), {"on_epoch_begin": lambda self: None}), {}, "Begun is endless.* on_epoch_begin"),
+    ],
+)
+def test_what_needs_an_end_is_refused_by_name(make: type, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(lp.ArgumentError, match=text):
+        lp.Loader.from_sequence(make(), workers=1, **settings)
+
+
+def test_a_length_that_cannot_be_said_is_still_an_error() -> None:
+    class Abstract(Unsized):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    with pytest.raises(lp.SourceError, match="Abstract does not say how many batches"):
+        lp.Loader.from_sequence(Abstract(), workers=0)
+
+
+def test_an_error_budget_of_a_number_holds(where: dict[str, Any]) -> None:
+    class Failing(Endless):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise KeyError("three")
+            return super().__getitem__(index)
+
+    with lp.Loader.from_sequence(Failing(), on_error=("skip", 1), **where) as loader:
+        assert numbers(loader, 6) == [0, 1, 2, 4, 5, 6]
+
+
+# ---- TensorFlow and Keras ----
+
+
+def seen_by_fit(data: Any, steps: int, epochs: int, **settings: Any) -> list[int]:
+    """The numbers of the batches that a training's steps were given."""
+    import keras
+
+    seen: list[int] = []
+
+    class Recording(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            seen.append(int(data[0][0, 0]))
+            return {"loss": data[0][0, 0]}
+
+    model = Recording()
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(data, steps_per_epoch=steps, epochs=epochs, verbose=0, **settings)
+    return seen
+
+
+def test_fit_is_given_the_batches_that_keras_gives_it(tf: Any, where: dict[str, Any]) -> None:
+    import keras
+
+    class Keras(Unsized, keras.utils.PyDataset):  # type: ignore[misc]
+        @property
+        def num_batches(self) -> None:
+            return None
+
+    direct = seen_by_fit(Keras(), steps=4, epochs=3)
+    assert direct == list(range(12))  # it goes on counting in the next epoch
+    with lp.Loader.from_sequence(Keras(), **where) as loader:
+        for settings in ({}, {"epochs": None}, {"prefetch": 0}, {"checkpointable": True}):
+            dataset = loader.as_dataset(**settings)
+            assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+            assert seen_by_fit(dataset, steps=4, epochs=3) == direct
+            assert seen_by_fit(dataset, steps=4, epochs=1) == direct[:4]  # each fit begins anew
+        with pytest.raises(lp.ArgumentError, match=r"epochs=2 of an endless sequence.*steps_per_epoch"):
+            loader.as_dataset(epochs=2)
+
+
+def test_a_py_dataset_that_says_nothing_is_endless(tf: Any, pool: lp.Pool) -> None:
+    import keras
+
+    class Silent(Unsized, keras.utils.PyDataset):  # type: ignore[misc]
+        pass
+
+    with lp.Loader.from_sequence(Silent(), pool=pool) as loader:
+        assert numbers(loader, 50) == [int(x[0, 0]) for x, _ in itertools.islice(Silent(), 50)]
+
+
+def test_a_training_goes_on_where_it_was_stopped(tf: Any, pool: lp.Pool, tmp_path: Path) -> None:
+    with lp.Loader.from_sequence(Endless(), pool=pool) as loader:
+        batches = iter(loader.as_dataset())
+        for _ in range(5):
+            next(batches)
+        state = loader.state_dict(batches_taken=5)
+        del batches
+        with lp.Loader.from_sequence(Endless(), workers=0) as again:
+            again.load_state_dict(state)
+            assert seen_by_fit(again.as_dataset(), steps=2, epochs=2) == [5, 6, 7, 8]
+
+
+def test_a_backup_goes_on_with_the_next_batch(tf: Any, pool: lp.Pool, tmp_path: Path) -> None:
+    import keras
+
+    from loaderpool.adapters.keras import BackupCallback
+
+    def train(loader: lp.Loader, stop_at: int | None) -> list[int]:
+        seen: list[int] = []
+
+        class Recording(keras.Model):  # type: ignore[misc]
+            def train_step(self, data: Any) -> Any:
+                seen.append(int(data[0][0, 0]))
+                return super().train_step(data)
+
+        class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if len(seen) == stop_at:
+                    raise KeyboardInterrupt
+
+        inputs = keras.Input((3,))
+        model = Recording(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", run_eagerly=True)
+        backup = BackupCallback(loader, tmp_path / "backup", save_freq=1, delete_checkpoint=stop_at is None)
+        with contextlib.suppress(KeyboardInterrupt):
+            callbacks = [backup, Stop()]
+            model.fit(loader.as_dataset(), steps_per_epoch=4, epochs=3, verbose=0, callbacks=callbacks)
+        return seen
+
+    with lp.Loader.from_sequence(Endless(), pool=pool) as loader:
+        before = train(loader, stop_at=6)
+    with lp.Loader.from_sequence(Endless(), pool=pool) as loader:
+        after = train(loader, stop_at=None)
+    assert before == list(range(6)) and after == list(range(6, 12))
