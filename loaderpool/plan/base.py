@@ -59,7 +59,7 @@ class BasePlan(abc.ABC):
     lanes: int = 0
     """Generators whose batches take turns; 0: there are none. Their batches have any number of rows up to the full."""
     is_open: bool = False
-    """Whether the size is only a bound: of a stream, whose end nobody knows before it comes, or of what has no end."""
+    """Whether the size is only a bound: of a stream, whose end is not known before it comes, or of what has no end."""
     is_endless: bool = False
     """Whether it is known to have no end, though it has an index: as many batches as are asked for."""
 

@@ -10,6 +10,8 @@ from loaderpool.errors import SourceError
 
 __all__ = ["BatchSequence", "attributes_of"]
 
+_UNSAID = object()
+
 
 class BatchSequence:
     """Batch i of a `Sequence` or `PyDataset`, which is endless where it has no number of batches.
@@ -19,7 +21,6 @@ class BatchSequence:
 
     Attributes:
         target: the user's object; in the pool its copy, whose attributes are updated after a hook.
-
     """
 
     def __init__(self, target: Any) -> None:
@@ -44,7 +45,10 @@ class BatchSequence:
         target = self.target
         has_length = hasattr(type(target), "__len__")
         try:
-            return target.num_batches if hasattr(target, "num_batches") else len(target) if has_length else None
+            batches = getattr(target, "num_batches", _UNSAID)
+            if batches is _UNSAID:
+                batches = len(target) if has_length else None
+            return batches
         except NotImplementedError as error:
             if has_length:
                 name = type(target).__name__
