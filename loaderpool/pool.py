@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from loaderpool import capacity, role
 from loaderpool.config import DEFAULT_MAX_RESTARTS, check_max_restarts, check_workers
