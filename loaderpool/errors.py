@@ -12,6 +12,7 @@ __all__ = [
     "CacheWarning",
     "ClosedError",
     "ForeignProcessError",
+    "LargeDataWarning",
     "LoaderpoolError",
     "MemoryLimitError",
     "PoolBrokenError",
@@ -160,6 +161,10 @@ class SourceLostError(PoolBrokenError):
 
 class WorkersNotForkedWarning(RuntimeWarning):
     """A module started threads while it was imported, so each worker is an interpreter of its own: slower, but safe."""
+
+
+class LargeDataWarning(RuntimeWarning):
+    """Much data travels in a form that takes far more memory, or time, than another; the message says which."""
 
 
 class CacheWarning(RuntimeWarning):

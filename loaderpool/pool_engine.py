@@ -11,6 +11,7 @@ from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
+from loaderpool.data_warning import warn_of_data
 from loaderpool.engine_failure import EngineFailure
 from loaderpool.errors import (
     ClosedError,
@@ -106,6 +107,8 @@ class PoolEngine:
         for_workers = {**payload, "cache": None if cache is None else cache.plan}
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
             shipment, for_reader = ship_beside(for_workers, stream, config, plan)
+        self.captured = shipment.captured
+        warn_of_data(shipment)
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:

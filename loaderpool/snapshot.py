@@ -10,6 +10,7 @@ from loaderpool.delivery import Engine
 from loaderpool.memory.board import Field
 from loaderpool.pass_book import PassBook
 from loaderpool.pool_engine import PoolEngine
+from loaderpool.supervisor.captured import CapturedData
 from loaderpool.supervisor.placing import Placement
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
@@ -25,12 +26,13 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
     slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = supervisor_restarts = 0
     workers_start: Literal["fork", "exec"] | None = None
     placements, packed = [Placement()], 0
+    captured: tuple[CapturedData, ...] = ()
     feeds = None
     cached = engine.cache.counts() if engine is not None and engine.cache is not None else CacheCounts()
     if isinstance(engine, PoolEngine):
         workers_start = "exec" if engine.session.obstacles else "fork"
         workers = _workers(engine)
-        placements, packed = [engine.placement], engine.packed_items
+        placements, packed, captured = [engine.placement], engine.packed_items, engine.captured
         feeds = engine.feeds
         if feeds is not None:
             placements.append(feeds.placement)
@@ -65,6 +67,8 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         restarts=restarts,
         supervisor_restarts=supervisor_restarts,
         items_packed=packed,
+        captured_packed=tuple(str(each) for each in captured if not each.left_because),
+        captured_not_packed=tuple(str(each) for each in captured if each.left_because),
         data_bytes_shared=sum(placement.shared_bytes for placement in placements),
         data_bytes_copied=sum(placement.copied_bytes for placement in placements),
         data_copied_because=tuple(reason for placement in placements for reason in placement.copied_because),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from loaderpool import clock
 from loaderpool.arguments import payload_of
 from loaderpool.doctor.checks import Check, bytes_in_words
 from loaderpool.doctor.drill import DEADLINE_S, in_time
-from loaderpool.errors import UnpicklableError
+from loaderpool.errors import LargeDataWarning, UnpicklableError
 from loaderpool.loader import Loader
 from loaderpool.memory.adoption import is_in_passing, is_shared, why_copied
 from loaderpool.supervisor.framework_imports import FrameworkImports, is_framework
@@ -39,7 +40,7 @@ def cargo_checks(loader: Loader, free_bytes: int, deadline_s: float = DEADLINE_S
     except UnpicklableError as error:
         return [Check(_GROUP, "pickle", "fail", str(error), "see docs/explanation/what-does-not-travel.md")]
     elapsed_s = clock.monotonic_s() - started_s
-    checks = [_pickle(shipment, elapsed_s), _arrays(shipment.buffers, free_bytes)]
+    checks = [_pickle(shipment, elapsed_s), *_captured(shipment), _arrays(shipment.buffers, free_bytes)]
     checks += _code(list_code(payload, is_framework_free=shipment.is_framework_free))
     return [*checks, in_time(_GROUP, "load and first sample", lambda: _load(loader), deadline_s)]
 
@@ -51,6 +52,19 @@ def _pickle(shipment: Shipment, elapsed_s: float) -> Check:
         return Check(_GROUP, "pickle", "ok", found)
     change = "many Python objects travel: put them into arrays, or into a file that is opened in setup="
     return Check(_GROUP, "pickle", "warn", found, change)
+
+
+def _captured(shipment: Shipment) -> Iterator[Check]:
+    """Long lists and dicts of functions and objects, and what is to be said of the source."""
+    packed = [f"{each.name} ({bytes_in_words(each.nbytes)})" for each in shipment.captured if not each.left_because]
+    yield Check(_GROUP, "captured lists packed", "ok", _listed(packed))
+    for each in shipment.captured:
+        if each.left_because:
+            found = f"{each.name}: {each.length:,} elements, {bytes_in_words(each.nbytes)}: {each.left_because}"
+            yield Check(_GROUP, "captured list", "warn", found, each.cure)
+    if shipment.hint:
+        found, _, change = shipment.hint.partition(": ")
+        yield Check(_GROUP, "source", "warn", found, change)
 
 
 def _arrays(buffers: Sequence[memoryview], free_bytes: int) -> Check:
@@ -106,8 +120,10 @@ def _listed(names: Sequence[str]) -> str:
 
 def _load(loader: Loader) -> Check:
     started_s = clock.monotonic_s()
-    with loader.replace(workers=1) as real:
-        form = real.form
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LargeDataWarning)  # it is said above
+        with loader.replace(workers=1) as real:
+            form = real.form
     elapsed_s = clock.monotonic_s() - started_s
     found = f"{elapsed_s:.2f} s with one worker; a batch is {form.spec.pack()!r}"
     return Check(_GROUP, "load and first sample", "ok", found)

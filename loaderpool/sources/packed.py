@@ -101,6 +101,15 @@ class PackedItems:
         wanted = self._wanted[wanted_ends[index] : wanted_ends[index + 1]]
         return pickle.loads(pickled, buffers=[self._views[number] for number in wanted])
 
+    @property
+    def nbytes(self) -> int:
+        """Of all pickles, without the arrays beside them."""
+        return len(self._bytes)
+
+    def pickle_of(self, index: int) -> bytes:
+        """What an item is made from, a copy; the index is not checked."""
+        return bytes(self._bytes[self._ends[index] : self._ends[index + 1]])
+
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedItems, self._state
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-__all__ = ["FRAMEWORKS", "FrameworkImports", "home_of", "is_framework", "is_framework_loaded"]
+__all__ = ["FRAMEWORKS", "FrameworkImports", "home_of", "is_framework", "is_framework_loaded", "is_installed"]
 
 # Top-level packages whose import imports TensorFlow or Keras. One that is missing here costs the supervisor an import
 # of TensorFlow (2 s, 490 MB); one too many only makes functions of modules that use it travel by value.
@@ -86,10 +86,11 @@ def _is_followed(name: str, package: str) -> bool:
     top = name.partition(".")[0]
     if not top or top in sys.stdlib_module_names or top in _NEVER_IMPORTS_ONE:
         return False
-    return top == package or not _is_installed(name)
+    return top == package or not is_installed(name)
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Whether a module that is imported is a package's, not the user's own."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return isinstance(file, str) and not _INSTALLED.isdisjoint(PurePath(file).parts)
 

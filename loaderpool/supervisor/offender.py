@@ -232,6 +232,8 @@ def _advice(offender: Any, error: Exception, path: list[str]) -> str:
             f"loaderpool.HDF5({_hdf5_place(offender)}): each worker then opens the file itself. In a function, open "
             "the file in setup=, which runs once in each worker."
         )
+    if "tqdm" in packages:
+        return "Leave it out, and show progress where the batches are used: for batch in tqdm(loader)."
     if "sqlite3" in packages:
         return "A connection must not cross a fork: open it in setup=, which runs once in each worker."
     return _advice_to_open(path[0] if path else "")

@@ -1,7 +1,7 @@
 """Long lists of Python objects, packed item by item on their way to the workers. Runs in: the trainer.
 
-What is packed is the source, or a column of it, and nothing else: what a function captures it may change, compare by
-identity, or pass on as the list that it is.
+What is packed here is the source, or a column of it: the loader alone reads it. What a function captures it may change,
+compare by identity, or pass on as the list that it is; `captured` finds out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from loaderpool.sources.packed import PackedItems, same
 from loaderpool.sources.recognise import Sized
 from loaderpool.supervisor.packer import ItemFailedError, NotPackableError, Packer
 
-__all__ = ["ItemError", "Packing"]
+__all__ = ["LEAST_ITEMS", "ItemError", "Packing"]
 
 # Fewer items, or fewer bytes of them, stay as they are. An item that is packed takes 1 to 2 us longer to read; one that
 # is not takes three to six times its pickle in every worker that reads it. Smaller: tiny functions over short lists
 # are slowed down for memory that nobody misses. Larger: each worker has that much more of its own.
-_LEAST_ITEMS = 1000
+LEAST_ITEMS = 1000
 _LEAST_BYTES = 1 << 20
 # Items are first tried: as many of them, evenly spread. Smaller: items that hold one large thing together are found
 # out later, or not at all; larger: a longer start of lists that stay as they are.
@@ -85,7 +85,7 @@ class Packing:
 
     def _of_list(self, items: Any, place: str) -> Any:
         is_object_array = type(items) is np.ndarray and items.dtype == object and items.ndim == 1
-        if (type(items) not in (list, tuple) and not is_object_array) or len(items) < _LEAST_ITEMS:
+        if (type(items) not in (list, tuple) and not is_object_array) or len(items) < LEAST_ITEMS:
             return items
         return _ToPack(self, items, place)
 
@@ -110,8 +110,34 @@ class Packing:
         self.packed += len(packed)
         return packed
 
+    def pack_plain(self, items: Sequence[Any], *, always: bool = False) -> PackedItems | None:
+        """Items that are plain data, packed; None where they had better travel as they are.
+
+        Args:
+            items: what they are, the caller knows.
+            always: pack them even if they take little.
+        """
+        try:
+            if not always and not self._is_worth_it(items):
+                return None
+            return Packer(set(), self._out_of_band_bytes).pack(items)
+        except (NotPackableError, ItemFailedError):  # nested too deeply: what pickles the whole says so
+            return None
+
+    def estimate(self, items: Sequence[Any]) -> int:
+        """About how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
+        try:
+            return self._tried(items)[2]
+        except (NotPackableError, ItemFailedError):
+            return 0
+
     def _is_worth_it(self, items: Sequence[Any]) -> bool:
         """Whether items are many bytes, of which they hold few together; found by trying some."""
+        sum_alone, sum_together, nbytes, tried = self._tried(items)
+        return nbytes >= _LEAST_BYTES and sum_alone <= max(_MOST_REPEATED * sum_together, _SMALL_BYTES * tried)
+
+    def _tried(self, items: Sequence[Any]) -> tuple[int, int, int, int]:
+        """Bytes of some items alone, and beside each other; about how many all take alone; and how many were tried."""
         alone, together = (Packer(self.met, self._out_of_band_bytes) for _ in range(2))
         sum_alone = sum_together = tried = 0
         count = min(len(items), _TRIED)
@@ -122,8 +148,7 @@ class Packing:
                 sum_alone, sum_together = sum_alone + mine, sum_together + ours
             if alone.nbytes > _MOST_TRIED_BYTES and tried > 1:
                 break
-        is_much = alone.nbytes * len(items) >= _LEAST_BYTES * tried
-        return is_much and sum_alone <= max(_MOST_REPEATED * sum_together, _SMALL_BYTES * tried)
+        return sum_alone, sum_together, alone.nbytes * len(items) // tried, tried
 
 
 class _ToPack:

@@ -7,11 +7,14 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import cloudpickle
 import numpy as np
+from cloudpickle import cloudpickle as internals
 
 __all__ = ["PayloadPickler"]
 
@@ -24,11 +27,19 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     met: set[int] | None = None
     """Takes the ids of the objects that are told apart by identity alone, where somebody wants to know."""
+    stand_ins: Mapping[int, Any] | None = None
+    """What goes in the place of objects that variables and attributes hold, by their ids."""
+    holders: AbstractSet[int] = frozenset()
+    """Ids of the objects of which attributes are such."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if self.met is not None and kind.__eq__ is _by_identity:
             self.met.add(id(obj))
+        if self.stand_ins:
+            reduced = self._reduce_holder(obj, kind)
+            if reduced is not None:
+                return reduced
         if kind is np.memmap:
             return _reduce_memmap(obj)
         if kind is _LruCacheWrapper:
@@ -38,7 +49,44 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
+        if any(base.__module__.partition(".")[0] == "tqdm" for base in kind.__mro__):
+            raise TypeError("a progress bar counts in one process")  # sent, it would fail where it arrives
         return super().reducer_override(obj)
+
+    def _reduce_holder(self, obj: Any, kind: type) -> Any:
+        """How an object travels that holds what is replaced; None: as any."""
+        if kind is types.CellType:
+            try:
+                stand_in = self._stand_in(obj.cell_contents)
+            except ValueError:  # empty
+                return None
+            return None if stand_in is obj.cell_contents else (internals._make_cell, (stand_in,))
+        if kind is functools.partial:
+            cls, arguments, (function, values, named, attributes) = obj.__reduce__()
+            return cls, arguments, (function, self._each(values), self._each(named), attributes)
+        if id(obj) not in self.holders:
+            return None
+        cls, arguments, state, *others = obj.__reduce_ex__(5)
+        # A dict, or a pair of one and of slots.
+        state = tuple(map(self._each, state)) if isinstance(state, tuple) else self._each(state)
+        return (cls, arguments, state, *others)
+
+    def _dynamic_function_reduce(self, function: Any) -> Any:
+        reduced = super()._dynamic_function_reduce(function)
+        if self.stand_ins:
+            slots = reduced[2][1]
+            for name in ("__globals__", "__defaults__", "__kwdefaults__"):
+                slots[name] = self._each(slots[name])
+        return reduced
+
+    def _each(self, values: Any) -> Any:
+        """The values, of which some are replaced."""
+        if isinstance(values, dict):
+            return {key: self._stand_in(value) for key, value in values.items()}
+        return tuple(map(self._stand_in, values)) if isinstance(values, tuple) else values
+
+    def _stand_in(self, value: Any) -> Any:
+        return value if self.stand_ins is None else self.stand_ins.get(id(value), value)
 
     def _reduce_cached_function(self, cached: Any) -> Any:
         return _by_value_of_cached(cached) if self.is_by_value(cached) else NotImplemented

@@ -14,6 +14,7 @@ from typing import Any
 
 from loaderpool.errors import UnpicklableError
 from loaderpool.supervisor.by_value import FrameworkFreePickler
+from loaderpool.supervisor.captured import Captured, CapturedData, source_hint
 from loaderpool.supervisor.framework_imports import is_framework_loaded
 from loaderpool.supervisor.offender import describe_offender, describe_shared_file
 from loaderpool.supervisor.packer import flat_bytes
@@ -40,6 +41,10 @@ class Shipment:
     """uint8[n] each, contiguous, at least `OUT_OF_BAND_BYTES` long, in the order in which the pickle asks for them."""
     packed_items: int = 0
     """Items of the source that are packed, see `packing`; they lie in buffers, too."""
+    captured: tuple[CapturedData, ...] = ()
+    """Long lists and dicts that functions and objects hold: those that are packed, and large ones that are not."""
+    hint: str = ""
+    """How the source would take less time and memory; empty where there is nothing to say."""
     is_framework_free: bool = False
     """Code of modules that import TensorFlow or Keras is in the pickle by value, so that loading it imports neither."""
 
@@ -61,16 +66,17 @@ def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
     """
     if not by_reference:
         _refuse_shared_files(payload)
+    known: dict[int, Any] = {}
     if is_framework_loaded() and not by_reference:
         try:
-            return Shipment(*_pickled(payload, FrameworkFreePickler), is_framework_free=True)
+            return Shipment(*_pickled(payload, FrameworkFreePickler, known), is_framework_free=True)
         except MemoryError:
             raise
         except Exception:
             # It needs the framework, or a global that can be imported but not pickled (a lock, say): by reference then.
             pass
     try:
-        return Shipment(*_pickled(payload, _payload_pickler))
+        return Shipment(*_pickled(payload, _payload_pickler, known))
     except MemoryError:
         raise
     except ItemError as error:
@@ -108,8 +114,10 @@ def _payload_pickler(file: Any, buffer_callback: Callable[[pickle.PickleBuffer],
 
 
 def _pickled(
-    payload: dict[str, object], make_pickler: Callable[[Any, Callable[[pickle.PickleBuffer], bool]], PayloadPickler]
-) -> tuple[bytes, tuple[memoryview, ...], int]:
+    payload: dict[str, object],
+    make_pickler: Callable[[Any, Callable[[pickle.PickleBuffer], bool]], PayloadPickler],
+    known: dict[int, Any],
+) -> tuple[bytes, tuple[memoryview, ...], int, tuple[CapturedData, ...], str]:
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -123,8 +131,13 @@ def _pickled(
     with io.BytesIO() as file:
         pickler = make_pickler(file, is_in_band)
         pickler.met = packing.met
+        if not any(name in payload for name in _CALLED):  # what a reader is sent, or what a hook changed
+            pickler.dump(packing.prepare(payload))
+            return file.getvalue(), tuple(buffers), packing.packed, (), ""
+        captured = Captured(payload, packing, pickler.is_by_value, known)
+        pickler.stand_ins, pickler.holders = captured.stand_ins, captured.holders
         pickler.dump(packing.prepare(payload))
-        return file.getvalue(), tuple(buffers), packing.packed
+        return file.getvalue(), tuple(buffers), packing.packed, tuple(captured.data), source_hint(payload)
 
 
 def _why_unpicklable(part: object) -> Exception | None:

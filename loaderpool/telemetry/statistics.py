@@ -49,6 +49,8 @@ class Statistics:
     restarts: int  # workers that died and were replaced
     supervisor_restarts: int  # supervisors that died and were replaced
     items_packed: int  # of the source, which workers read from bytes and not as objects
+    captured_packed: tuple[str, ...]  # long lists and dicts of functions and objects that are packed, with their bytes
+    captured_not_packed: tuple[str, ...]  # large ones that each worker copies as it reads them: why, and the cure
     data_bytes_shared: int  # of arrays of function and source that stand in memory once: adopted, or made by `share`
     data_bytes_copied: int  # of those that were copied into shared memory
     data_copied_because: tuple[str, ...]  # why, a line for each reason with its bytes

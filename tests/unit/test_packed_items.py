@@ -154,9 +154,9 @@ def test_columns_are_packed_each_by_itself() -> None:
     assert shipment.packed_items == 2 * N
 
 
-def test_a_list_that_a_function_captures_stays_a_list() -> None:
+def test_a_list_that_a_function_captures_and_iterates_stays_a_list() -> None:
     items = [{"i": i} for i in range(N)]
-    shipment = ship({"fn": lambda i: items[i], "source": range(N)})
+    shipment = ship({"fn": lambda i: [*items, i], "source": range(N)})
     loaded = unship(shipment.pickled, shipment.buffers)
     assert type(loaded["fn"].__closure__[0].cell_contents) is list and shipment.packed_items == 0
 
@@ -169,7 +169,7 @@ def test_what_is_small_or_is_no_plain_list_stays_as_it_is(kind: str, monkeypatch
     if kind == "few bytes":
         monkeypatch.setattr(packing, "_LEAST_BYTES", 1 << 20)
     sources: dict[str, Any] = {
-        "few": [{"i": i} for i in range(packing._LEAST_ITEMS - 1)],
+        "few": [{"i": i} for i in range(packing.LEAST_ITEMS - 1)],
         "few bytes": [{"i": i} for i in range(N)],
         "list subclass": Mine({"i": i} for i in range(N)),
         "two-dimensional": np.full((N, 2), "text", object),

@@ -1,0 +1,22 @@
+"""Tells the user of data that travels in a costly form."""
+
+from __future__ import annotations
+
+import warnings
+
+from loaderpool.errors import LargeDataWarning
+from loaderpool.fork_warning import level_outside
+from loaderpool.supervisor.shipping import Shipment
+
+__all__ = ["warn_of_data"]
+
+
+def warn_of_data(shipment: Shipment) -> None:
+    """Warn, in the line of the user's that has led here, of long lists that are not packed, and of a source of ints.
+
+    Raises:
+        LargeDataWarning: where a filter makes an error of it.
+    """
+    texts = [str(each) for each in shipment.captured if each.left_because]
+    for text in (*texts, *filter(None, [shipment.hint])):
+        warnings.warn(text, LargeDataWarning, stacklevel=level_outside())

@@ -1,0 +1,222 @@
+"""Long lists and dicts that the user's functions and objects hold: packed where that cannot be noticed, else told of.
+
+As objects they would be copied by each worker that reads them, page by page, as reference counts change. A packed one
+stands in memory once, as a packed source does. It takes the place of the list only where all code that comes to it
+reads single elements (`uses`), and where they are plain data. Runs in: the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from loaderpool.sources.packed_captured import Elements, PackedDict, PackedList
+from loaderpool.supervisor.packing import LEAST_ITEMS, Packing
+from loaderpool.supervisor.plain_data import are_ints, plainness_of, shorter_form
+from loaderpool.supervisor.references import Found, Reference, find_long
+from loaderpool.supervisor.uses import other_use
+
+__all__ = ["Captured", "CapturedData", "source_hint"]
+
+# Less than this, pickled, is not worth a warning: three to six times as much in each worker.
+_MUCH_BYTES = 8 << 20
+# A list of as many ints is better off as numbers: smaller, it is packed in less than half a second.
+_MANY_INTS = 1_000_000
+# By these, code comes to variables and attributes that it does not name.
+_BY_OTHER_NAMES = {
+    "attribute": frozenset({"__dict__", "asdict", "astuple", "deepcopy", "eval", "exec", "getattr", "vars"}),
+    "other": frozenset({"eval", "exec", "globals", "locals"}),
+}
+_LIBRARIES = frozenset({"site-packages", "dist-packages"})
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+
+
+@dataclass(frozen=True)
+class CapturedData:
+    """A long list or dict that a function or an object holds."""
+
+    name: str
+    """The way to it, such as "fn → closure variable 'records' of function <lambda>"."""
+    length: int
+    nbytes: int
+    """Of its pickles; estimated from some of them where it is not packed."""
+    left_because: str = ""
+    """Why it is not packed; empty where it is."""
+    cure: str = ""
+
+    def __str__(self) -> str:
+        size = f"{self.length:,} elements, {'about ' if self.left_because else ''}{self.nbytes:,} bytes"
+        why = f", is not packed: {self.left_because}; {self.cure}" if self.left_because else ""
+        return f"{self.name}: {size}{why}"
+
+
+class Captured:
+    """What takes the place of long lists and dicts in one pickle, and what is to be said of them.
+
+    Attributes:
+        stand_ins: by the id of what they stand for.
+        holders: ids of the objects of which attributes are such lists.
+        data: packed ones, and those of the others that take much.
+
+    Args:
+        payload: what is shipped.
+        packing: of the same attempt.
+        is_by_value: whether a function or class travels itself.
+        known: what was packed in an earlier attempt at the same payload; this adds to it.
+    """
+
+    def __init__(
+        self,
+        payload: Mapping[str, Any],
+        packing: Packing,
+        is_by_value: Callable[[Any], bool],
+        known: dict[int, Any],
+    ) -> None:
+        self.stand_ins: dict[int, Any] = {}
+        self.holders: set[int] = set()
+        self.data: list[CapturedData] = []
+        self._packing, self._known = packing, known
+        found, self._codes = find_long(payload, LEAST_ITEMS, is_by_value)
+        for each in found:
+            self._decide(each)
+
+    def _decide(self, found: Found) -> None:
+        ways = [each for each in found.references if not each.is_source]
+        if not ways:
+            return
+        why = self._why_left(found.value, ways)
+        packed = None
+        if not why:
+            packed, why = self._packed(found.value)
+        name = " → ".join(ways[0].path)
+        if packed is not None:
+            self.stand_ins[id(found.value)] = packed
+            self.holders.update(id(each.holder) for each in ways if each.scope == "attribute")
+            self.data.append(CapturedData(name, len(found.value), packed.nbytes))
+            return
+        nbytes = self._packing.estimate(_elements_of(found.value))
+        if nbytes >= _MUCH_BYTES and why:
+            cure = _cure(found.value)
+            self.data.append(CapturedData(name, len(found.value), nbytes, why, cure))
+
+    def _why_left(self, value: Any, ways: Sequence[Reference]) -> str:
+        kind = type(value)
+        if kind not in (list, tuple, dict):
+            return f"it is a {kind.__qualname__}, not a plain list or dict"
+        for way in ways:
+            if way.scope is None:
+                return f"it is {way.path[-1]}, where its use is not looked into"
+            found = self._other_use(way, kind is dict)
+            if found is not None:
+                read = "value by value, by its key" if kind is dict else "element by element, by its index"
+                return f"{found[0]} (line {found[1]}) does not read it {read}"
+        return ""
+
+    def _other_use(self, way: Reference, is_mapping: bool) -> tuple[str, int] | None:
+        assert way.scope is not None
+        function: Any = way.function
+        codes = self._codes if function is None else [function.__code__]
+        namespace = {} if function is None else function.__globals__
+        unclear = _BY_OTHER_NAMES.get(way.scope, _BY_OTHER_NAMES["other"])
+        for code in [*codes, *self._codes] if way.scope == "global" else codes:
+            if not unclear.isdisjoint(_names(code)) and not _is_library(code):
+                return code.co_name, code.co_firstlineno
+        for code in codes:
+            if way.function is None and way.name not in code.co_names:
+                continue
+            found = other_use(code, way.name, way.scope, namespace, is_mapping=is_mapping)
+            if found is not None:
+                return found
+        return None
+
+    def _packed(self, value: Any) -> tuple[_ToShip | None, str]:
+        """What stands for it, or why there is nothing; empty where it is too small to be worth it."""
+        known = self._known.get(id(value))
+        if known is None:
+            known = self._known[id(value)] = self._pack(value)
+        found: tuple[_ToShip | None, str] = known
+        return found
+
+    def _pack(self, value: Any) -> tuple[_ToShip | None, str]:
+        elements = _elements_of(value)
+        plainness = plainness_of(elements)
+        if plainness.obstacle:
+            return None, f"its elements {plainness.obstacle}"
+        keys = None
+        if type(value) is dict:
+            names = list(value)
+            of_keys = plainness_of(names)
+            if of_keys.obstacle or not of_keys.are_frozen or float in set(map(type, names)):
+                return None, "its keys are not all text, bytes, whole numbers or tuples"
+            keys = self._packing.pack_plain(names, always=True)
+        packed = self._packing.pack_plain(elements)
+        if packed is None:
+            is_little = self._packing.estimate(elements) < _MUCH_BYTES
+            return None, "" if is_little else "its elements hold large things together"
+        held = Elements(packed, plainness.are_frozen, plainness.are_exact)
+        if type(value) is not dict:
+            return _ToShip(PackedList, (held, type(value)), packed.nbytes), ""
+        if keys is None:
+            return None, "its keys hold large things together"
+        return _ToShip(PackedDict, (keys, held), packed.nbytes + keys.nbytes), ""
+
+
+class _ToShip:
+    """Arrives as the packed list or dict; one object, however many ways lead to it."""
+
+    def __init__(self, kind: type, arguments: tuple[Any, ...], nbytes: int) -> None:
+        self._reduced = kind, arguments
+        self.nbytes = nbytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reduced
+
+
+def source_hint(payload: Mapping[str, Any]) -> str:
+    """Advice for a source that is a list of very many ints; empty where there is none."""
+    source: Any = payload.get("source")
+    if type(source) not in (list, tuple) or len(source) < _MANY_INTS or not are_ints(source):
+        return ""
+    short = shorter_form(source, "source")
+    return f"source is a {type(source).__name__} of {len(source):,} ints, which are pickled one by one: pass {short}"
+
+
+def _elements_of(value: Any) -> Sequence[Any]:
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    if isinstance(value, (list, tuple)):
+        return value
+    data = getattr(value, "data", value)
+    return list(data.values() if isinstance(data, dict) else data)
+
+
+def _cure(value: Any) -> str:
+    elements = _elements_of(value)
+    if not isinstance(value, dict) and are_ints(elements):
+        return f"make it {shorter_form(elements, 'it')}, which all workers share"
+    if isinstance(value, dict):
+        return (
+            "each worker comes to a copy of its own. Read it only by table[key], table.get(key) and key in table, or "
+            "put its values into arrays, which all workers share"
+        )
+    return (
+        "each worker comes to a copy of its own. Make it the source, so that the function is given its elements; or "
+        "read it only by x[i] and len(x); or put it into arrays, which all workers share"
+    )
+
+
+def _is_library(code: types.CodeType) -> bool:
+    """Whether a class of the user's has inherited it."""
+    return not _LIBRARIES.isdisjoint(PurePath(code.co_filename).parts) or code.co_filename.startswith(_STDLIB)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    names = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names

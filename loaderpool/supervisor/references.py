@@ -1,0 +1,310 @@
+"""The long lists and dicts that a payload's code comes to, each with every way to it, and the code that may go there.
+
+Runs in: the trainer. Nothing of the user's is called.
+"""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudpickle import cloudpickle as internals
+
+from loaderpool.sources.sequence import attributes_of
+from loaderpool.supervisor.framework_imports import is_installed
+from loaderpool.supervisor.uses import Scope, codes_within
+
+__all__ = ["Found", "Reference", "find_long", "travels_by_attributes"]
+
+# Objects that are looked at. More: a function that holds a large graph of objects is looked through for longer than it
+# takes to pickle it. Where there are more, nothing is said of any.
+_MOST_OBJECTS = 20_000
+# Run where an object is made, which is not the one that has travelled; or where nobody asks in a worker.
+_CONSTRUCTORS = frozenset(
+    {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__", "__repr__", "__str__",
+     "__eq__", "__ne__", "__hash__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__dir__"}
+)  # fmt: skip
+_LONG_KINDS = (list, tuple, dict, collections.deque, collections.UserList, collections.UserDict)
+_NO_CODE = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, range, slice})
+
+
+_CALLED_OR_READ = frozenset({"source", "fn", "augment", "batch_fn", "setup"})
+_NOT_THEIRS = frozenset({"", "cloudpickle", "loaderpool", "numpy"})
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One way to a long list or dict."""
+
+    path: tuple[str, ...]  # in words: from the payload's key on
+    scope: Scope | None  # how code comes to it; None: in some way that is not looked into
+    name: str = ""  # the variable's there
+    function: types.FunctionType | None = None  # whose variable it is; None: an attribute
+    holder: Any = None  # whose attribute it is
+    is_source: bool = False  # read by the loader itself
+
+
+@dataclass
+class Found:
+    """A long list, tuple or dict, or an object of a class made of one."""
+
+    value: Any
+    references: list[Reference] = field(default_factory=list)
+
+
+def find_long(
+    payload: Mapping[str, Any], least_items: int, is_by_value: Callable[[Any], bool]
+) -> tuple[list[Found], list[types.CodeType]]:
+    """All of at least so many items, and the code that workers run, as far as it is written in Python and the user's.
+
+    Args:
+        payload: what is shipped.
+        least_items: how many.
+        is_by_value: whether a function or class travels itself.
+    """
+    search = _Search(least_items, is_by_value)
+    for name in sorted(_CALLED_OR_READ & payload.keys()):
+        search.visit(payload[name], (name,), is_source=name == "source")
+    complete = search.run()
+    return (list(search.found.values()), search.codes()) if complete else ([], [])
+
+
+class _Search:
+    def __init__(self, least_items: int, is_by_value: Callable[[Any], bool]) -> None:
+        self._least_items, self._is_by_value = least_items, is_by_value
+        self.found: dict[int, Found] = {}
+        self._seen: dict[int, Any] = {}  # keeps objects made on the way, so that their ids stay theirs
+        self._waiting: collections.deque[tuple[Any, tuple[str, ...]]] = collections.deque()
+        self._roots: list[types.CodeType] = []
+        self._methods: dict[str, list[types.CodeType]] = {}
+
+    def visit(
+        self,
+        value: Any,
+        path: tuple[str, ...],
+        scope: Scope | None = None,
+        name: str = "",
+        function: types.FunctionType | None = None,
+        holder: Any = None,
+        is_source: bool = False,
+        is_member: bool = False,
+    ) -> None:
+        """Note a long list, and look into anything else later."""
+        kind = type(value)
+        if kind in _NO_CODE:
+            return
+        if kind is types.FunctionType and not is_member and is_users(value):  # a method's code is there under its name
+            self._roots.append(value.__code__)
+        if issubclass(kind, _LONG_KINDS) and _length(value) >= self._least_items:
+            found = self.found.setdefault(id(value), Found(value))
+            found.references.append(Reference(path, scope, name, function, holder, is_source))
+        elif id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self._waiting.append((value, path))
+
+    def run(self) -> bool:
+        """Look through all that waits; False: it is too much."""
+        while self._waiting:
+            if len(self._seen) > _MOST_OBJECTS:
+                return False
+            self._look_into(*self._waiting.popleft())
+        return True
+
+    def codes(self) -> list[types.CodeType]:
+        """Code that may run in a worker: of functions, and of the methods whose names are used in such code."""
+        reached: list[types.CodeType] = []
+        waiting, methods = list(self._roots), dict(self._methods)
+        seen: set[str] = set()
+        while waiting:
+            for code in codes_within(waiting.pop()):
+                reached.append(code)
+                for name in {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))} - seen:
+                    seen.add(name)
+                    waiting += methods.pop(name, ())
+        return reached
+
+    def _look_into(self, value: Any, path: tuple[str, ...]) -> None:
+        kind = type(value)
+        if kind in (list, tuple, set, frozenset, collections.deque):
+            for at, each in enumerate(value):
+                self.visit(each, (*path, f"item {at} of the {kind.__name__}"))
+        elif kind is dict:
+            for key, each in value.items():
+                self.visit(each, (*path, f"item {key!r:.80} of the dict"))
+        elif issubclass(kind, types.FunctionType):
+            self._look_into_function(value, path)
+        elif issubclass(kind, types.MethodType):
+            self.visit(value.__self__, path)
+            self.visit(value.__func__, path)
+        elif issubclass(kind, functools.partial):
+            self._look_into_partial(value, path)
+        elif issubclass(kind, type):
+            self._look_into_class(value, path)
+        else:
+            self._look_into_instance(value, path)
+
+    def _look_into_function(self, function: types.FunctionType, path: tuple[str, ...]) -> None:
+        code, name = function.__code__, function.__qualname__
+        is_by_value = self._is_by_value(function)
+        if not is_by_value and not is_users(function):
+            return
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+            label = f"closure variable {variable!r} of function {name}"
+            self.visit(value, (*path, label), "closure", variable, function)
+        for variable in sorted(internals._extract_code_globals(code)):
+            if variable in function.__globals__:
+                value = function.__globals__[variable]
+                if is_by_value:
+                    self.visit(value, (*path, f"global {variable!r} used by {name}"), "global", variable, function)
+                elif isinstance(value, (types.FunctionType, type)):  # for their code; their data does not travel
+                    self.visit(value, path)
+                if type(value) is types.ModuleType and _is_users_module(value.__name__):
+                    for member in map(vars(value).get, code.co_names):
+                        if isinstance(member, (types.FunctionType, type)):
+                            self.visit(member, path)
+        if is_by_value:
+            for parameter, value in _defaults(function):
+                self.visit(value, (*path, f"default of {parameter!r} of {name}"), "parameter", parameter, function)
+            for key, value in vars(function).items():
+                self.visit(value, (*path, f"attribute .{key} of function {name}"))
+
+    def _look_into_partial(self, partial: functools.partial[Any], path: tuple[str, ...]) -> None:
+        function: Any = partial.func
+        self.visit(function, path)
+        is_known = isinstance(function, types.FunctionType) and type(partial) is functools.partial
+        code = function.__code__ if is_known else None
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
+        given = [(f"argument {at} of the partial", at, value) for at, value in enumerate(partial.args)]
+        named = [(f"argument {key!r} of the partial", key, value) for key, value in partial.keywords.items()]
+        for label, at, value in given:
+            if code is not None and at < code.co_argcount:
+                self.visit(value, (*path, label), "parameter", parameters[at], function)
+            else:
+                self.visit(value, (*path, label))
+        for label, key, value in named:
+            if key in parameters:
+                self.visit(value, (*path, label), "parameter", key, function)
+            else:
+                self.visit(value, (*path, label))
+
+    def _look_into_class(self, cls: type, path: tuple[str, ...]) -> None:
+        if is_users(cls):
+            self._take_methods(cls)
+        if self._is_by_value(cls):
+            for key, value in vars(cls).items():
+                functions = list(_functions_of(value))
+                for function in functions:
+                    self.visit(function, path, is_member=True)
+                if not functions and not (key.startswith("__") and key.endswith("__")):
+                    self.visit(value, (*path, f"attribute .{key} of class {cls.__qualname__}"))
+            for base in cls.__bases__:
+                self.visit(base, path)
+
+    def _take_methods(self, cls: type) -> None:
+        for name, member in vars(cls).items():
+            for function in _functions_of(member):
+                code = function.__code__
+                is_root = name.startswith("__") and name.endswith("__") and name not in _CONSTRUCTORS
+                if is_root:
+                    self._roots.append(code)
+                else:
+                    self._methods.setdefault(name, []).append(code)
+
+    def _look_into_instance(self, value: Any, path: tuple[str, ...]) -> None:
+        kind = type(value)
+        is_ours = kind.__module__.partition(".")[0] == "loaderpool"
+        for cls in kind.__mro__:
+            if is_users(cls):
+                self.visit(cls, path)
+            elif id(cls) not in self._seen and not is_ours:  # what it inherits may read its attributes
+                self._seen[id(cls)] = cls
+                self._take_methods(cls)
+        for member in _wrapped(value):
+            self.visit(member, path)
+        is_plain = travels_by_attributes(value)
+        for key, each in attributes_of(value).items():
+            if is_ours:  # a source of ours: what it holds is read by index, and packed as a source
+                self.visit(each, path, is_source=True)
+            else:
+                label = f"attribute .{key} of {kind.__qualname__}"
+                self.visit(each, (*path, label), "attribute" if is_plain else None, key, None, value)
+
+
+def travels_by_attributes(value: Any) -> bool:
+    """Whether an object is pickled by Python's own means: its attributes as they are."""
+    kind: Any = type(value)
+    base: Any = object
+    own_state: Any = getattr(object, "__getstate__", None)  # from 3.11 on
+    return (
+        kind.__reduce_ex__ is base.__reduce_ex__
+        and kind.__reduce__ is base.__reduce__
+        and getattr(kind, "__getstate__", own_state) is own_state
+        and not hasattr(kind, "__setstate__")
+        and kind not in copyreg.dispatch_table
+    )
+
+
+def is_users(named: Any) -> bool:
+    """Whether a function or class is of the user's own modules, not of Python's, an installed package's, or ours."""
+    return isinstance(named.__module__, str) and _is_users_module(named.__module__)
+
+
+def _is_users_module(module: str) -> bool:
+    top = module.partition(".")[0]
+    if top == "__main__":
+        return True
+    return top not in sys.stdlib_module_names and top not in _NOT_THEIRS and not is_installed(module)
+
+
+def _length(value: Any) -> int:
+    """Of the object that it is made of: a class of the user's may say something else."""
+    kind: Any
+    for kind in (list, tuple, dict, collections.deque):
+        if issubclass(type(value), kind):
+            return int(kind.__len__(value))
+    return len(getattr(value, "data", ()))
+
+
+def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    defaults = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _wrapped(value: Any) -> Iterator[Any]:
+    """Functions that an object stands for: of a property, a class method, a cached function."""
+    if isinstance(value, (property, staticmethod, classmethod, functools.cached_property)) or hasattr(
+        type(value), "cache_info"
+    ):
+        for name in ("__func__", "__wrapped__", "fget", "fset", "fdel", "func"):
+            function = getattr(value, name, None)
+            if isinstance(function, (types.FunctionType, types.MethodType)):
+                yield function
+
+
+def _functions_of(member: Any) -> Iterator[types.FunctionType]:
+    """A member of a class, where it is a function, and the functions that its decorators have wrapped."""
+    waiting: list[Any] = [member, *_wrapped(member)]
+    seen: set[int] = set()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, types.FunctionType) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        yield function
+        for cell in function.__closure__ or ():
+            try:
+                waiting.append(cell.cell_contents)
+            except ValueError:
+                continue
