@@ -7,6 +7,7 @@ reads single elements (`uses`), and where they are plain data. Runs in: the trai
 
 from __future__ import annotations
 
+import collections
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -119,10 +120,10 @@ class Captured:
     def _other_use(self, way: Reference, is_mapping: bool) -> tuple[str, int] | None:
         assert way.scope is not None
         function: Any = way.function
-        codes = self._codes if function is None else [function.__code__]
+        codes = self._codes(type(way.holder)) if function is None else [function.__code__]
         namespace = {} if function is None else function.__globals__
         unclear = _BY_OTHER_NAMES.get(way.scope, _BY_OTHER_NAMES["other"])
-        for code in [*codes, *self._codes] if way.scope == "global" else codes:
+        for code in [*codes, *self._codes(object)] if way.scope == "global" else codes:
             if not unclear.isdisjoint(_names(code)) and not _is_library(code):
                 return code.co_name, code.co_firstlineno
         for code in codes:
@@ -142,27 +143,26 @@ class Captured:
         return found
 
     def _pack(self, value: Any) -> tuple[_ToShip | None, str]:
-        elements = _elements_of(value)
-        plainness = plainness_of(elements)
+        is_dict = type(value) is dict
+        elements, keys = (list(value.values()), list(value)) if is_dict else (value, [])
+        plainness, of_keys = plainness_of(elements), plainness_of(keys)
         if plainness.obstacle:
             return None, f"its elements {plainness.obstacle}"
-        keys = None
-        if type(value) is dict:
-            names = list(value)
-            of_keys = plainness_of(names)
-            if of_keys.obstacle or not of_keys.are_frozen or float in set(map(type, names)):
-                return None, "its keys are not all text, bytes, whole numbers or tuples"
-            keys = self._packing.pack_plain(names, always=True)
-        packed = self._packing.pack_plain(elements)
-        if packed is None:
-            is_little = self._packing.estimate(elements) < _MUCH_BYTES
+        if of_keys.obstacle or not of_keys.are_frozen or float in set(map(type, keys)):
+            return None, "its keys are not all text, bytes, whole numbers or tuples"
+        tried = _elements_of(value)
+        if not self._packing.estimate(tried):  # one cannot be pickled: what pickles the whole says so
+            return None, ""
+        if not self._packing.is_worth_it(tried):
+            is_little = self._packing.estimate(tried) < _MUCH_BYTES
             return None, "" if is_little else "its elements hold large things together"
+        packed, packed_keys = self._packing.pack_plain(elements), self._packing.pack_plain(keys)
+        if packed is None or packed_keys is None:
+            return None, ""
         held = Elements(packed, plainness.are_frozen, plainness.are_exact)
-        if type(value) is not dict:
-            return _ToShip(PackedList, (held, type(value)), packed.nbytes), ""
-        if keys is None:
-            return None, "its keys hold large things together"
-        return _ToShip(PackedDict, (keys, held), packed.nbytes + keys.nbytes), ""
+        if is_dict:
+            return _ToShip(PackedDict, (packed_keys, held), packed.nbytes + packed_keys.nbytes), ""
+        return _ToShip(PackedList, (held, type(value)), packed.nbytes), ""
 
 
 class _ToShip:
@@ -186,12 +186,11 @@ def source_hint(payload: Mapping[str, Any]) -> str:
 
 
 def _elements_of(value: Any) -> Sequence[Any]:
-    if isinstance(value, dict):
-        return list(dict.values(value))
+    """What is tried of it, to know how large it is: of a dict, pairs of key and value."""
     if isinstance(value, (list, tuple)):
         return value
-    data = getattr(value, "data", value)
-    return list(data.values() if isinstance(data, dict) else data)
+    data = value if isinstance(value, (dict, collections.deque)) else value.data
+    return list(dict.items(data)) if isinstance(data, dict) else list(data)
 
 
 def _cure(value: Any) -> str:

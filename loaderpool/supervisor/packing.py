@@ -96,7 +96,7 @@ class Packing:
             ItemError: one of them cannot be pickled.
         """
         try:
-            if not self._is_worth_it(items):
+            if not self.is_worth_it(items):
                 return None
             packed = Packer(self.met, self._out_of_band_bytes).pack(items)
         except NotPackableError:
@@ -110,16 +110,9 @@ class Packing:
         self.packed += len(packed)
         return packed
 
-    def pack_plain(self, items: Sequence[Any], *, always: bool = False) -> PackedItems | None:
-        """Items that are plain data, packed; None where they had better travel as they are.
-
-        Args:
-            items: what they are, the caller knows.
-            always: pack them even if they take little.
-        """
+    def pack_plain(self, items: Sequence[Any]) -> PackedItems | None:
+        """Items that are known to be plain data, packed; None where they cannot be pickled."""
         try:
-            if not always and not self._is_worth_it(items):
-                return None
             return Packer(set(), self._out_of_band_bytes).pack(items)
         except (NotPackableError, ItemFailedError):  # nested too deeply: what pickles the whole says so
             return None
@@ -131,7 +124,7 @@ class Packing:
         except (NotPackableError, ItemFailedError):
             return 0
 
-    def _is_worth_it(self, items: Sequence[Any]) -> bool:
+    def is_worth_it(self, items: Sequence[Any]) -> bool:
         """Whether items are many bytes, of which they hold few together; found by trying some."""
         sum_alone, sum_together, nbytes, tried = self._tried(items)
         return nbytes >= _LEAST_BYTES and sum_alone <= max(_MOST_REPEATED * sum_together, _SMALL_BYTES * tried)

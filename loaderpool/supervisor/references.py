@@ -60,8 +60,10 @@ class Found:
 
 def find_long(
     payload: Mapping[str, Any], least_items: int, is_by_value: Callable[[Any], bool]
-) -> tuple[list[Found], list[types.CodeType]]:
-    """All of at least so many items, and the code that workers run, as far as it is written in Python and the user's.
+) -> tuple[list[Found], Callable[[type], list[types.CodeType]]]:
+    """All of at least so many items; and what tells, for a class, which code may use the attributes of its objects.
+
+    That is the user's own, and what the class inherits.
 
     Args:
         payload: what is shipped.
@@ -71,8 +73,8 @@ def find_long(
     search = _Search(least_items, is_by_value)
     for name in sorted(_CALLED_OR_READ & payload.keys()):
         search.visit(payload[name], (name,), is_source=name == "source")
-    complete = search.run()
-    return (list(search.found.values()), search.codes()) if complete else ([], [])
+    is_complete = search.run()
+    return (list(search.found.values()) if is_complete else []), search.codes
 
 
 class _Search:
@@ -116,10 +118,13 @@ class _Search:
             self._look_into(*self._waiting.popleft())
         return True
 
-    def codes(self) -> list[types.CodeType]:
+    def codes(self, kind: type) -> list[types.CodeType]:
         """Code that may run in a worker: of functions, and of the methods whose names are used in such code."""
         reached: list[types.CodeType] = []
-        waiting, methods = list(self._roots), dict(self._methods)
+        waiting, methods = list(self._roots), {name: list(codes) for name, codes in self._methods.items()}
+        for cls in kind.__mro__:
+            if not is_users(cls):
+                self._take_methods(cls, waiting, methods)
         seen: set[str] = set()
         while waiting:
             for code in codes_within(waiting.pop()):
@@ -199,7 +204,7 @@ class _Search:
 
     def _look_into_class(self, cls: type, path: tuple[str, ...]) -> None:
         if is_users(cls):
-            self._take_methods(cls)
+            self._take_methods(cls, self._roots, self._methods)
         if self._is_by_value(cls):
             for key, value in vars(cls).items():
                 functions = list(_functions_of(value))
@@ -210,15 +215,17 @@ class _Search:
             for base in cls.__bases__:
                 self.visit(base, path)
 
-    def _take_methods(self, cls: type) -> None:
+    @staticmethod
+    def _take_methods(cls: type, roots: list[types.CodeType], methods: dict[str, list[types.CodeType]]) -> None:
+        """Python's own calls of special methods are not seen in code; others are named where they are called."""
         for name, member in vars(cls).items():
             for function in _functions_of(member):
                 code = function.__code__
                 is_root = name.startswith("__") and name.endswith("__") and name not in _CONSTRUCTORS
                 if is_root:
-                    self._roots.append(code)
+                    roots.append(code)
                 else:
-                    self._methods.setdefault(name, []).append(code)
+                    methods.setdefault(name, []).append(code)
 
     def _look_into_instance(self, value: Any, path: tuple[str, ...]) -> None:
         kind = type(value)
@@ -226,13 +233,14 @@ class _Search:
         for cls in kind.__mro__:
             if is_users(cls):
                 self.visit(cls, path)
-            elif id(cls) not in self._seen and not is_ours:  # what it inherits may read its attributes
-                self._seen[id(cls)] = cls
-                self._take_methods(cls)
         for member in _wrapped(value):
             self.visit(member, path)
         is_plain = travels_by_attributes(value)
-        for key, each in attributes_of(value).items():
+        try:
+            attributes = attributes_of(value)
+        except Exception:  # a proxy's own code: what it stands for is not looked into
+            return
+        for key, each in attributes.items():
             if is_ours:  # a source of ours: what it holds is read by index, and packed as a source
                 self.visit(each, path, is_source=True)
             else:
@@ -284,8 +292,9 @@ def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _wrapped(value: Any) -> Iterator[Any]:
     """Functions that an object stands for: of a property, a class method, a cached function."""
-    if isinstance(value, (property, staticmethod, classmethod, functools.cached_property)) or hasattr(
-        type(value), "cache_info"
+    kind = type(value)  # not isinstance: it asks a proxy for what it stands for
+    if issubclass(kind, (property, staticmethod, classmethod, functools.cached_property)) or hasattr(
+        kind, "cache_info"
     ):
         for name in ("__func__", "__wrapped__", "fget", "fset", "fdel", "func"):
             function = getattr(value, name, None)

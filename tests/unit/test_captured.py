@@ -19,7 +19,7 @@ import pytest
 from loaderpool.errors import UnpicklableError
 from loaderpool.sources import as_source
 from loaderpool.sources.packed_captured import PackedDict, PackedList
-from loaderpool.supervisor import captured, packing
+from loaderpool.supervisor import captured, packing, references
 from loaderpool.supervisor.plain_data import shorter_form
 from loaderpool.supervisor.shipping import Shipment, ship
 from loaderpool.supervisor.unshipping import unship
@@ -428,6 +428,41 @@ def test_what_cannot_be_pickled_in_a_captured_list_is_named_as_ever() -> None:
     training_set[17]["lock"] = threading.Lock()
     with pytest.raises(UnpicklableError, match=r"variable 'training_set' .* → item 17 of the list → item 'lock'"):
         ship_fn(lambda i: training_set[i])
+
+
+def test_what_is_nested_too_deep_is_named_as_ever() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for at in (0, 99):
+        training_set: list[Any] = [[f"text {i}"] for i in range(N)]
+        training_set[at] = deep
+        with pytest.raises(UnpicklableError, match=r"variable 'training_set' .*nested too deeply"):
+            ship_fn(lambda i: training_set[i])  # noqa: B023
+
+
+class Proxy:
+    """Raises what proxies raise outside of their context."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no context")
+
+    def __reduce__(self) -> Any:
+        return Proxy, ()
+
+
+def test_objects_that_must_not_be_asked_are_left_alone() -> None:
+    training_set, proxy = records(), Proxy()
+    shipment = ship_fn(lambda i: (training_set[i], proxy))
+    assert [each.left_because for each in shipment.captured] == [""]
+
+
+def test_a_large_graph_of_objects_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "_MOST_OBJECTS", 100)
+    training_set, many = records(), [Thing(i) for i in range(200)]
+    shipment = ship_fn(lambda i: (training_set[i], many))
+    assert not shipment.captured and type(variable(loaded(shipment)["fn"], "training_set")) is list
 
 
 def test_a_progress_bar_is_named_with_its_variable() -> None:
