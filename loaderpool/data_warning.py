@@ -12,11 +12,11 @@ __all__ = ["warn_of_data"]
 
 
 def warn_of_data(shipment: Shipment) -> None:
-    """Warn, in the line of the user's that has led here, of long lists that are not packed, and of a source of ints.
+    """Warn, in the line of the user's that has led here, of long lists that are not packed, and of those of ints.
 
     Raises:
         LargeDataWarning: where a filter makes an error of it.
     """
     texts = [str(each) for each in shipment.captured if each.left_because]
-    for text in (*texts, *filter(None, [shipment.hint])):
+    for text in (*texts, *shipment.hints):
         warnings.warn(text, LargeDataWarning, stacklevel=level_outside())

@@ -62,9 +62,9 @@ def _captured(shipment: Shipment) -> Iterator[Check]:
         if each.left_because:
             found = f"{each.name}: {each.length:,} elements, {bytes_in_words(each.nbytes)}: {each.left_because}"
             yield Check(_GROUP, "captured list", "warn", found, each.cure)
-    if shipment.hint:
-        found, _, change = shipment.hint.partition(": ")
-        yield Check(_GROUP, "source", "warn", found, change)
+    for hint in shipment.hints:
+        found, _, change = hint.rpartition(": ")
+        yield Check(_GROUP, "list of ints", "warn", found, change)
 
 
 def _arrays(buffers: Sequence[memoryview], free_bytes: int) -> Check:

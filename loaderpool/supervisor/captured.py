@@ -21,7 +21,7 @@ from loaderpool.supervisor.plain_data import are_ints, plainness_of, shorter_for
 from loaderpool.supervisor.references import Found, Reference, find_long
 from loaderpool.supervisor.uses import other_use
 
-__all__ = ["Captured", "CapturedData", "source_hint"]
+__all__ = ["Captured", "CapturedData"]
 
 # Less than this, pickled, is not worth a warning: three to six times as much in each worker.
 _MUCH_BYTES = 8 << 20
@@ -62,6 +62,7 @@ class Captured:
         stand_ins: by the id of what they stand for.
         holders: ids of the objects of which attributes are such lists.
         data: packed ones, and those of the others that take much.
+        hints: advice for lists of very many ints, the source or packed.
 
     Args:
         payload: what is shipped.
@@ -80,6 +81,8 @@ class Captured:
         self.stand_ins: dict[int, Any] = {}
         self.holders: set[int] = set()
         self.data: list[CapturedData] = []
+        self.hints: list[str] = []
+        self._advise("source", payload.get("source"))
         self._packing, self._known = packing, known
         found, self._codes = find_long(payload, LEAST_ITEMS, is_by_value)
         for each in found:
@@ -98,11 +101,17 @@ class Captured:
             self.stand_ins[id(found.value)] = packed
             self.holders.update(id(each.holder) for each in ways if each.scope == "attribute")
             self.data.append(CapturedData(name, len(found.value), packed.nbytes))
+            self._advise(name, found.value)
             return
         nbytes = self._packing.estimate(_elements_of(found.value))
         if nbytes >= _MUCH_BYTES and why:
             cure = _cure(found.value)
             self.data.append(CapturedData(name, len(found.value), nbytes, why, cure))
+
+    def _advise(self, name: str, value: Any) -> None:
+        if type(value) in (list, tuple) and len(value) >= _MANY_INTS and are_ints(value):
+            what = f"{name} is a {type(value).__name__} of {len(value):,} ints, which are pickled one by one"
+            self.hints.append(f"{what}: make it {shorter_form(value, 'it')}")
 
     def _why_left(self, value: Any, ways: Sequence[Reference]) -> str:
         kind = type(value)
@@ -176,21 +185,25 @@ class _ToShip:
         return self._reduced
 
 
-def source_hint(payload: Mapping[str, Any]) -> str:
-    """Advice for a source that is a list of very many ints; empty where there is none."""
-    source: Any = payload.get("source")
-    if type(source) not in (list, tuple) or len(source) < _MANY_INTS or not are_ints(source):
-        return ""
-    short = shorter_form(source, "source")
-    return f"source is a {type(source).__name__} of {len(source):,} ints, which are pickled one by one: pass {short}"
-
-
 def _elements_of(value: Any) -> Sequence[Any]:
     """What is tried of it, to know how large it is: of a dict, pairs of key and value."""
     if isinstance(value, (list, tuple)):
         return value
     data = value if isinstance(value, (dict, collections.deque)) else value.data
-    return list(dict.items(data)) if isinstance(data, dict) else list(data)
+    return _Pairs(data) if isinstance(data, dict) else list(data)
+
+
+class _Pairs(Sequence[Any]):
+    """Keys and values of a dict, each pair made when it is looked at."""
+
+    def __init__(self, table: dict[Any, Any]) -> None:
+        self._keys, self._values = list(dict.keys(table)), list(dict.values(table))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._keys[at], self._values[at]
 
 
 def _cure(value: Any) -> str:

@@ -34,7 +34,8 @@ _LONG_KINDS = (list, tuple, dict, collections.deque, collections.UserList, colle
 _NO_CODE = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, range, slice})
 
 
-_CALLED_OR_READ = frozenset({"source", "fn", "augment", "batch_fn", "setup"})
+_READ = frozenset({"source", "shards"})
+_CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})
 _NOT_THEIRS = frozenset({"", "cloudpickle", "loaderpool", "numpy"})
 
 
@@ -71,8 +72,8 @@ def find_long(
         is_by_value: whether a function or class travels itself.
     """
     search = _Search(least_items, is_by_value)
-    for name in sorted(_CALLED_OR_READ & payload.keys()):
-        search.visit(payload[name], (name,), is_source=name == "source")
+    for name in sorted((_CALLED | _READ) & payload.keys()):
+        search.visit(payload[name], (name,), is_source=name in _READ)
     is_complete = search.run()
     return (list(search.found.values()) if is_complete else []), search.codes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from loaderpool.errors import UnpicklableError
 from loaderpool.supervisor.by_value import FrameworkFreePickler
-from loaderpool.supervisor.captured import Captured, CapturedData, source_hint
+from loaderpool.supervisor.captured import Captured, CapturedData
 from loaderpool.supervisor.framework_imports import is_framework_loaded
 from loaderpool.supervisor.offender import describe_offender, describe_shared_file
 from loaderpool.supervisor.packer import flat_bytes
@@ -43,8 +43,8 @@ class Shipment:
     """Items of the source that are packed, see `packing`; they lie in buffers, too."""
     captured: tuple[CapturedData, ...] = ()
     """Long lists and dicts that functions and objects hold: those that are packed, and large ones that are not."""
-    hint: str = ""
-    """How the source would take less time and memory; empty where there is nothing to say."""
+    hints: tuple[str, ...] = ()
+    """How other data would take less time and memory."""
     is_framework_free: bool = False
     """Code of modules that import TensorFlow or Keras is in the pickle by value, so that loading it imports neither."""
 
@@ -117,7 +117,7 @@ def _pickled(
     payload: dict[str, object],
     make_pickler: Callable[[Any, Callable[[pickle.PickleBuffer], bool]], PayloadPickler],
     known: dict[int, Any],
-) -> tuple[bytes, tuple[memoryview, ...], int, tuple[CapturedData, ...], str]:
+) -> tuple[bytes, tuple[memoryview, ...], int, tuple[CapturedData, ...], tuple[str, ...]]:
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -133,11 +133,11 @@ def _pickled(
         pickler.met = packing.met
         if not any(name in payload for name in _CALLED):  # what a reader is sent, or what a hook changed
             pickler.dump(packing.prepare(payload))
-            return file.getvalue(), tuple(buffers), packing.packed, (), ""
-        captured = Captured(payload, packing, pickler.is_by_value, known)
+            return file.getvalue(), tuple(buffers), packing.packed, (), ()
+        captured = Captured(_named_parts(payload), packing, pickler.is_by_value, known)
         pickler.stand_ins, pickler.holders = captured.stand_ins, captured.holders
         pickler.dump(packing.prepare(payload))
-        return file.getvalue(), tuple(buffers), packing.packed, tuple(captured.data), source_hint(payload)
+        return file.getvalue(), tuple(buffers), packing.packed, tuple(captured.data), tuple(captured.hints)
 
 
 def _why_unpicklable(part: object) -> Exception | None:

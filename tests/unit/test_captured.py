@@ -418,9 +418,13 @@ def test_a_captured_list_of_ints_is_to_be_a_range_or_an_array(monkeypatch: pytes
     assert shorter_form([0, 1, 2], "x") == "range(3)" and shorter_form([3, 4], "x") == "range(3, 5)"
     assert shorter_form([3, 2, 1], "x") == "range(3, 0, -1)" and shorter_form([3, 3, 4], "x") == "np.array(x)"
     monkeypatch.setattr(captured, "_MANY_INTS", N)
-    hint = ship({"source": list(range(N)), "fn": None}).hint
-    assert hint == "source is a list of 3,000 ints, which are pickled one by one: pass range(3000)"
-    assert not ship({"source": [*range(N - 1), 0.5], "fn": None}).hint
+    (hint,) = ship({"source": list(range(N)), "fn": None}).hints
+    assert hint == "source is a list of 3,000 ints, which are pickled one by one: make it range(3000)"
+    assert not ship({"source": [*range(N - 1), 0.5], "fn": None}).hints
+    shipment = ship_fn(lambda i: numbers[i])
+    assert [each.left_because for each in shipment.captured] == [""]
+    assert shipment.hints[0].startswith("fn → closure variable 'numbers' of")
+    assert loaded(shipment)["fn"](-1) == numbers[-1]
 
 
 def test_what_cannot_be_pickled_in_a_captured_list_is_named_as_ever() -> None:
