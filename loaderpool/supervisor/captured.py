@@ -17,7 +17,7 @@ from typing import Any
 
 from loaderpool.sources.packed_captured import Elements, PackedDict, PackedList
 from loaderpool.supervisor.packing import LEAST_ITEMS, Packing
-from loaderpool.supervisor.plain_data import are_ints, plainness_of, shorter_form
+from loaderpool.supervisor.plain_data import are_ints, changing_in, plainness_of, shorter_form
 from loaderpool.supervisor.references import Found, Reference, find_long
 from loaderpool.supervisor.uses import other_use
 
@@ -84,14 +84,14 @@ class Captured:
         self.hints: list[str] = []
         self._advise("source", payload.get("source"))
         self._packing, self._known = packing, known
-        found, self._codes = find_long(payload, LEAST_ITEMS, is_by_value)
-        for each in found:
+        found, self._codes, self._others = find_long(payload, LEAST_ITEMS, is_by_value)
+        self._found = [each for each in found if not all(way.is_source for way in each.references)]
+        self._changing: dict[int, frozenset[int]] = {}  # what can be changed in a list, by its id
+        for each in self._found:
             self._decide(each)
 
     def _decide(self, found: Found) -> None:
         ways = [each for each in found.references if not each.is_source]
-        if not ways:
-            return
         why = self._why_left(found.value, ways)
         packed = None
         if not why:
@@ -159,6 +159,10 @@ class Captured:
             return None, f"its elements {plainness.obstacle}"
         if of_keys.obstacle or not of_keys.are_frozen or float in set(map(type, keys)):
             return None, "its keys are not all text, bytes, whole numbers or tuples"
+        self._changing[id(value)] = plainness.changing
+        holder = self._also_held_by(value, plainness.changing)
+        if holder:
+            return None, f"{holder} holds some of its elements, too"
         tried = _elements_of(value)
         if not self._packing.estimate(tried):  # one cannot be pickled: what pickles the whole says so
             return None, ""
@@ -172,6 +176,20 @@ class Captured:
         if is_dict:
             return _ToShip(PackedDict, (packed_keys, held), packed.nbytes + packed_keys.nbytes), ""
         return _ToShip(PackedList, (held, type(value)), packed.nbytes), ""
+
+    def _also_held_by(self, value: Any, changing: frozenset[int]) -> str:
+        """What else the function comes to that holds what can be changed in a list: it would no longer be the same."""
+        if not changing.isdisjoint(self._others):
+            return "another variable"
+        for other in self._found:
+            if other.value is value or not changing:
+                continue
+            theirs = self._changing.get(id(other.value))
+            if theirs is None:
+                theirs = self._changing[id(other.value)] = changing_in(_elements_of(other.value))
+            if not changing.isdisjoint(theirs):
+                return other.references[0].path[-1]
+        return ""
 
 
 class _ToShip:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Plainness", "are_ints", "plainness_of", "shorter_form"]
+__all__ = ["Plainness", "are_ints", "changing_in", "plainness_of", "shorter_form"]
 
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _NESTS = frozenset({tuple, list, dict, set, frozenset, bytearray})
@@ -27,12 +27,14 @@ _VALUES = frozenset(
 )  # fmt: skip
 # Objects that are looked into at a time. More: more references to them at once.
 _AT_ONCE = 4096
+_MOST_AT_ONCE = 1 << 20
 
 
 class Plainness(NamedTuple):
     """What elements are made of."""
 
     obstacle: str  # why they are not plain data, to follow "its elements"; empty: they are
+    changing: frozenset[int] = frozenset()  # ids of what in them can be changed
     are_frozen: bool = False  # none of it can be changed
     are_exact: bool = False  # they pickle to the same bytes again and again
 
@@ -48,6 +50,8 @@ def plainness_of(elements: Sequence[Any]) -> Plainness:
     for start in range(0, len(elements), _AT_ONCE):
         level = list(elements[start : start + _AT_ONCE])
         while level:
+            if len(level) > _MOST_AT_ONCE:  # a tuple of the same tuple, twice, and so on
+                return Plainness("hold large things together")
             found = set(map(type, level))
             for kind in found - kinds:
                 if not _is_plain(kind):
@@ -62,7 +66,19 @@ def plainness_of(elements: Sequence[Any]) -> Plainness:
             nests = [each for each in level if type(each) in _NESTS] if not found.isdisjoint(_NESTS) else []
             level = gc.get_referents(*nests)
     is_exact = kinds.isdisjoint(_UNORDERED) and kinds <= _ATOMS | _NESTS
-    return Plainness("", kinds.isdisjoint(_CHANGING), is_exact)
+    return Plainness("", frozenset(seen), kinds.isdisjoint(_CHANGING), is_exact)
+
+
+def changing_in(elements: Sequence[Any]) -> frozenset[int]:
+    """Ids of the lists, dicts and sets in elements of any kind; objects of the user's are not looked into."""
+    nests: dict[int, bool] = {}  # by id: whether it can be changed
+    for start in range(0, len(elements), _AT_ONCE):
+        level = list(elements[start : start + _AT_ONCE])
+        while level:
+            new = {id(each): each for each in level if type(each) in _NESTS and id(each) not in nests}
+            nests.update((key, type(each) in _CHANGING) for key, each in new.items())
+            level = gc.get_referents(*new.values())
+    return frozenset(key for key, can_change in nests.items() if can_change)
 
 
 def _is_plain(kind: type) -> bool:

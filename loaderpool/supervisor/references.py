@@ -11,6 +11,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,10 +62,10 @@ class Found:
 
 def find_long(
     payload: Mapping[str, Any], least_items: int, is_by_value: Callable[[Any], bool]
-) -> tuple[list[Found], Callable[[type], list[types.CodeType]]]:
-    """All of at least so many items; and what tells, for a class, which code may use the attributes of its objects.
+) -> tuple[list[Found], Callable[[type], list[types.CodeType]], AbstractSet[int]]:
+    """All of at least so many items; what tells which code may use the attributes of a class's objects; and ids.
 
-    That is the user's own, and what the class inherits.
+    The code is the user's own, and what the class inherits. The ids are those of all other objects that were met.
 
     Args:
         payload: what is shipped.
@@ -75,14 +76,14 @@ def find_long(
     for name in sorted((_CALLED | _READ) & payload.keys()):
         search.visit(payload[name], (name,), is_source=name in _READ)
     is_complete = search.run()
-    return (list(search.found.values()) if is_complete else []), search.codes
+    return (list(search.found.values()) if is_complete else []), search.codes, search.seen.keys()
 
 
 class _Search:
     def __init__(self, least_items: int, is_by_value: Callable[[Any], bool]) -> None:
         self._least_items, self._is_by_value = least_items, is_by_value
         self.found: dict[int, Found] = {}
-        self._seen: dict[int, Any] = {}  # keeps objects made on the way, so that their ids stay theirs
+        self.seen: dict[int, Any] = {}  # keeps objects made on the way, so that their ids stay theirs
         self._waiting: collections.deque[tuple[Any, tuple[str, ...]]] = collections.deque()
         self._roots: list[types.CodeType] = []
         self._methods: dict[str, list[types.CodeType]] = {}
@@ -107,14 +108,14 @@ class _Search:
         if issubclass(kind, _LONG_KINDS) and _length(value) >= self._least_items:
             found = self.found.setdefault(id(value), Found(value))
             found.references.append(Reference(path, scope, name, function, holder, is_source))
-        elif id(value) not in self._seen:
-            self._seen[id(value)] = value
+        elif id(value) not in self.seen:
+            self.seen[id(value)] = value
             self._waiting.append((value, path))
 
     def run(self) -> bool:
         """Look through all that waits; False: it is too much."""
         while self._waiting:
-            if len(self._seen) > _MOST_OBJECTS:
+            if len(self.seen) > _MOST_OBJECTS:
                 return False
             self._look_into(*self._waiting.popleft())
         return True

@@ -394,6 +394,39 @@ def test_elements_that_are_no_plain_data_stay_as_they_are() -> None:
     assert left(lambda i: training_set[i]) == "its elements hold the same list, dict or set several times"
 
 
+def test_elements_that_another_variable_holds_as_well_stay_the_same_objects() -> None:
+    training_set = records()
+    first, by_path = training_set[0], {each["path"]: each for each in training_set}
+    shipment = ship_fn(lambda i: (training_set[i], by_path[f"data/{i}.jpg"]))
+    assert sorted(each.left_because.partition(" of ")[0] for each in shipment.captured) == [
+        "closure variable 'by_path'",
+        "closure variable 'training_set'",
+    ]
+    assert all(each.left_because.endswith(" holds some of its elements, too") for each in shipment.captured)
+    one, other = loaded(shipment)["fn"](5)
+    assert one is other
+    assert left(lambda i: (training_set[i], first)) == "another variable holds some of its elements, too"
+    held = [[each] for each in training_set]
+    reasons = {each.left_because[:30] for each in ship_fn(lambda i: (training_set[i], list(held))).captured}
+    assert "closure variable 'held' of func"[:30] in reasons
+    paths = {each["path"]: i for i, each in enumerate(training_set)}  # text is no one's own
+    shipment = ship_fn(lambda i: (training_set[i], paths[f"data/{i}.jpg"]))
+    assert [each.left_because for each in shipment.captured] == ["", ""]
+
+
+def test_tuples_that_hold_each_other_many_times_are_not_followed_each_time() -> None:
+    def nested(i: int) -> Any:
+        found: Any = (i, f"text {i}")
+        for _ in range(40):
+            found = (found, found)
+        return found
+
+    training_set, others = [nested(i) for i in range(N)], [[nested(i)] for i in range(N)]
+    assert left(lambda i: training_set[i]) == "its elements hold large things together"
+    shipment = ship_fn(lambda i: (others.index(i), [r for r in training_set]))  # noqa: C416
+    assert all(each.left_because for each in shipment.captured)
+
+
 def test_keys_that_are_found_by_identity_stay_objects() -> None:
     training_set = {Thing(i): f"value {i}" for i in range(N)}
     assert left(lambda key: training_set[key]).startswith("its keys are not all text")
