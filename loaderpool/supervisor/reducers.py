@@ -49,7 +49,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
-        if any(base.__module__.partition(".")[0] == "tqdm" for base in kind.__mro__):
+        if issubclass(kind, getattr(sys.modules.get("tqdm.std"), "tqdm", ())):
             raise TypeError("a progress bar counts in one process")  # sent, it would fail where it arrives
         return super().reducer_override(obj)
 
