@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from loaderpool.bucket_settings import BucketSettings
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.padding import check_padding
 from loaderpool.whole_numbers import whole_number
 
 __all__ = [
@@ -67,8 +68,8 @@ class LoaderConfig:
     deterministic: bool = True  # in the plan's order; False: as batches are finished
     num_shards: int = 1  # into how many shares the epoch is cut
     shard_index: int = 0  # which share is this loader's
-    pad: Any = False  # True (zeros) or a pad value: samples of varied shape are padded to the batch's largest
-    ragged: bool = False  # samples of varied length become a ragged component
+    pad: Any = False  # True (zeros), a value, or one for each component: samples are padded to the batch's largest
+    ragged: bool = False  # components of varied length are ragged
     on_error: ErrorPolicy = ErrorPolicy("raise")
     timeout_s: float | None = None  # seconds for one sample
     memory_limit: int | None = None  # bytes for buffered batches
@@ -102,7 +103,7 @@ class LoaderConfig:
                 f"shard_index must be in 0 .. num_shards-1 = {num_shards - 1}, got {shard_index} (shards count from 0)"
             )
         shuffle = _shuffle(settings["shuffle"])
-        pad, ragged = _pad(settings["pad"]), _flag("ragged", settings["ragged"])
+        pad, ragged = check_padding(settings["pad"]), _flag("ragged", settings["ragged"])
         if pad is not False and ragged:
             raise ArgumentError("pad and ragged exclude each other: choose padded batches or ragged ones")
         if batch_size is None and (pad is not False or ragged):
@@ -248,14 +249,6 @@ def _seconds(name: str, value: Any) -> float | None:
             f"{name} must be seconds from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}, or None for no limit, got {value!r}"
         )
     return float(value)
-
-
-def _pad(value: Any) -> Any:
-    if isinstance(value, bool):
-        return 0 if value else False
-    if isinstance(value, (numbers.Number, str, bytes)) or hasattr(value, "dtype"):
-        return value
-    raise ArgumentTypeError(f"pad must be False, True (zeros) or a pad value, got {value!r}")
 
 
 def _error_policy(value: Any) -> ErrorPolicy:

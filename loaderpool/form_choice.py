@@ -1,4 +1,4 @@
-"""Which form a loader's batches have, by what its function's first call returned."""
+"""Which form a loader's batches have, by what its function's first calls returned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.memory.form import BatchForm, UnitKind, batch_form
 from loaderpool.plan.base import BasePlan
 from loaderpool.spec import ArraySpec, ElementSpec
-from loaderpool.spec_choice import choose_spec
+from loaderpool.spec_choice import choose_padding, choose_spec
 from loaderpool.worker.jobs import Probe
 
 __all__ = ["choose_form", "stated_probe"]
@@ -40,7 +40,7 @@ def choose_form(
     """The form of a loader's batches.
 
     Args:
-        probe: what the first call told.
+        probe: what the first calls told.
         given: the user's element_spec, of a batch.
         config: the loader's settings.
         plan: the loader's plan.
@@ -53,12 +53,14 @@ def choose_form(
     rows = None if config.batch_size is None else plan.most_rows
     # Of batches of varied rows the sample's own is the usual one: long samples come in smaller batches.
     usual_rows = probe.batch_rows if plan.rows_vary else rows or 1
+    spec = choose_spec(probe, given, config, unit)
     return batch_form(
-        choose_spec(probe.spec, given, config, unit),
+        spec,
         unit,
         batch_size=rows,
         batch_bytes_seen=probe.nbytes * usual_rows if unit == "sample" else probe.nbytes,
         may_leave_rows_out=config.on_error.action == "skip" or plan.lanes > 0,
         may_replace_rows=config.on_error.action == "replace",
         rows_vary=plan.rows_vary,
+        padding=choose_padding(spec, given is not None, config) if unit == "sample" else (),
     )

@@ -77,10 +77,14 @@ class Loader:
         num_shards: how many loaders share each epoch.
         shard_index: which share is this one's, from 0.
         element_spec: the spec of a batch, as a nested structure of `loaderpool.ArraySpec` or `tf.TensorSpec`; None:
-            found from the first sample, for which all others wait; not where each shape is said and none is text.
-        pad: True or a pad value: samples of varied shape are padded to the batch's largest.
-        ragged: samples of varied length become a `RaggedArray` (a `tf.RaggedTensor` in `as_dataset`); beside an
-            `element_spec`, where that has None for the axis behind the batch axis.
+            found from the first sample, for which all others wait (not where each shape is said and none is text), or
+            as `pad` and `ragged` say.
+        pad: fill samples of varied shape up to the batch's largest: True (zeros, empty text), a pad value, or the
+            sample's structure with a value for each component, None for zeros and False for none, as
+            {"x": 0, "y": -1, "label": False}. Axes vary in which the samples of the first batch (at most 64) differ, or
+            which are None in an `element_spec`; a number there is a length to pad to.
+        ragged: components whose first axis varies, found likewise, become a `RaggedArray` (a `tf.RaggedTensor` in
+            `as_dataset`), text too; beside an `element_spec`, where that has None for the axis behind the batch axis.
         on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
             of either and a budget: a number of errors, or their share of the rows, that a pass may have.
         timeout_s: seconds that one sample may take, or one item of a generator; past them its worker is replaced, and
@@ -197,7 +201,11 @@ class Loader:
 
     @property
     def element_spec(self) -> Any:
-        """The nested structure of `ArraySpec` of one batch. Blocks until the first sample has been made."""
+        """The nested structure of `ArraySpec` of one batch. Blocks until the first sample has been made.
+
+        Where samples may be padded or ragged, until those of the first batch have been made, at most 64: axes in which
+        they differ are None. Where a call makes a whole batch, until the second one has been made, too.
+        """
         return self.form.spec.pack()
 
     @property

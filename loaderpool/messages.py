@@ -61,8 +61,8 @@ class Control(enum.IntEnum):
     # first so many batches of the chunk, as the one behind them failed
     REDO = 12
     UPDATE = 13  # loader, offset, nbytes: changed attributes of the source's object
-    # loader, epoch, where the table of its stream lies or 0: the first sample failed and is tried again; or it could
-    # not be tried earlier, as the stream had no item yet
+    # loader, epoch, where the table of its stream lies or 0, batch: the first sample failed and is tried again; or it
+    # could not be tried earlier, as the stream had no item yet; or, with a batch, what that one is like is wanted, too
     PROBE = 14
     # run, where the epoch begins, full batches, last batch's rows, nbytes: it is the rest of one epoch, told while its
     # limit is 0; or of a stream that ends with a smaller batch, before that is within the limit. The beginning is a
@@ -80,7 +80,7 @@ class Order(enum.IntEnum):
 
     # ticket, run, first_batch, count|attempt, row_start|row_stop, slot, whether nothing shall be made beside it
     TICKET = 1
-    PROBE = 2  # ticket, loader, epoch, feed's table
+    PROBE = 2  # ticket, loader, epoch, feed's table, batch
     LAYOUT = 3  # loader, offset, nbytes
     # run, loader, first_epoch, batches_per_epoch, where the epoch begins, feed's table, nbytes as in Control.RUN_AFTER
     RUN = 4
@@ -98,7 +98,9 @@ class Order(enum.IntEnum):
 class Report(enum.IntEnum):
     """Worker to supervisor, always after the completion that it stands for."""
 
-    DONE = 1  # ticket, worker, status, busy_ns, rows (of a TRY: how many there are to try), count, attempt
+    # ticket, worker, status, busy_ns, rows (of a TRY: how many there are to try; of a PROBE: in how many batches behind
+    # the first something is kept), count (of a PROBE: the last of these), attempt
+    DONE = 1
 
 
 class Notice(enum.IntEnum):

@@ -14,15 +14,16 @@ from loaderpool.dtypes import OBJECT, TEXT_KINDS, Text, can_write, read_dtype
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 from loaderpool.item_names import item_name
 from loaderpool.leaves import convert_leaf
-from loaderpool.sketch import named
+from loaderpool.sketch import is_namedtuple, named, sketch_parts
 from loaderpool.structure import Structure
 
-__all__ = ["ArraySpec", "ElementSpec", "Origin", "mismatch", "sample_spec"]
+__all__ = ["ArraySpec", "ElementSpec", "Origin", "as_code", "mismatch", "sample_spec", "widened"]
 
-# Where an expected shape comes from, which decides what the user can do about another one: the first sample, the user's
-# element_spec, the other rows of the batch, the other rows of a ragged component; or it is that of a whole batch (or
-# element), which one call makes and nothing is stacked with.
-Origin = Literal["first", "given", "rows", "ragged", "whole"]
+# Where an expected shape comes from, which decides what the user can do about another one: the first sample; the first
+# few samples ("seen"), for a component that is padded, or that `pad` says False for ("unpadded"); the user's
+# element_spec, as it is or as a length to pad to; the other rows of the batch, or of a ragged component; or it is that
+# of a whole batch (or element), which one call makes and nothing is stacked with.
+Origin = Literal["first", "seen", "unpadded", "given", "length", "rows", "ragged", "whole"]
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -60,9 +61,8 @@ class ArraySpec:
             raise ArgumentError('dtype object needs text="str" or text="bytes": no other objects can be batched')
         if not isinstance(ragged, bool):
             raise ArgumentTypeError(f"ragged must be True or False, got {ragged!r}")
-        if ragged and (text is not None or None not in sizes[1:]):
-            cause = "holds no text" if text is not None else f"has the shape (batch, None, ...), not {sizes}"
-            raise ArgumentError(f"a ragged component {cause}")
+        if ragged and None not in sizes[1:]:
+            raise ArgumentError(f"a ragged component has the shape (batch, None, ...), not {sizes}")
         for name, value in (("shape", sizes), ("dtype", numpy_dtype), ("text", text), ("ragged", bool(ragged))):
             object.__setattr__(self, name, value)
 
@@ -113,6 +113,19 @@ def _read_shape(shape: Any) -> tuple[int | None, ...]:
     return tuple(sizes)
 
 
+def as_code(spec: ElementSpec) -> str:
+    """The spec as Python that a user can give for `element_spec`, with loaderpool as `lp`."""
+    return _code_of(spec.pack())
+
+
+def _code_of(value: Any) -> str:
+    if isinstance(value, ArraySpec):
+        return f"lp.ArraySpec({value.shape}, {value.text or value.dtype.name!r})"
+    if isinstance(value, dict):
+        return sketch_parts("dict", dict, tuple(value), map(_code_of, value.values()), "")
+    return sketch_parts("namedtuple" if is_namedtuple(value) else "tuple", type(value), (), map(_code_of, value), "")
+
+
 def sample_spec(sample: Any, given: ElementSpec | None = None, origin: str = "fn returned") -> ElementSpec:
     """The spec of exactly this sample: no batch axis, all axes known.
 
@@ -133,6 +146,23 @@ def sample_spec(sample: Any, given: ElementSpec | None = None, origin: str = "fn
         array = convert_leaf(leaf, path)
         components.append(ArraySpec(array.shape, array.dtype, _text_of(array, leaf, path, hint.text if hint else None)))
     return ElementSpec(structure, tuple(components))
+
+
+def widened(spec: ElementSpec, other: ElementSpec) -> ElementSpec:
+    """`spec` with None for each axis in which `other` has another length.
+
+    A component with another number of axes stays as it is, and all of them where the structure is another one: whose
+    turn it is to become a row is refused there, where its index can be named.
+    """
+    if spec.structure != other.structure:
+        return spec
+    components = []
+    for mine, its in zip(spec.components, other.components, strict=True):
+        if len(mine.shape) == len(its.shape) and mine.shape != its.shape:
+            shape = (size if size == got else None for size, got in zip(mine.shape, its.shape, strict=True))
+            mine = ArraySpec(shape, mine.dtype, mine.text)
+        components.append(mine)
+    return ElementSpec(spec.structure, tuple(components))
 
 
 def _text_of(array: npt.NDArray[Any], leaf: Any, path: str, given: Text | None) -> Text | None:
@@ -156,6 +186,7 @@ def mismatch(
     actual_shape: tuple[int, ...],
     actual_dtype: np.dtype[Any],
     origin: Origin,
+    cure: str = "",
 ) -> SpecMismatchError:
     """The error for a component that came otherwise than its spec says, with the option that allows it.
 
@@ -166,6 +197,7 @@ def mismatch(
         actual_shape: what came.
         actual_dtype: what came; object for text.
         origin: where the expected shape comes from: an option that is set already is no advice.
+        cure: Python of an `element_spec` that would allow it, where there is one.
     """
     is_text = actual_dtype == OBJECT
     # "text" on both sides: what came may be str or bytes or some of each, and either is taken.
@@ -188,8 +220,10 @@ def mismatch(
     else:
         pairs = zip(expected.shape, actual_shape, strict=True)
         varied = [axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got]
+        if origin == "length":  # what is shorter is filled up
+            varied = [axis for axis in varied if actual_shape[axis] > (expected.shape[axis] or 0)]
         if varied:
-            advice.append(_advice_on_sizes(varied, is_text, origin))
+            advice.append(_advice_on_sizes(varied, origin, cure))
     source = "" if index is None else f" of {item_name(index)}"
     text = "; ".join(advice)
     return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{': ' * bool(text)}{text}")
@@ -197,17 +231,27 @@ def mismatch(
 
 def _advice_on_axes(count: int, origin: Origin) -> str:
     must = f"the number of axes must not vary: reshape in the function, so that all have {count}"
-    return f"{must}, or correct element_spec=" if origin == "given" else must
+    return f"{must}, or correct element_spec=" if origin in ("given", "length") else must
 
 
-def _advice_on_sizes(varied: list[int], is_text: bool, origin: Origin) -> str:
+def _advice_on_sizes(varied: list[int], origin: Origin, cure: str) -> str:
     ragged = ", ragged=True keeps each row's own length" * (varied == [0])
-    here = f"here {'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
-    of_a_sample = f"{here} of a sample"
+    axes = f"{'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
+    here, of_a_sample = f"here {axes}", f"{axes} of a sample"
     if origin == "whole":
-        return f"element_spec= says with None which axes vary ({here})"
-    if is_text:
-        return "text is not padded: bring it to one shape in the function, or use batch_size=None"
+        return f"element_spec= says with None which axes vary ({here}){cure and f', as element_spec={cure}'}"
+    if origin == "seen" or (origin == "ragged" and varied == [0]):
+        return (
+            f"the first samples, which tell which axes vary, are alike in {of_a_sample}: say that it varies, by "
+            f"element_spec={cure}"
+        )
+    if origin == "unpadded":
+        return f"pad= has False for this component, so its samples must be alike in {of_a_sample}: give it a pad value"
+    if origin == "length":
+        return (
+            f"a batch is padded to that length ({of_a_sample}), as element_spec= has a number there: give a larger "
+            "one, or give None to pad to a batch's largest"
+        )
     if origin == "ragged":
         return (
             "of a ragged component only the first axis of a sample may vary: bring the others to one size in the "
@@ -215,7 +259,7 @@ def _advice_on_sizes(varied: list[int], is_text: bool, origin: Origin) -> str:
         )
     if origin == "given":
         return (
-            f"element_spec= has a fixed length there ({of_a_sample}): give None for it, and pad=True to pad to a "
+            f"element_spec= has a fixed length there (here {of_a_sample}): give None for it, and pad=True to pad to a "
             f"batch's largest{ragged}"
         )
     if origin == "rows":
@@ -225,5 +269,5 @@ def _advice_on_sizes(varied: list[int], is_text: bool, origin: Origin) -> str:
         )
     return (
         f"samples of varied shape: pad=True pads to a batch's largest{ragged} (beside it element_spec= may say with "
-        f"None which axes vary, {of_a_sample}), batch_size=None hands each element on as it is"
+        f"None which axes vary, here {of_a_sample}), batch_size=None hands each element on as it is"
     )

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.layout import Block, FixedLayout, Packing, aligned, packed_nbytes, read_packed
 from loaderpool.ragged import RaggedArray
-from loaderpool.spec import ArraySpec, ElementSpec
+from loaderpool.spec import ElementSpec
 
-__all__ = ["CHUNK_BATCHES", "BatchForm", "UnitKind", "batch_form", "read_text", "spec_of_batches", "unit_of"]
+__all__ = ["CHUNK_BATCHES", "BatchForm", "UnitKind", "batch_form", "read_text", "unit_of"]
 
 # What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
@@ -48,26 +48,28 @@ class BatchForm:
     max_chunk: int  # most batches that one ticket may cover
     can_split: bool  # whether a ticket may cover some rows of a batch
     slot_bytes: int  # bytes of a slot; a packed batch may outgrow it
+    padding: tuple[Any, ...] = ()  # what fills up each component, as `padding_of` has it; False: its rows are alike
+
+    def padding_at(self, component: int) -> Any:
+        """What fills up rows of this component; None: the default. False: they have one shape."""
+        return self.padding[component] if self.padding else False
 
     @functools.cached_property
     def block_dtypes(self) -> tuple[np.dtype[Any], ...]:
         """Dtypes of the blocks of a packed batch, in order."""
         dtypes: list[np.dtype[Any]] = []
         for component in self.spec.components:
-            if component.text is not None:
-                dtypes += [_INT64, _BYTE]
-            elif component.ragged:
-                dtypes += [component.dtype, _INT64]
-            else:
-                dtypes.append(component.dtype)
+            dtypes += [_INT64, _BYTE] if component.text is not None else [component.dtype]
+            if component.ragged:
+                dtypes.append(_INT64)
         return tuple(dtypes)
 
     @functools.cached_property
     def may_be_padded(self) -> bool:
-        """Whether any component may have padding in it."""
-        return self.fixed is None and any(
-            component.text is None and not component.ragged and None in component.shape[1:]
-            for component in self.spec.components
+        """Whether any component may have padding in it that is counted: text is stored without."""
+        return any(
+            component.text is None and self.padding_at(number) is not False
+            for number, component in enumerate(self.spec.components)
         )
 
     @property
@@ -78,7 +80,7 @@ class BatchForm:
     @functools.cached_property
     def has_plain_rows(self) -> bool:
         """Whether each row has one known shape and size, so that it can be written before the next one is made."""
-        return self.unit == "sample" and _are_plain(self.spec)
+        return self.unit == "sample" and _are_plain(self.spec) and all(pad is False for pad in self.padding)
 
     @functools.cached_property
     def row_bytes(self) -> tuple[int, ...]:
@@ -130,17 +132,12 @@ class BatchForm:
 
     def _components(self, blocks: list[npt.NDArray[Any]]) -> list[Any]:
         components: list[Any] = []
-        position = 0
+        rest = iter(blocks)
         for component in self.spec.components:
+            values = next(rest)
             if component.text is not None:
-                components.append(read_text(blocks[position], blocks[position + 1], component.text))
-                position += 2
-            elif component.ragged:
-                components.append(RaggedArray(blocks[position], blocks[position + 1]))
-                position += 2
-            else:
-                components.append(blocks[position])
-                position += 1
+                values = read_text(values, next(rest), component.text)
+            components.append(RaggedArray(values, next(rest)) if component.ragged else values)
         return components
 
 
@@ -167,6 +164,7 @@ def batch_form(
     may_leave_rows_out: bool,
     may_replace_rows: bool,
     rows_vary: bool = False,
+    padding: tuple[Any, ...] = (),
 ) -> BatchForm:
     """The form for a batch spec: fixed where every row has one known shape and no row may be missing, else packed.
 
@@ -178,15 +176,18 @@ def batch_form(
         may_leave_rows_out: `on_error="skip"`.
         may_replace_rows: `on_error="replace"`: the next good row must be in the same ticket.
         rows_vary: not all batches but the last have `batch_size` rows.
+        padding: as `BatchForm` has it.
     """
     components = spec.components
-    is_fixed = unit == "sample" and not may_leave_rows_out and not rows_vary and _are_plain(spec)
+    is_alike = _are_plain(spec) and all(pad is False for pad in padding)
+    is_fixed = unit == "sample" and not may_leave_rows_out and not rows_vary and is_alike
     rows = batch_size or 1
     if not is_fixed:
         # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
         batch_bytes = aligned(batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(components)))
         max_chunk = max(1, min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes))
-        return BatchForm(spec, unit, rows, None, max_chunk, can_split=False, slot_bytes=batch_bytes * max_chunk)
+        slot_bytes = batch_bytes * max_chunk
+        return BatchForm(spec, unit, rows, None, max_chunk, can_split=False, slot_bytes=slot_bytes, padding=padding)
     row_shapes, dtypes = _row_layout(spec)
     batch_bytes = FixedLayout(row_shapes, dtypes, rows).used_bytes(rows)
     few = min(CHUNK_BATCHES, _CHUNK_BYTES // max(1, batch_bytes))
@@ -205,22 +206,3 @@ def _row_layout(spec: ElementSpec) -> tuple[tuple[tuple[int, ...], ...], tuple[n
     """Shapes and dtypes of the components of a plain row."""
     shapes = tuple(tuple(int(n) for n in c.shape[1:] if n is not None) for c in spec.components)
     return shapes, tuple(c.dtype for c in spec.components)
-
-
-def spec_of_batches(sample: ElementSpec, *, pad: bool, ragged: bool, static_rows: int | None) -> ElementSpec:
-    """The batch spec for samples like `sample`.
-
-    Under `pad` and `ragged` no axis of a component with axes can be known from one sample: with `pad` all are None,
-    with `ragged` the first is; an explicit `element_spec` says it more precisely.
-    """
-    components = []
-    for component in sample.components:
-        shape: tuple[int | None, ...] = component.shape
-        is_ragged = False
-        if shape and component.text is None:
-            if pad:
-                shape = (None,) * len(shape)
-            elif ragged:
-                shape, is_ragged = (None, *shape[1:]), True
-        components.append(ArraySpec((static_rows, *shape), component.dtype, component.text, is_ragged))
-    return ElementSpec(sample.structure, tuple(components))

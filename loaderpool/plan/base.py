@@ -201,6 +201,10 @@ class BasePlan(abc.ABC):
             position: in the global order, 0 to size - 1.
         """
 
+    def batch_of_another_bucket(self, epoch: int) -> int | None:
+        """The first batch of this shard whose items are not of the first one's bucket; None: there is none."""
+        return None
+
     # ---- the global order ----
 
     def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:

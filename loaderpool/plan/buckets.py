@@ -211,6 +211,12 @@ class BucketPlan(BasePlan):
         row = at - int(table.firsts[batch]) - start
         return (batch, row) if 0 <= row < rows else None
 
+    def batch_of_another_bucket(self, epoch: int) -> int | None:
+        """See `BasePlan`."""
+        buckets = self._epoch(epoch).buckets
+        others = np.flatnonzero(buckets != buckets[0]) if buckets.size else buckets
+        return int(others[0]) if others.size else None
+
     @cached_property
     def _rests(self) -> dict[Start, BucketPlan]:
         return {}

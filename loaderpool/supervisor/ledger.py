@@ -52,9 +52,9 @@ class Ledger:
 
     # ---- tickets ----
 
-    def probe(self, loader: LoaderRecord, epoch: int) -> None:
-        """The first sample of an epoch shall be made, for its spec."""
-        self.due.append(self.opened(Ticket(self.cutter.take_number(), None, loader, epoch, 0, 0, 0, 0)))
+    def probe(self, loader: LoaderRecord, epoch: int, batch: int = 0) -> None:
+        """The first samples of an epoch shall be made, for their spec; or one whole batch of it."""
+        self.due.append(self.opened(Ticket(self.cutter.take_number(), None, loader, epoch, 0, batch, 0, 0)))
 
     def redo(self, ticket_number: int, slot_number: int, count: int) -> None:
         """The trainer could not use what was made of a ticket, or only its first `count` batches; 0: all are wanted."""

@@ -20,13 +20,13 @@ class Ticket:
     loader: LoaderRecord
     first: int  # first batch, counted from the run's first epoch on; the epoch of a probe
     count: int
-    row_start: int
+    row_start: int  # of a probe: which batch it looks at
     row_stop: int
     slot: int
     attempt: int = 0
     deaths: int = 0
     is_isolated: bool = False  # a worker that had it has died: nothing shall be made beside it
-    uses_kept: bool = False  # the probe's result stands for some of its work, so its time tells nothing
+    uses_kept: bool = False  # what a probe kept stands for some of its work, so its time tells nothing
     suspect: Ticket | None = None  # this is a trial of that ticket: one of its rows alone, the result thrown away
     trial: int = 0  # which row
     hint: int | None = None  # source index at which a worker died over it
@@ -48,7 +48,7 @@ class Ticket:
     def order(self) -> bytes:
         """What the worker is told."""
         if self.run is None:
-            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first, self.loader.feed)
+            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first, self.loader.feed, self.row_start)
         if self.suspect is not None:
             return pack(
                 Order.TRY,
@@ -128,7 +128,7 @@ class LoaderRecord:
     full_batches: int = 0
     batch_ns: int = 0
     is_measured: bool = False
-    first_worker: int | None = None  # ran the probe and keeps its result
+    keepers: dict[int, int] = dataclasses.field(default_factory=dict)  # which worker keeps something of which batch
     feed: int = 0  # where the table lies that has the items of the probe; 0: the source has them
     free: list[int] = dataclasses.field(default_factory=list)  # last freed, first used: hot in cache
     is_unloading: bool = False

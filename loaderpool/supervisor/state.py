@@ -112,7 +112,7 @@ class SupervisorState:
         elif kind == Control.UPDATE:
             ledger.out.append(Update(words[1], words[2], words[3]))
         elif kind == Control.PROBE:
-            self._probe(ledger.loaders[words[1]], epoch=words[2], feed=words[3])
+            self._probe(ledger.loaders[words[1]], epoch=words[2], feed=words[3], batch=words[4])
         elif kind == Control.UNLOAD:
             ledger.unload(ledger.loaders[words[1]])
         elif kind == Control.CLOSE:
@@ -265,10 +265,10 @@ class SupervisorState:
             self.ledger.settle(ticket)
         return self.on_worker_gone(number, last, now_ns, is_explained=True)
 
-    def _probe(self, loader: LoaderRecord, epoch: int, feed: int) -> None:
+    def _probe(self, loader: LoaderRecord, epoch: int, feed: int, batch: int) -> None:
         loader.feed = feed
         if loader.is_loaded:
-            self.ledger.probe(loader, epoch)
+            self.ledger.probe(loader, epoch, batch)
         else:
             loader.probe_epoch = epoch
 
@@ -320,15 +320,21 @@ class SupervisorState:
                 if found is None:
                     return
                 worker, ticket = found[0], self.ledger.opened(found[1])
-            first_worker = ticket.loader.first_worker
-            if ticket.run is not None and ticket.first == 0 and first_worker is not None:
-                # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
-                prober = self.workers.with_room(first_worker)
-                if prober is not None:
-                    worker = prober
-                    ticket.loader.first_worker = None
-                    ticket.uses_kept = True
+            if ticket.run is not None and ticket.loader.keepers:
+                worker = self._keeper_of(ticket) or worker
             self._send(worker, ticket)
+
+    def _keeper_of(self, ticket: Ticket) -> WorkerRecord | None:
+        """The worker that has kept something of one of the ticket's batches since a probe, if it has room."""
+        keepers = ticket.loader.keepers
+        for batch in [batch for batch in keepers if ticket.first <= batch < ticket.first + ticket.count]:
+            # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
+            keeper = self.workers.with_room(keepers[batch])
+            if keeper is not None:
+                del keepers[batch]
+                ticket.uses_kept = True
+                return keeper
+        return None
 
     def _home_of(self, ticket: Ticket) -> WorkerRecord | None:
         """The worker in which the ticket's generator stands, if it has room."""
@@ -359,7 +365,7 @@ class SupervisorState:
         out, number = self.ledger.out, worker.worker
         loader, run = ticket.loader, ticket.run
         if run is None:
-            loader.first_worker = number
+            loader.keepers[ticket.row_start] = number
             out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
         else:
             if loader.loader not in worker.layouts and loader.layout is not None:
@@ -390,7 +396,7 @@ class SupervisorState:
         out.append(ToWorker(number, ticket.order()))
 
     def _answered(self, words: Words) -> None:
-        _, number, worker_number, status, busy_ns, rows, _, attempt = words
+        _, number, worker_number, status, busy_ns, rows, last_kept, attempt = words
         worker = self.workers.get(worker_number)
         if worker is None or not worker.tickets or worker.tickets[0].ticket != number:
             return  # a report of a process already given up
@@ -400,6 +406,8 @@ class SupervisorState:
             self._tried(ticket, status, rows)
             return
         loader = ticket.loader
+        if ticket.run is None and rows:  # the last may be of another bucket, the others follow the first
+            loader.keepers |= dict.fromkeys([*range(1, rows), last_kept], worker_number)
         if status == Status.FINISHED and rows and ticket.run is not None and not ticket.uses_kept:
             # Units that are whole elements have one "row" a batch in the plan, whatever the batch itself has.
             planned = ticket.count * (ticket.row_stop - ticket.row_start)

@@ -30,7 +30,7 @@ class BatchMaker:
     """Makes a ticket's batches, each one whole before it is written.
 
     Args:
-        config: the loader's settings; of these the error policy and the padding matter.
+        config: the loader's settings; of these the error policy matters.
         unit: what one call of the function makes.
         progress: where each sample is noted, and what failures are.
         exclusions: what is not run.
@@ -117,8 +117,9 @@ class BatchMaker:
         blocks: list[Block] = []
         for number, component in enumerate(self._form.spec.components):
             values = [leaves[number] for leaves in rows]
+            pad = self._form.padding_at(number)
             try:
-                blocks += collate(values, component, self._converter.paths[number], good, self._config.pad)
+                blocks += collate(values, component, self._converter.paths[number], good, pad)
             except self._progress.catches as error:
                 raise self._progress.failed(error, job.epoch, indices, int(positions[0])) from None
         return (len(rows), blocks), failures
@@ -156,8 +157,7 @@ class BatchMaker:
         shapes: list[tuple[int, ...]] = []
         for component in self._form.spec.components:
             shapes.append((0,) * max(1, len(component.shape)))
-            if component.text is not None or component.ragged:
-                shapes.append((0,))
+            shapes += [(0,)] * ((component.text is not None) + component.ragged)
         pairs = zip(shapes, self._form.block_dtypes, strict=True)
         return [Block(shape, dtype, lambda out: None) for shape, dtype in pairs]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy.typing as npt
 
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Calls", "Maker", "refuse_draws"]
 
 _Result = TypeVar("_Result")
-
-
-class _Kept(NamedTuple):
-    """The probe's result, used when its turn comes instead of a second call."""
-
-    epoch: int
-    source_index: int  # of its (first) item
-    result: Any
 
 
 class Maker(Protocol):
@@ -100,7 +92,9 @@ class Calls:
         self._seed, self._threads = config.seed, threads
         self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
         self._seeds_globals: bool = config.seed_globals is True
-        self._kept: _Kept | None = None
+        # What the probe made, each used at its turn instead of a second call; by source index of the (first) item.
+        self._kept: dict[int, Any] = {}
+        self._kept_epoch = 0
         maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
         self.lacked_out = False  # the latest call of a function that takes `out` was given None
@@ -111,7 +105,7 @@ class Calls:
         """The same calls for another thread, with random streams of its own. Nothing is kept in it."""
         other = copy.copy(self)
         other.__dict__.pop("_streams", None)
-        other._kept = None
+        other._kept = {}
         return other
 
     @functools.cached_property
@@ -131,20 +125,25 @@ class Calls:
         return self._takes_rng or self._seeds_globals
 
     def keep(self, epoch: int, index: int, result: Any) -> None:
-        """Have `result` stand for the next call for this item in this epoch."""
-        self._kept = _Kept(epoch, index, result)
+        """Have `result` stand for the next call for this item in this epoch. Results of other epochs are dropped."""
+        self.keep_only(epoch)
+        self._kept[index] = result
+
+    def keep_only(self, epoch: int) -> None:
+        """What is kept of other epochs will not be asked for."""
+        if epoch != self._kept_epoch:
+            self._kept.clear()
+            self._kept_epoch = epoch
 
     def take_kept(self, epoch: int, index: int) -> list[Any]:
         """What was kept for this item in this epoch: one result, once, or none."""
-        kept = self._kept
-        if kept is None or kept.source_index != index or kept.epoch != epoch:
+        if epoch != self._kept_epoch or index not in self._kept:
             return []
-        self._kept = None
-        return [kept.result]
+        return [self._kept.pop(index)]
 
     def forget(self) -> None:
         """What was kept is not what its turn would give now."""
-        self._kept = None
+        self._kept.clear()
 
     def watched(self, work: Callable[[], _Result]) -> _Result:
         """Run `work`; once calls are seen to draw from the global generators, seed them and run it once more.
@@ -179,7 +178,7 @@ class Calls:
             else:
                 if not watch.drew():
                     return result
-            self._kept = None
+            self.forget()
             if not watch.was_blind:
                 break
         self._seeds_globals = True
@@ -191,7 +190,7 @@ class Calls:
             result = work()
             if not watch.drew():
                 return result
-            self._kept = None
+            self.forget()
         raise refuse_draws(self._threads)
 
     def samples(
@@ -213,9 +212,13 @@ class Calls:
             arrays: the components' arrays, for a function that takes `out`.
             row: the first row in them.
         """
-        if self._kept is not None and len(indices) and (kept := self.take_kept(epoch, indices[0])):
-            results += kept
-            positions, indices, row = positions[1:], indices[1:], row + 1
+        if self._kept and epoch == self._kept_epoch and not self._kept.keys().isdisjoint(indices):
+            for at, (position, index) in enumerate(zip(positions, indices, strict=True)):
+                if kept := self.take_kept(epoch, index):
+                    results += kept
+                else:
+                    self.samples(epoch, [position], [index], results, arrays, row + at)
+            return
         if not (self.needs_positions or self.takes_out):
             self._plain(indices, results)
             end_stray()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import Block
+from loaderpool.padding import fill_value
 from loaderpool.spec import ArraySpec, mismatch
 
 __all__ = ["blocks_of_array", "collate"]
@@ -23,19 +24,19 @@ def collate(
     """The blocks of one component of a batch of samples.
 
     Args:
-        values: one array per row, already of the component's dtype (text: object arrays).
+        values: one array per row, already of the component's dtype (text: object arrays) and shape.
         component: its spec, batch axis included.
         path: its path in the element, for errors.
         indices: source index of each row, for errors.
-        pad: the pad value, or False.
+        pad: what fills it up, None for the default; False: rows have one shape.
 
     Raises:
-        SpecMismatchError: shapes differ and neither `pad` nor `ragged` is set.
+        SpecMismatchError: shapes differ, and it is neither padded nor ragged.
     """
     if component.ragged:
         return _ragged(values, component, path, indices)
-    if pad is not False and component.text is None and None in component.shape[1:]:
-        return _padded(values, component, path, indices, pad)
+    if pad is not False:
+        return _padded(values, component, path, pad)
     shape = values[0].shape if values else tuple(n or 0 for n in component.shape[1:])
     for value, index in zip(values, indices, strict=True):
         if value.shape != shape:
@@ -69,65 +70,54 @@ def _ragged(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str,
     inner = values[0].shape[1:] if values else tuple(n or 0 for n in component.shape[2:])
     for value, index in zip(values, indices, strict=True):
         if value.ndim == 0 or value.shape[1:] != inner:
-            expected = ArraySpec((None, *inner), component.dtype)
+            expected = ArraySpec((None, *inner), component.dtype, component.text)
             raise mismatch(path, index, expected, value.shape, value.dtype, "ragged")
     lengths = [len(value) for value in values]
-
-    def join(out: npt.NDArray[Any]) -> None:
-        start = 0
-        for value, length in zip(values, lengths, strict=True):
-            out[start : start + length] = value
-            start += length
 
     def splits(out: npt.NDArray[Any]) -> None:
         out[0] = 0
         np.cumsum(lengths, out=out[1:])
 
-    return [
-        Block((sum(lengths), *inner), component.dtype, join),
-        Block((len(values) + 1,), _INT64, splits),
-    ]
+    joined = _joined(values, (sum(lengths), *inner), component)
+    return [*joined, Block((len(values) + 1,), _INT64, splits)]
 
 
-def _padded(
-    values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int], pad: Any
-) -> list[Block]:
-    ndim = len(component.shape) - 1
-    for value, index in zip(values, indices, strict=True):
-        fits = value.ndim == ndim and all(
-            given is None or given == actual for given, actual in zip(component.shape[1:], value.shape, strict=False)
-        )
-        if not fits:
-            expected = ArraySpec(component.shape[1:], component.dtype)
-            raise mismatch(path, index, expected, value.shape, value.dtype, "given")
-    largest = tuple(max((value.shape[axis] for value in values), default=0) for axis in range(ndim))
-    fill_value = pad_value_for(component, pad, path)
+def _joined(values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...], component: ArraySpec) -> list[Block]:
+    """All rows' own rows end to end."""
+    if component.text is not None:
+        return _text_blocks([piece for value in values for piece in value.ravel().tolist()], shape)
+
+    def join(out: npt.NDArray[Any]) -> None:
+        start = 0
+        for value in values:
+            out[start : start + len(value)] = value
+            start += len(value)
+
+    return [Block(shape, component.dtype, join)]
+
+
+def _padded(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, pad: Any) -> list[Block]:
+    """Rows in the corner of what holds them all, or of the length that the spec has; the rest is filled up."""
+    largest = tuple(
+        max((value.shape[axis] for value in values), default=0) if length is None else length
+        for axis, length in enumerate(component.shape[1:])
+    )
+    unpadded = sum(value.size for value in values)
+    is_full = unpadded == len(values) * math.prod(largest)
+    filler = None if is_full else fill_value(pad, component, path)
 
     def fill(out: npt.NDArray[Any]) -> None:
-        out[...] = fill_value
+        if not is_full:
+            out[...] = filler
         for row, value in enumerate(values):
             corner: tuple[Any, ...] = (row, *map(slice, value.shape))
             out[corner] = value
 
-    return [Block((len(values), *largest), component.dtype, fill, sum(value.size for value in values))]
-
-
-def pad_value_for(component: ArraySpec, pad: Any, path: str) -> Any:
-    """The pad value in the component's dtype.
-
-    Raises:
-        SpecMismatchError: the dtype cannot hold it.
-    """
-    try:
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN into an int is caught by the comparison
-            value = np.asarray(pad).astype(component.dtype)
-        if value.shape == () and (value == np.asarray(pad) or (pad != pad and value != value)):
-            return value
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise SpecMismatchError(
-        f"component {path or '(the whole element)'}: the pad value {pad!r} does not fit its dtype {component.dtype}"
-    )
+    if component.text is not None:
+        texts = np.empty((len(values), *largest), object)
+        fill(texts)
+        return _text_blocks(texts.ravel().tolist(), texts.shape)
+    return [Block((len(values), *largest), component.dtype, fill, unpadded)]
 
 
 def _text_blocks(texts: list[Any], shape: tuple[int, ...]) -> list[Block]:

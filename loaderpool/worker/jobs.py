@@ -66,10 +66,13 @@ class Filled(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What one call of the function told."""
+    """What the first call of the function told, and how far others of the first batch differ from it."""
 
-    spec: ElementSpec  # of what it returned
-    nbytes: int  # of what it returned
+    spec: ElementSpec  # of what the first one returned
+    seen: ElementSpec  # the same, with None for the axes that others showed to vary; where none did, for all that may
+    nbytes: int  # of what one returned: the most that was seen in the first batch
     rows: int  # of the batch it was called for; 1 for a sample
-    elapsed_ns: int
+    elapsed_ns: int  # of the first call
     batch_rows: int  # of the batch that it is part of
+    batch: int = 0  # which of the epoch's batches
+    other_batches: tuple[int, ...] = ()  # of which a sample was made as well

@@ -167,7 +167,7 @@ class WorkerLoop:
         elif kind == Order.TRY:
             self._try(words)
         elif kind == Order.PROBE:
-            self._probe(ticket=words[1], loader=words[2], epoch=words[3], feed=words[4])
+            self._probe(ticket=words[1], loader=words[2], epoch=words[3], feed=words[4], batch=words[5])
         elif kind == Order.EXIT:
             return False
         return True
@@ -187,21 +187,23 @@ class WorkerLoop:
             work.look_ahead = self._look_ahead
         return work
 
-    def _probe(self, ticket: int, loader: int, epoch: int, feed: int) -> None:
+    def _probe(self, ticket: int, loader: int, epoch: int, feed: int, batch: int) -> None:
         import cloudpickle
 
         self._words[self._base + Field.TICKET] = ticket
+        others: tuple[int, ...] = ()
         try:
             work = self._work(loader)
             work.ensure_setup()
-            found = cloudpickle.dumps(work.probe(epoch, feed))
+            probe = work.probe(epoch, feed, batch)
+            found, others = cloudpickle.dumps(probe), probe.other_batches
             status, notice = Status.FINISHED, Notice.SPEC
         except WorkFailed as error:
             found, status, notice = cloudpickle.dumps(error.failure), Status.FAILED, Notice.SPEC_FAILED
         self._check_pipes()
         self._words[self._base + Field.INDEX] = 0
         send_with_bytes(self._channels.socket, pack(notice, loader, self._worker), found)
-        self._report(pack(Report.DONE, ticket, self._worker, status))
+        self._report(pack(Report.DONE, ticket, self._worker, status, 0, len(others), max(others, default=0)))
 
     def _try(self, words: Words) -> None:
         """One row of a ticket that ended workers, alone; whatever comes of it, this process lives or does not."""

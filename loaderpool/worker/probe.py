@@ -1,8 +1,15 @@
-"""The probe: the function's first call, which tells what a sample (or batch) is like before a form is known."""
+"""The probe: the function's first calls, which tell what samples (or batches) are like before a form is known.
+
+One call tells all where every sample has one shape. Where they are to be padded, or kept ragged, the samples of the
+first batch tell which axes vary; of batches by length, whose samples are of like length, one of another bucket does,
+too. Which samples these are hangs on the plan alone, so the form is the same for any number of workers, and after a
+resume.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +22,7 @@ from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.leaves import convert_leaf
 from loaderpool.memory.form import UnitKind
 from loaderpool.plan.base import BasePlan
-from loaderpool.spec import ElementSpec, sample_spec
+from loaderpool.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure
@@ -29,6 +36,12 @@ __all__ = ["Prober"]
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
 # samples have.
 _PROBES = 64
+# Samples of the first batch that are looked at for axes that vary. Fewer: an axis that rarely varies is met later, as
+# an error. More: of a large batch of slow samples the other workers would wait for all.
+_LOOKS = 64
+# Samples that are looked at in any case: of the batches behind it where the first is smaller, and however many threads
+# would have made them at the same time.
+_FEWEST_LOOKS = 8
 # Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
 _WITHOUT_OUT = " (at the first call, which tells what a sample is like, out is None: return a new array then)"
@@ -65,7 +78,8 @@ class Prober:
     def probe(self, epoch: int, feed: int) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
 
-        Where failing samples are left out or replaced, the first good one of a few.
+        Where failing samples are left out or replaced, the first good one of a few. Where axes may vary, for more
+        samples; one of these that fails tells nothing, and fails again in its turn.
 
         Args:
             epoch: the epoch.
@@ -76,21 +90,87 @@ class Prober:
         """
         action = self._config.on_error.action
         may_try_more = action == "skip" or (action == "replace" and self._unit == "sample")
+        left = _PROBES if may_try_more else 1
         first_error: WorkFailed | None = None
-        for positions, batch_rows in self._positions(epoch, feed, _PROBES if may_try_more else 1):
-            try:
-                return self._probe_at(epoch, positions, batch_rows)
-            except WorkFailed as error:
-                first_error = first_error or error
+        for positions in self._batches(epoch, feed, left):
+            size = len(positions) if self._unit == "batch" else 1
+            tried = range(0, len(positions), size)[:left]
+            for start in tried:
+                try:
+                    probe = self._probe_at(epoch, positions[start : start + size], len(positions))
+                except WorkFailed as error:
+                    first_error = first_error or error
+                else:
+                    return self._look_at_more(epoch, probe, positions[start + 1 :])
+            left -= len(tried)
+            if not left:
+                break
         raise first_error or self._nothing_there(epoch)
+
+    def probe_batch(self, epoch: int, batch: int) -> Probe:
+        """The same for one batch that a call makes whole.
+
+        Raises:
+            WorkFailed: the function raised, or returned what no batch can be made of.
+        """
+        positions = self._plan.positions(epoch, batch)
+        return self._probe_at(epoch, positions, len(positions))._replace(batch=batch)
+
+    def _look_at_more(self, epoch: int, probe: Probe, positions: npt.NDArray[np.int64]) -> Probe:
+        """What other samples show of the axes, where that is asked for: an `element_spec` says it itself.
+
+        Args:
+            epoch: the epoch.
+            probe: the first sample.
+            positions: of the samples behind it in its batch.
+        """
+        varies = self._config.pad is not False or self._config.ragged
+        has_axes = any(component.shape for component in probe.spec.components)
+        if self._unit != "sample" or self._given_spec is not None or not varies or not has_axes:
+            return probe
+        seen, nbytes = probe.spec, probe.nbytes
+        most = max(_FEWEST_LOOKS, _LOOKS // self._config.threads_per_worker)  # they are made one after the other
+        for each in itertools.islice(positions, most - 1):
+            other = self._try(epoch, each)
+            if other is not None:
+                seen, nbytes = widened(seen, other.spec), max(nbytes, other.nbytes)
+        elsewhere = self._elsewhere(epoch, _FEWEST_LOOKS - 1 - len(positions))
+        for each in elsewhere.values():
+            other = self._try(epoch, each)
+            if other is not None:
+                seen = widened(seen, other.spec)
+        if (
+            seen == probe.spec
+        ):  # nothing tells them apart, as with sentences that were all cut to one length: any may vary
+            open_axes = (ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in seen.components)
+            seen = ElementSpec(seen.structure, tuple(open_axes))
+        return probe._replace(seen=seen, nbytes=nbytes, other_batches=tuple(elsewhere))
+
+    def _elsewhere(self, epoch: int, missing: int) -> dict[int, np.int64]:
+        """A sample of the batches behind the first, as many as are missing; and of the first one of another bucket."""
+        plan = self._plan
+        if plan.is_open:  # a stream, of which no other batch need be there; or generators, which stand elsewhere
+            return {}
+        batches = list(range(1, min(1 + max(0, missing), plan.batches_per_epoch)))
+        batch = plan.batch_of_another_bucket(epoch)
+        if batch is not None and batch not in batches:
+            batches.append(batch)
+        return {batch: plan.positions(epoch, batch, 0, 1)[0] for batch in batches}
+
+    def _try(self, epoch: int, position: np.int64) -> Probe | None:
+        """What this sample is like; None: it fails, and so it will in its turn."""
+        try:
+            return self._probe_at(epoch, np.array([position]), 1)
+        except WorkFailed:
+            return None
 
     def _nothing_there(self, epoch: int) -> WorkFailed:
         enough = "" if self._config.batch_size is None or not self._config.drop_remainder else " enough for a batch"
         error = SourceError(f"source is empty: no generator yielded anything{enough}")
         return WorkFailed(describe_failure(error, epoch=epoch, worker=self._progress.worker), error)
 
-    def _positions(self, epoch: int, feed: int, most: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
-        """What calls would be for, and how many rows their batches have."""
+    def _batches(self, epoch: int, feed: int, most: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The positions of the first batches."""
         batches = self._items.first(epoch, most, feed)
         while True:
             try:
@@ -102,14 +182,7 @@ class Prober:
                 raise WorkFailed(failure, error) from None
             if positions is None:
                 return
-            if self._unit == "batch":
-                yield positions, len(positions)
-                continue
-            for row in range(min(most, len(positions))):
-                yield positions[row : row + 1], len(positions)
-            most -= len(positions)
-            if most <= 0:
-                return
+            yield positions
 
     def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64], batch_rows: int) -> Probe:
         indices = self._plan.indices(epoch, positions)
@@ -134,7 +207,7 @@ class Prober:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
         self._calls.keep(epoch, indices[0], spec.structure.pack(kept))
-        return Probe(spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed, batch_rows)
+        return Probe(spec, spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed, batch_rows)
 
     def _failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
         failed = self._progress.failed(error, epoch, indices, position)

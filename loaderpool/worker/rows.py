@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.config import LoaderConfig
 from loaderpool.dtypes import can_write
 from loaderpool.errors import SpecMismatchError
 from loaderpool.item_names import item_name
 from loaderpool.leaves import convert_leaf
-from loaderpool.spec import ArraySpec, ElementSpec, Origin, mismatch
+from loaderpool.padding import padding_of
+from loaderpool.spec import ArraySpec, ElementSpec, Origin, as_code, mismatch
 from loaderpool.structure import Structure
 
 __all__ = ["Converter", "ReusedBuffer", "RowWriter"]
@@ -40,20 +42,30 @@ class Converter:
     Args:
         spec: of a batch.
         is_given: the user gave the spec, so a `same_kind` cast is wanted; an inferred one allows no cast of arrays.
-        has_batch_axis: leaves are whole batches (axis 0 of the spec is theirs).
+        has_batch_axis: leaves are whole batches (axis 0 of the spec is theirs); of an inferred spec their axes may have
+            any length.
+        config: the loader's settings; of these `pad` and `ragged` matter, for what an error advises.
+        padding: what fills up each component, as `BatchForm` has it.
     """
 
-    def __init__(self, spec: ElementSpec, *, is_given: bool, has_batch_axis: bool) -> None:
-        self._is_given = is_given
+    def __init__(
+        self,
+        spec: ElementSpec,
+        *,
+        is_given: bool,
+        has_batch_axis: bool,
+        config: LoaderConfig | None = None,
+        padding: Sequence[Any] = (),
+    ) -> None:
+        self._is_given, self._spec = is_given, spec
         self.flatten = spec.structure.flatten
         self.structure = spec.structure
         self.paths = spec.structure.paths
         drop = 0 if has_batch_axis else 1
         self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
-        stacked: Origin = "given" if is_given else "first"
-        self._origins: tuple[Origin, ...] = tuple(
-            "whole" if has_batch_axis else "ragged" if c.ragged else stacked for c in spec.components
-        )
+        self._origins = tuple(_origins(spec, is_given, has_batch_axis, config, padding))
+        if has_batch_axis and not is_given:
+            self.expected = tuple(ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in spec.components)
 
     def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
         """All components of what one call returned, converted and checked.
@@ -78,27 +90,38 @@ class Converter:
             array = convert_leaf(value, path)
         except SpecMismatchError as error:
             raise SpecMismatchError(f"{error} ({item_name(index)})") from None
-        if not _fits(array.shape, expected.shape):
-            raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component])
+        if not _fits(array.shape, expected.shape, self._origins[component] == "length"):
+            raise self._mismatch(component, index, array)
         if expected.text is not None:
             if array.dtype != object:
-                raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component])
+                raise self._mismatch(component, index, array)
             return array
         if array.dtype == expected.dtype:
             return array
         if array.dtype == object or not self._may_cast(value, array.dtype, expected.dtype):
-            raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component])
+            raise self._mismatch(component, index, array)
         with np.errstate(over="raise"):
             try:
                 cast = array.astype(expected.dtype)
             except FloatingPointError:
-                raise mismatch(path, index, expected, array.shape, array.dtype, self._origins[component]) from None
+                raise self._mismatch(component, index, array) from None
         if array.dtype.kind in "iu" and expected.dtype.kind in "iu" and not np.array_equal(cast, array):
             raise SpecMismatchError(
                 f"component {path or '(the whole element)'} of {item_name(index)}: a value does not fit "
                 f"{expected.dtype} (came as {array.dtype}, {array.min()} to {array.max()})"
             )
         return cast
+
+    def _mismatch(self, component: int, index: int, array: npt.NDArray[Any]) -> SpecMismatchError:
+        expected, cure = self.expected[component], ""
+        if self._origins[component] in ("seen", "ragged") and array.ndim == len(expected.shape):
+            components = list(self._spec.components)
+            own = components[component]
+            open_axes = (n if n == got else None for n, got in zip(expected.shape, array.shape, strict=True))
+            components[component] = ArraySpec((own.shape[0], *open_axes), own.dtype, own.text)
+            cure = as_code(ElementSpec(self.structure, tuple(components)))
+        path, origin = self.paths[component], self._origins[component]
+        return mismatch(path, index, expected, array.shape, array.dtype, origin, cure)
 
     def _may_cast(self, value: Any, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
         if self._is_given:
@@ -240,11 +263,33 @@ class RowWriter:
             row += 1
 
 
-def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+def _origins(
+    spec: ElementSpec, is_given: bool, has_batch_axis: bool, config: LoaderConfig | None, padding: Sequence[Any]
+) -> Iterator[Origin]:
+    """For each component where its expected shape comes from."""
+    is_padding = config is not None and config.pad is not False
+    says_false = [False] * len(spec.components)
+    if config is not None and is_padding:
+        says_false = [pad is False for pad in padding_of(config.pad, spec.structure)]
+    for number, component in enumerate(spec.components):
+        if has_batch_axis:
+            yield "whole"
+        elif component.ragged or (config is not None and config.ragged and not is_given):
+            yield "ragged"
+        elif is_given:
+            yield "length" if padding and padding[number] is not False else "given"
+        elif is_padding:
+            yield "unpadded" if says_false[number] else "seen"
+        else:
+            yield "first"
+
+
+def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...], may_be_shorter: bool = False) -> bool:
     if actual == expected:
         return True
     return len(actual) == len(expected) and all(
-        static is None or static == size for static, size in zip(expected, actual, strict=True)
+        static is None or static == size or (may_be_shorter and size < static)
+        for static, size in zip(expected, actual, strict=True)
     )
 
 

@@ -149,7 +149,13 @@ class Work:
         """Take the batches' form, as the trainer decided it."""
         self.form = form
         self._calls.pack_out = form.spec.structure.pack
-        self._converter = Converter(form.spec, is_given=is_given, has_batch_axis=self.unit != "sample")
+        self._converter = Converter(
+            form.spec,
+            is_given=is_given,
+            has_batch_axis=self.unit != "sample",
+            config=self.config,
+            padding=form.padding,
+        )
         self._batches.set_form(form, self._converter)
         # Of a generator's batches the last is shorter, so they are packed; but no row of them is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
@@ -164,20 +170,21 @@ class Work:
         """Count a sample as failed without running it: it hung a worker (for `ran_s`), or (0) ended one."""
         self._exclusions.add(epoch, index, ran_s, exit_code)
 
-    def probe(self, epoch: int, feed: int = 0) -> Probe:
-        """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
+    def probe(self, epoch: int, feed: int = 0, batch: int = 0) -> Probe:
+        """Call the function for an epoch's first sample (or batch), keep the result, and tell what it is like.
 
         Args:
             epoch: the epoch.
             feed: where a stream's table lies.
+            batch: another one than the first, where a call makes a whole one.
 
         Raises:
             WorkFailed: the function raised, or returned what no batch can be made of.
         """
-        return self._prober.probe(epoch, feed)
+        return self._prober.probe_batch(epoch, batch) if batch else self._prober.probe(epoch, feed)
 
     def forget_probe(self) -> None:
-        """The source has changed: the probe's result is not what its turn would give now."""
+        """The source has changed: the probe's results are not what their turns would give now."""
         self._calls.forget()
 
     def close(self) -> None:
@@ -252,6 +259,9 @@ class Work:
 
     def _open(self, job: Job) -> Opened:
         """Which rows the job has; their items can be had by index from now on."""
+        if job.after:  # the probe looks at the beginning of an epoch, which was taken
+            self._calls.forget()
+        self._calls.keep_only(job.epoch)
         if self._ahead is not None:
             return Opened(job, *self._ahead.rows_of(job.epoch, job.batch, job.after))
         try:

@@ -226,7 +226,7 @@ class HandPool:
 
     def _act(self, session: HandSession, worker: int, words: Words) -> None:
         if words[0] == Order.PROBE:
-            attachment = pickle.dumps(self._work.probe(words[3]))
+            attachment = pickle.dumps(self._work.probe(words[3], batch=words[5]))
             session.notices.append(((Notice.SPEC, words[2], worker, 0, 0, 0, 0, 0), attachment))
             report = (Report.DONE, words[1], worker, Status.FINISHED, 0, 0, 0, 0)
             session.obey(session.state.on_report(report))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loaderpool.delivery import Delivery, aligned_empty
-from loaderpool.memory.form import BatchForm, batch_form, read_text, spec_of_batches
+from loaderpool.memory.form import BatchForm, batch_form, read_text
 from loaderpool.memory.layout import (
     ALIGNMENT_BYTES,
     Block,
@@ -22,7 +22,8 @@ from loaderpool.memory.layout import (
 )
 from loaderpool.ragged import RaggedArray
 from loaderpool.ring import with_chunk
-from loaderpool.spec import ArraySpec, ElementSpec, sample_spec
+from loaderpool.spec import ArraySpec, ElementSpec, sample_spec, widened
+from loaderpool.spec_choice import spec_of_batches
 from loaderpool.structure import Structure
 
 LAYOUTS = [
@@ -161,8 +162,12 @@ def test_text_is_read_from_lengths_and_one_blob(texts: list[Any], shape: tuple[i
 # ---- forms ----
 
 
-def form_of(sample: Any, *, batch_size: int = 4, pad: bool = False, ragged: bool = False, **more: Any) -> BatchForm:
-    spec = spec_of_batches(sample_spec(sample), pad=pad, ragged=ragged, static_rows=None)
+def form_of(sample: Any, other: Any = None, *, batch_size: int = 4, ragged: bool = False, **more: Any) -> BatchForm:
+    """The form for samples like the first, others being like the other; they are padded where `padding` says so."""
+    first = sample_spec(sample)
+    seen = first if other is None else widened(first, sample_spec(other))
+    padding = more.get("padding", ())
+    spec = spec_of_batches(first, seen, padding=padding, ragged=ragged, static_rows=None)
     settings = {"batch_bytes_seen": 100, "may_leave_rows_out": False, "may_replace_rows": False, **more}
     return batch_form(spec, "sample", batch_size=batch_size, **settings)
 
@@ -170,10 +175,11 @@ def form_of(sample: Any, *, batch_size: int = 4, pad: bool = False, ragged: bool
 def test_rows_of_one_known_shape_are_fixed_and_all_else_is_packed() -> None:
     assert form_of((np.zeros(3), 1)).fixed is not None
     assert form_of((np.zeros(3), "text")).fixed is None
-    assert form_of(np.zeros(3), pad=True).fixed is None
-    assert form_of(np.zeros(3), ragged=True).fixed is None
+    assert form_of(np.zeros(3), np.zeros(4), padding=(0,)).fixed is None
+    assert form_of(np.zeros(3), padding=(0,)).fixed is None  # to a given length
+    assert form_of(np.zeros(3), np.zeros(4), ragged=True).fixed is None
+    assert form_of(np.zeros(3), ragged=True).fixed is not None  # none was seen to vary
     assert form_of(np.zeros(3), may_leave_rows_out=True).fixed is None
-    assert form_of(np.float32(3), pad=True).fixed is not None  # a number has no axis that could vary
 
 
 def test_a_batch_is_cut_into_rows_only_where_each_row_stands_for_itself() -> None:

@@ -25,7 +25,7 @@ from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
-from loaderpool.memory.form import BatchForm, batch_form, spec_of_batches
+from loaderpool.memory.form import BatchForm, batch_form
 from loaderpool.memory.lease import Lender, ReturnPipe
 from loaderpool.messages import MESSAGE_BYTES, Control, pack, unpack_all
 from loaderpool.pass_book import PassBook
@@ -34,6 +34,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.reading import Reading
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.spec import sample_spec
+from loaderpool.spec_choice import spec_of_whole_batches
 
 
 class Pipe:
@@ -282,7 +283,7 @@ def test_clearing_a_cell_leaves_its_neighbours(shelf: Shelf) -> None:
 
 
 def form_of(row_bytes: int, batch_size: int) -> BatchForm:
-    spec = spec_of_batches(sample_spec(np.zeros(row_bytes, np.uint8)), pad=False, ragged=False, static_rows=None)
+    spec = spec_of_whole_batches(sample_spec(np.zeros((1, row_bytes), np.uint8)))  # of a batch of any rows
     return batch_form(
         spec,
         "sample",

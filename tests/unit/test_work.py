@@ -95,6 +95,43 @@ def test_the_probes_result_is_not_used_for_another_epoch() -> None:
     assert calls == [0, 0, 1, 2, 3]
 
 
+def growing(calls: list[int]) -> Callable[[int], Any]:
+    def fn(index: int) -> Any:
+        calls.append(index)
+        return np.full(1 + index % 3, index)
+
+    return fn
+
+
+def test_what_the_probe_saw_of_the_first_batch_is_used_in_its_turn() -> None:
+    calls: list[int] = []
+    bench = Bench(growing(calls), batch_size=9, pad=True).prepare()
+    assert calls == list(range(9)) and bench.probe.other_batches == ()
+    assert bench.probe.seen.components[0].shape == (None,) and bench.probe.spec.components[0].shape == (1,)
+    assert bench.probe.nbytes == 3 * 8  # of the largest
+    assert bench.make(0)[0][:, 0].tolist() == list(range(9))
+    assert calls == list(range(9))
+
+
+def test_a_small_first_batch_is_eked_out_with_samples_of_those_behind_it() -> None:
+    calls: list[int] = []
+    bench = Bench(growing(calls), batch_size=4, pad=True).prepare()
+    assert calls == [0, 1, 2, 3, 4, 8, 12, 16] and bench.probe.other_batches == (1, 2, 3, 4)
+    for batch in range(5):
+        bench.make(batch)
+    assert sorted(calls) == list(range(20))
+
+
+@pytest.mark.parametrize("how", [{"epoch": 1}, {"start": 4}], ids=["another epoch", "the rest of one"])
+def test_what_the_probe_saw_is_dropped_where_its_turn_will_not_come(how: dict[str, int]) -> None:
+    bench = Bench(growing([]), batch_size=4, pad=True).prepare()
+    kept = bench.work._calls._kept
+    assert len(kept) == 8
+    job = Job(RUN, how.get("epoch", 0), 0, 1, 0, 4, after=how.get("start", 0))
+    bench.work.fill(job, bench.slot, 0, bench.slot.nbytes)
+    assert not kept
+
+
 class Wrapped:
     """Not an array, but NumPy may look into its memory, as into a tensor's."""
 

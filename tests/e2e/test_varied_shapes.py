@@ -1,0 +1,307 @@
+"""Samples of varied shape, padded or ragged: which axes a batch's spec leaves open, and who is told what to do."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import Place, assert_same, read
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1, 3])
+SIZE = 60
+
+
+def sequence(index: int) -> Any:
+    """A sequence of varied length, and ten classes."""
+    return np.full((5 + index % 7, 4), index, np.float32), np.eye(10, dtype=np.float32)[index % 10]
+
+
+def shapes_of(spec: Any) -> Any:
+    return {name: each.shape for name, each in spec.items()} if isinstance(spec, dict) else [s.shape for s in spec]
+
+
+# ---- which axes are open ----
+
+
+@WORKERS
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
+def test_only_axes_that_are_seen_to_vary_are_open(on: Place, workers: int, batch_size: int) -> None:
+    with lp.Loader(range(SIZE), sequence, batch_size=batch_size, pad=True, **on(workers)) as loader:
+        assert shapes_of(loader.element_spec) == [(None, None, 4), (None, 10)]
+        batches = read(loader)
+    assert [batch[0].shape[2] for batch in batches] == [4] * len(batches)
+    rows = [row for batch in batches for row in batch[0]]
+    for index, row in enumerate(rows):
+        assert np.array_equal(row[: 5 + index % 7], sequence(index)[0]) and not row[5 + index % 7 :].any()
+
+
+@WORKERS
+def test_ragged_leaves_components_alone_that_do_not_vary(on: Place, workers: int) -> None:
+    with lp.Loader(range(SIZE), sequence, batch_size=8, ragged=True, **on(workers)) as loader:
+        assert [each.ragged for each in loader.element_spec] == [True, False]
+        assert shapes_of(loader.element_spec) == [(None, None, 4), (None, 10)]
+        batches = read(loader)
+    assert all(type(batch[1]) is np.ndarray and batch[1].shape[1:] == (10,) for batch in batches)
+    rows = [row for batch in batches for row in batch[0]]
+    assert_same(rows, [sequence(index)[0] for index in range(SIZE)])
+
+
+def alike_at_first(index: int) -> Any:
+    return np.zeros((3 if index < 30 else 4, 2)), np.zeros(5)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_no_axis_was_seen_to_vary_any_may(on: Place, workers: int) -> None:
+    """As of sentences that are cut to one length, most of which are longer: nothing tells axes apart."""
+    with lp.Loader(range(SIZE), alike_at_first, batch_size=8, pad=True, **on(workers)) as loader:
+        assert shapes_of(loader.element_spec) == [(None, None, None), (None, None)]
+        assert {batch[0].shape[1] for batch in loader} == {3, 4}
+    with lp.Loader(range(SIZE), alike_at_first, batch_size=8, ragged=True, **on(workers)) as loader:
+        assert [each.ragged for each in loader.element_spec] == [True, True]
+        assert sum(len(batch[0].values) for batch in loader) == 30 * 3 + 30 * 4
+
+
+def test_batches_by_length_are_told_apart_by_a_sample_of_another_bucket(on: Place) -> None:
+    """Of a bucket of one length alone no axis would seem to vary but those that do not hang on the length."""
+    lengths = [3 + index % 2 * 4 for index in range(SIZE)]
+
+    def fn(index: int) -> Any:
+        return np.zeros((lengths[index], 2 + index % 3)), np.zeros(5)
+
+    how: dict[str, Any] = {"bucket_by": lengths, "boundaries": [5], "batch_size": 4, "pad": True}
+    for workers in (0, 1, 2):
+        for shuffle in (False, True):
+            with lp.Loader(range(SIZE), fn, **how, shuffle=shuffle, **on(workers)) as loader:
+                assert shapes_of(loader.element_spec) == [(None, None, None), (None, 5)]
+                assert len(read(loader)) == len(loader)
+
+
+def test_of_a_stream_the_first_batch_tells(on: Place) -> None:
+    for workers in (0, 2):
+        with lp.Loader((sequence(index) for index in range(SIZE)), batch_size=8, pad=True, **on(workers)) as loader:
+            assert shapes_of(loader.element_spec) == [(None, None, 4), (None, 10)]
+            assert sum(len(batch[0]) for batch in loader) == SIZE
+
+
+def test_of_generators_the_first_batch_tells(on: Place) -> None:
+    def make() -> Any:
+        yield from map(sequence, range(SIZE))
+
+    for workers in (0, 2):
+        with lp.Loader.from_generator(make, batch_size=8, pad=True, shards=None, **on(workers)) as loader:
+            assert shapes_of(loader.element_spec) == [(None, None, 4), (None, 10)]
+            assert sum(len(batch[0]) for batch in loader) >= SIZE
+
+
+# ---- calls ----
+
+
+class Noting:
+    def __init__(self, log: Path) -> None:
+        self.log = str(log)
+
+    def __call__(self, index: int) -> Any:
+        with open(self.log, "a") as file:  # a short append is one write, so lines of several processes stay whole
+            file.write(f"{index}\n")
+        return sequence(index)
+
+    def calls(self) -> collections.Counter[int]:
+        return collections.Counter(map(int, Path(self.log).read_text().split()))
+
+
+def test_which_samples_are_looked_at_hangs_on_the_plan_alone(tmp_path: Path, on: Place) -> None:
+    """Not on the number of workers, nor on where an epoch was left: so the form is the same."""
+    how: dict[str, Any] = {"batch_size": 8, "pad": True, "shuffle": True, "seed": 4}
+    looked_at, specs = [], []
+    for workers in (0, 1, 3):
+        fn = Noting(tmp_path / f"{workers}")
+        with lp.Loader(range(SIZE), fn, **how, **on(workers)) as loader:
+            specs.append(loader.element_spec)
+            looked_at.append(fn.calls())
+            assert len(list(zip(range(3), loader, strict=False))) == 3
+            state = loader.state_dict(batches_taken=3)
+        with lp.Loader(range(SIZE), Noting(tmp_path / "again"), **how, **on(workers)) as loader:
+            loader.load_state_dict(state)
+            rest = read(loader)
+            specs.append(loader.element_spec)
+        with lp.Loader(range(SIZE), sequence, **how, **on(0)) as loader:
+            assert_same(rest, read(loader)[3:])
+    assert looked_at[0] == looked_at[1] == looked_at[2] and len(looked_at[0]) == 8
+    assert all(spec == specs[0] for spec in specs)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("batch_size", [8, 20])
+@pytest.mark.parametrize("how", [{"pad": True}, {"ragged": True}, {"pad": 1, "threads_per_worker": 3}], ids=str)
+def test_no_call_is_made_twice(tmp_path: Path, on: Place, workers: int, batch_size: int, how: dict[str, Any]) -> None:
+    fn = Noting(tmp_path / "log")
+    with lp.Loader(range(SIZE), fn, batch_size=batch_size, shuffle=True, **how, **on(workers)) as loader:
+        loader._book.looks_ahead = False  # to the next epoch
+        list(loader)
+    assert fn.calls() == collections.Counter(range(SIZE))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_nor_where_the_first_batch_is_too_small_to_tell(
+    tmp_path: Path, on: Place, workers: int, batch_size: int
+) -> None:
+    fn = Noting(tmp_path / "log")
+    with lp.Loader(range(SIZE), fn, batch_size=batch_size, pad=True, **on(workers)) as loader:
+        loader._book.looks_ahead = False  # to the next epoch
+        list(loader)
+    assert fn.calls() == collections.Counter(range(SIZE))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nor_of_batches_by_length(tmp_path: Path, on: Place, workers: int) -> None:
+    fn = Noting(tmp_path / "log")
+    how: dict[str, Any] = {"bucket_by": [5 + i % 7 for i in range(SIZE)], "boundaries": [8], "batch_sizes": [9, 4]}
+    with lp.Loader(range(SIZE), fn, pad=True, shuffle=True, **how, **on(workers)) as loader:
+        loader._book.looks_ahead = False  # to the next epoch
+        list(loader)
+    assert fn.calls() == collections.Counter(range(SIZE))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_pad_and_beside_an_element_spec_one_sample_tells_all(tmp_path: Path, on: Place, workers: int) -> None:
+    spec = (lp.ArraySpec((None, None, 4), "float32"), lp.ArraySpec((None, 10), "float32"))
+    for number, how in enumerate([{}, {"pad": True, "element_spec": spec}, {"ragged": True, "element_spec": spec}]):
+        fn = Noting(tmp_path / str(number))
+        with lp.Loader(range(SIZE), fn, batch_size=8, **how, **on(workers)) as loader:
+            _ = loader.element_spec
+            assert fn.calls() == {0: 1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_fails_tells_nothing_and_fails_in_its_turn(on: Place, workers: int) -> None:
+    def fn(index: int) -> Any:
+        if index == 3:
+            raise KeyError("three")
+        return sequence(index)
+
+    with lp.Loader(range(SIZE), fn, batch_size=8, pad=True, **on(workers)) as loader:
+        assert shapes_of(loader.element_spec) == [(None, None, 4), (None, 10)]
+        with pytest.raises(KeyError, match="index 3"):
+            list(loader)
+    with lp.Loader(range(SIZE), fn, batch_size=8, pad=True, on_error="skip", **on(workers)) as loader:
+        assert sum(len(batch[0]) for batch in loader) == SIZE - 1
+        assert loader.statistics().skipped_indices == (3,)
+
+
+# ---- who differs later ----
+
+
+def later(axis: int) -> Any:
+    def fn(index: int) -> Any:
+        x, y = sequence(index)
+        if index == 41:
+            x, y = (np.pad(x, ((0, 0), (0, 1))), y) if axis else (x, np.pad(y, (0, 2)))
+        return {"x": x, "y": y}
+
+    return fn
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("how", "axis", "says"),
+    [
+        ({"pad": True}, 1, r"component \['x'\] of source index 41: expected float32\[None, 4\], got float32\[11, 5\]"),
+        ({"pad": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\], got float32\[12\]"),
+        ({"ragged": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\], got float32\[12\]"),
+    ],
+)
+def test_an_axis_that_varies_later_is_named_with_a_cure_that_can_be_pasted(
+    on: Place, workers: int, how: dict[str, Any], axis: int, says: str
+) -> None:
+    loader = lp.Loader(range(SIZE), later(axis), batch_size=8, **how, **on(workers))
+    with loader, pytest.raises(lp.SpecMismatchError, match=says) as raised:
+        list(loader)
+    _, cure = str(raised.value).splitlines()[0].split("element_spec=")
+    spec = eval(cure, {"lp": lp})
+    with lp.Loader(range(SIZE), later(axis), batch_size=8, element_spec=spec, **how, **on(workers)) as loader:
+        assert len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_component_that_pad_says_false_for_must_not_vary(on: Place, workers: int) -> None:
+    how: dict[str, Any] = {"batch_size": 8, "pad": {"x": 0, "y": False}}
+    with lp.Loader(range(40), later(0), **how, **on(workers)) as loader:
+        assert shapes_of(loader.element_spec) == {"x": (None, None, 4), "y": (None, 10)}
+        assert len(list(loader)) == 5
+    with (
+        lp.Loader(range(SIZE), later(0), **how, **on(workers)) as loader,
+        pytest.raises(lp.SpecMismatchError, match=r"\['y'\] of source index 41.*pad= has False for this component"),
+    ):
+        list(loader)
+
+
+# ---- values for each component ----
+
+
+def labelled(index: int) -> Any:
+    length = 1 + index % 4
+    words = np.array(["a", "bé", "", "d"][:length])
+    return {"x": np.full(length, index + 1, np.float32), "y": np.full(length, index, np.int32), "words": words}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_value_that_does_not_fit_is_refused_before_the_first_batch(on: Place, workers: int) -> None:
+    refused = [
+        (-0.5, r"component \['y'\]: the pad value -0.5 does not fit.*int32"),
+        ({"x": 0, "y": -1}, r"pad has nothing for component \['words'\]"),
+    ]
+    for pad, says in refused:
+        loader = lp.Loader(range(18), labelled, batch_size=5, pad=pad, **on(workers))
+        with loader, pytest.raises(lp.SpecMismatchError, match=says):
+            _ = loader.element_spec
+
+
+# ---- to a fixed length ----
+
+
+def fixed(length: int) -> Any:
+    return lp.ArraySpec((None, length, 4), np.float32), lp.ArraySpec((None, 10), np.float32)
+
+
+@WORKERS
+def test_a_number_in_the_spec_is_the_length_that_is_padded_to(on: Place, workers: int) -> None:
+    how: dict[str, Any] = {"batch_size": 8, "pad": (-1, False), "element_spec": fixed(12)}
+    with lp.Loader(range(SIZE), sequence, **how, **on(workers)) as loader:
+        batches = read(loader)
+        assert loader.statistics().padding_share > 0
+    assert {batch[0].shape[1:] for batch in batches} == {(12, 4)}
+    for index, row in enumerate(row for batch in batches for row in batch[0]):
+        length = 5 + index % 7
+        assert np.array_equal(row[:length], sequence(index)[0]) and (row[length:] == -1).all()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_is_longer_is_named(on: Place, workers: int) -> None:
+    says = (
+        r"component \[0\] of source index 5: expected float32\[9, 4\], got float32\[10, 4\]: a batch is padded to that "
+        r"length \(axis 0 of a sample\).*give a larger one, or give None"
+    )
+    loader = lp.Loader(range(SIZE), sequence, batch_size=8, pad=True, element_spec=fixed(9), **on(workers))
+    with loader, pytest.raises(lp.SpecMismatchError, match=says):
+        list(loader)
+
+
+def test_a_pad_value_of_another_kind_harms_no_component_that_is_full(on: Place) -> None:
+    spec = (lp.ArraySpec((None, None), np.float32), lp.ArraySpec((None, 3), np.uint8))
+    with lp.Loader(
+        range(8),
+        lambda i: (np.ones(1 + i % 2, "f4"), np.ones(3, "u1")),
+        batch_size=4,
+        pad=-1,
+        element_spec=spec,
+        **on(0),
+    ) as loader:
+        assert {batch[1].shape for batch in loader} == {(4, 3)}

@@ -1,0 +1,130 @@
+"""`pad=`: what fills up which component, and what is refused; and what several samples tell of their axes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
+from loaderpool.padding import check_padding, fill_value, padding_of
+from loaderpool.spec import ArraySpec, ElementSpec, as_code, sample_spec, widened
+from loaderpool.structure import Structure
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+NESTED = {"x": (1, 2), "y": 3}
+
+
+@pytest.mark.parametrize(
+    ("pad", "sample", "expected"),
+    [
+        (True, 1, [None]),
+        (7, NESTED, [7, 7, 7]),
+        ({"y": -1, "x": None}, NESTED, [None, None, -1]),
+        ({"x": (0.5, False), "y": True}, NESTED, [0.5, False, None]),
+        ((1, 2), Pair(1, 2), [1, 2]),
+        (Pair(1, 2), Pair(1, 2), [1, 2]),
+        (("", b"x"), ("a", b"b"), ["", b"x"]),
+    ],
+)
+def test_a_value_holds_for_the_component_in_its_place_or_for_all_in_it(pad: Any, sample: Any, expected: Any) -> None:
+    assert padding_of(check_padding(pad), Structure.of(sample)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pad", "message"),
+    [
+        ({"x": 0}, r"pad has nothing for component \['y'\].*False where it is not to be padded"),
+        ({"x": 0, "y": 0, "z": 0}, r"pad has \['z'\], but the function returns"),
+        ({"x": (0,), "y": 0}, r"pad\['x'\] has nothing for component \[1\]"),
+        ({"x": 0, "y": {"z": 1}}, r"pad\['y'\] is \{'z': int\}, but the function returns"),
+        ((0, 1), r"pad is \(int, int\), but the function returns .*'x'"),
+    ],
+)
+def test_padding_that_is_built_otherwise_than_the_sample_is_refused(pad: Any, message: str) -> None:
+    with pytest.raises(SpecMismatchError, match=message):
+        padding_of(pad, Structure.of(NESTED))
+
+
+@pytest.mark.parametrize(
+    ("pad", "error", "message"),
+    [
+        ([0], ArgumentTypeError, r"pad must be .*got \[0\] \(a list is never structure: write a tuple\)"),
+        ({"x": [0]}, ArgumentTypeError, r"pad\['x'\] must be"),
+        ((0, np.zeros(2)), ArgumentTypeError, r"pad\[1\] must be"),
+        (None, ArgumentTypeError, "pad must be"),
+        ({}, ArgumentError, "pad is an empty dict"),
+        ({"x": ()}, ArgumentError, r"pad\['x'\] is an empty tuple"),
+    ],
+)
+def test_what_is_no_padding_fails_in_the_callers_line(pad: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lp.Loader(range(4), pad=pad, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("pad", "component", "filled"),
+    [
+        (None, ArraySpec((None,), "f4"), 0),
+        (None, ArraySpec((None,), str), ""),
+        (None, ArraySpec((None,), bytes), b""),
+        ("é", ArraySpec((None,), bytes), "é".encode()),
+        (b"x", ArraySpec((None,), str), "x"),
+        (-1, ArraySpec((None,), "i4"), -1),
+        (1, ArraySpec((None,), bool), True),
+        (0.1, ArraySpec((None,), "f4"), np.float32(0.1)),
+        (np.int8(3), ArraySpec((None,), "u1"), 3),
+        (-np.inf, ArraySpec((None,), "f2"), -np.inf),
+    ],
+)
+def test_a_pad_value_becomes_one_of_the_components_kind(pad: Any, component: ArraySpec, filled: Any) -> None:
+    value = fill_value(pad, component, "")
+    assert value == filled
+    assert component.text is not None or value.dtype == component.dtype
+    assert component.text is None or type(value) is type(filled)
+
+
+@pytest.mark.parametrize(
+    ("pad", "dtype"),
+    [(-1, "u1"), (256, "u1"), (0.5, "i4"), (np.nan, "i4"), (1e300, "f4"), (1j, "f4"), ("", "f4"), (0, str), (2, bool)],
+)
+def test_a_pad_value_that_does_not_fit_names_the_component(pad: Any, dtype: Any) -> None:
+    with pytest.raises(SpecMismatchError, match=r"component \['x'\]: the pad value .* does not fit its .*pad=\{"):
+        fill_value(pad, ArraySpec((None,), dtype), "['x']")
+
+
+# ---- what several samples tell ----
+
+
+def test_axes_in_which_samples_differ_are_open() -> None:
+    def spec(*shapes: tuple[int, ...]) -> ElementSpec:
+        return sample_spec(tuple(np.zeros(shape) for shape in shapes))
+
+    seen = widened(spec((3, 4), (5,), ()), spec((2, 4), (5,), ()))
+    assert [component.shape for component in seen.components] == [(None, 4), (5,), ()]
+    seen = widened(seen, spec((3, 9), (5,), ()))
+    assert [component.shape for component in seen.components] == [(None, None), (5,), ()]
+    # Whoever has another number of axes, or is built otherwise, is refused in its turn.
+    assert widened(seen, spec((3,), (5,), ())) == seen
+    assert widened(seen, spec((3, 4))) == seen
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ArraySpec((None,), "f4"),
+        (ArraySpec((None, 3), str),),
+        {"a b": ArraySpec((None,), bytes), "c": (ArraySpec((8, None), "i8"), ArraySpec((), bool))},
+        Pair(ArraySpec((None, None), "f4"), ArraySpec((None, 10), "u1")),
+    ],
+)
+def test_a_spec_as_code_can_be_pasted(value: Any) -> None:
+    spec = ElementSpec(Structure.of(value), tuple(Structure.of(value).flatten(value)))
+    assert eval(as_code(spec), {"lp": lp, "Pair": Pair}) == value
