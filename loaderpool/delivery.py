@@ -16,6 +16,7 @@ from loaderpool.plan.lane_places import LanePlaces
 
 if TYPE_CHECKING:
     from loaderpool.cache.shared import SharedCache
+    from loaderpool.spec import ElementSpec
     from loaderpool.worker.failures import Failure, RowFailure
 
 __all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty", "data_bytes"]
@@ -161,6 +162,12 @@ class Engine(Protocol):
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
+
+    def spec(self) -> ElementSpec:
+        """The spec of all batches, as a dataset must know it beforehand.
+
+        Blocks as `form`, and where a call makes a whole batch until the second has been made.
+        """
 
     def read_ahead(self, is_sure: bool) -> int:
         """How many batches of the next epoch it may well make before anybody asks for it. There is a form.

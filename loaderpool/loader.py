@@ -206,7 +206,7 @@ class Loader:
         Where samples may be padded or ragged, until those of the first batch have been made, at most 64: axes in which
         they differ are None. Where a call makes a whole batch, until the second one has been made, too.
         """
-        return self.form.spec.pack()
+        return self._running_engine().spec().pack()
 
     @property
     def form(self) -> BatchForm:

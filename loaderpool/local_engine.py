@@ -23,6 +23,7 @@ from loaderpool.plan.global_generators import GlobalsGuard, SavedGlobals
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.ring import with_chunk
+from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.spec import ElementSpec
 from loaderpool.worker.items import StreamedItems
@@ -75,6 +76,7 @@ class LocalEngine:
         self.work = Work({**payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
         self._globals: GlobalsGuard  # made with the form
+        self._second = SecondLook(given_spec, plan, unit)
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
@@ -104,6 +106,17 @@ class LocalEngine:
         form = with_chunk(choose_form(probe, self.given_spec, self.config, self.plan, self.unit), 1)
         self.work.set_form(form, self.given_spec is not None)
         return form
+
+    def spec(self) -> ElementSpec:
+        """See `delivery.Engine`."""
+        form = self.form()
+        with _alone, SavedGlobals():
+            if not self._second.is_over:
+                try:
+                    self._second.end(self.work.probe(self._first_epoch, batch=SECOND))
+                except WorkFailed:  # its turn will tell
+                    self._second.end(None)
+        return self._second.widen(form.spec)
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None

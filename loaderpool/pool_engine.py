@@ -31,6 +31,7 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun
 from loaderpool.ring import Ring, plan_ring, with_chunk
+from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
 from loaderpool.sources.stream import StreamSource, nothing_there
@@ -93,6 +94,7 @@ class PoolEngine:
         self._first_epoch = first_epoch
         self.failure = EngineFailure()
         self._probe: Probe | None = stated_probe(given_spec, config, plan, unit)
+        self._second = SecondLook(given_spec, plan, unit)
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
         self._layout_bytes = 0
@@ -170,6 +172,19 @@ class PoolEngine:
         self.session.warn()
         assert self._form is not None
         return self._form
+
+    def spec(self) -> ElementSpec:
+        """See `delivery.Engine`."""
+        with InterruptsHeld():
+            form, second = self.form(), self._second
+            with self.session.lock:
+                if second.ask() and self._is_loaded:
+                    self._look_again()
+            self.session.wait_for(lambda: second.is_over or self.failure.is_there or self._is_closed)
+            return second.widen(form.spec)
+
+    def _look_again(self) -> None:
+        self.session.order(Control.PROBE, self.number, self._first_epoch, 0, SECOND)
 
     def read_ahead(self, is_sure: bool) -> int:
         """See `delivery.Engine`; where it is not sure, no worker is to idle at the epoch's edge, and that is all."""
@@ -354,7 +369,13 @@ class PoolEngine:
         elif kind == Notice.LOADED:
             self._loaded()
         elif kind == Notice.SPEC:
-            self._probe = read_attachment(attachment)
+            probe: Probe = read_attachment(attachment)
+            if probe.batch:
+                self._second.end(probe)
+            else:
+                self._probe = probe
+        elif kind in (Notice.SPEC_FAILED, Notice.LOST) and words[1] and self._second.is_awaited:
+            self._second.end(None)  # its turn will tell
         elif kind == Notice.SPEC_FAILED:
             self.failure.note(functools.partial(sample_error, read_attachment(attachment)), may_pass=_may_pass(words))
         elif kind == Notice.LOAD_FAILED:
@@ -452,6 +473,8 @@ class PoolEngine:
         """The supervisor has read the payload; and after it each update in turn, which is then its own."""
         if self._is_loaded:
             self._updates.was_read()
+        elif self._second.is_awaited:
+            self._look_again()
         self._is_loaded = self._was_loaded = True
 
     def _forget_stretches(self) -> None:

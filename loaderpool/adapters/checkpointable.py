@@ -33,7 +33,7 @@ from loaderpool.adapters.cursors import Cursor, Cursors, EpochIsOver
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
-from loaderpool.errors import ClosedError, StateError
+from loaderpool.errors import ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.form import BatchForm
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.reading import Position, Reading
@@ -88,7 +88,7 @@ def scan(fetch: Fetch) -> Any:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def batch(kind: Any, parts: Any) -> Any:
-        return parts if wire.needs_restoring else wire.form.spec.structure.pack(list(parts))
+        return parts if wire.needs_restoring else wire.spec.structure.pack(list(parts))
 
     state = tf.constant(fetch.header), tf.constant([_UNSTARTED, _PROCESS], tf.int64)
     dataset = tf.data.Dataset.range(tf.int64.max).scan(state, step)
@@ -187,7 +187,7 @@ class Fetch:
             return self._behind(cursor, number + 1, place)
         except BaseException as error:
             self._failed.add(key)
-            if isinstance(error, StateError):  # others are noted by the pass
+            if isinstance(error, (StateError, SpecMismatchError)):  # others are noted by the pass
                 self._book.note_error(error)
             raise
 

@@ -30,7 +30,7 @@ from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.delivery import data_bytes
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, StateError
+from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.passes import Pass
 from loaderpool.reading import Reading
@@ -73,7 +73,7 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     max_chunk = form.max_chunk
     if checkpointable:
         max_chunk = most_at_once(form) if loader.config.deterministic else 1
-    wire = Wire.of(form, max_chunk)
+    wire = Wire.of(form, loader._running_engine().spec(), max_chunk)
     first_pass = loader._book.next_log()
     skips = loader.config.on_error.action == "skip"
     tells_length = not skips and not loader._book.is_backed_up and not loader._book.plan.is_open
@@ -268,6 +268,9 @@ def _generate(loader: Loader, wire: Wire, epochs: Epochs) -> Iterator[Any]:
                         continue
                     tally.hand_over(1, batches[0][0], data_bytes(batches[0][1]) if nbytes is None else nbytes)
                     yield wire.element(batches.pop(0)[1])
+        except SpecMismatchError as error:  # a whole batch is not as the dataset says
+            book.note_error(error)
+            raise
         finally:
             one_pass.close()
             if not exit_gate.is_shut:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.form import BatchForm
 from loaderpool.ragged import RaggedArray
-from loaderpool.spec import ArraySpec
+from loaderpool.spec import ArraySpec, ElementSpec, as_code, mismatch
 from loaderpool.structure import Structure
 
 __all__ = ["Wire"]
@@ -28,30 +28,37 @@ _E5M2 = "float8_e5m2"
 class Wire:
     """How elements travel through from_generator: a flat tuple of plain arrays, put right by `restore` in C++."""
 
-    form: BatchForm
+    spec: ElementSpec  # what TensorFlow is told of all batches
     in_chunks: bool  # an element is a chunk of batches, which `unbatch` takes apart
+    may_differ: bool  # a call makes a whole batch, of which nothing has seen that it is as the spec says
 
     @staticmethod
-    def of(form: BatchForm, max_chunk: int) -> Wire:
+    def of(form: BatchForm, spec: ElementSpec, max_chunk: int) -> Wire:
         """The way for a loader's batches, up to `max_chunk` at once where that is possible.
+
+        Args:
+            form: of the batches.
+            spec: what they are known to be like.
+            max_chunk: the most at once.
 
         Raises:
             SpecMismatchError: TensorFlow has no such element; names the component or the dict.
         """
-        _check_keys(form.spec.structure)
-        can_unbatch = all(map(_can_unbatch, form.spec.components))
-        return Wire(form, in_chunks=form.fixed is not None and max_chunk > 1 and can_unbatch)
+        _check_keys(spec.structure)
+        can_unbatch = all(map(_can_unbatch, spec.components))
+        in_chunks = form.fixed is not None and max_chunk > 1 and can_unbatch
+        return Wire(spec, in_chunks, may_differ=form.unit != "sample")
 
     @property
     def signature(self) -> Any:
         """The output_signature."""
-        return tuple(self.specs) if self.needs_restoring else self.form.spec.structure.pack(self.specs)
+        return tuple(self.specs) if self.needs_restoring else self.spec.structure.pack(self.specs)
 
     @property
     def specs(self) -> list[Any]:
         """The `tf.TensorSpec` of each array that travels, in order."""
         specs = []
-        for component in self.form.spec.components:
+        for component in self.spec.components:
             if component.ragged:
                 specs += [
                     tf.TensorSpec((None, *component.shape[2:]), _wire_dtype(component)),
@@ -64,18 +71,25 @@ class Wire:
     @property
     def needs_restoring(self) -> bool:
         """Whether a component travels in another form than the user sees."""
-        return any(component.ragged or _travels_as_bytes(component) for component in self.form.spec.components)
+        return any(component.ragged or _travels_as_bytes(component) for component in self.spec.components)
 
     def element(self, parts: list[Any]) -> Any:
-        """What the generator yields for a batch's (or chunk's) components."""
-        return tuple(self.flat(parts)) if self.needs_restoring else self.form.spec.structure.pack(parts)
+        """What the generator yields for a batch's (or chunk's) components.
+
+        Raises:
+            SpecMismatchError: a whole batch has a length that the dataset's spec does not allow.
+        """
+        self._check(parts)
+        return tuple(self._apart(parts)) if self.needs_restoring else self.spec.structure.pack(parts)
 
     def flat(self, parts: list[Any]) -> list[Any]:
-        """The arrays that travel for a batch's (or chunk's) components, as `specs` has them."""
-        if not self.needs_restoring:
-            return parts
+        """The arrays that travel for a batch's (or chunk's) components, as `specs` has them; raises as `element`."""
+        self._check(parts)
+        return self._apart(parts) if self.needs_restoring else parts
+
+    def _apart(self, parts: list[Any]) -> list[Any]:
         flat: list[Any] = []
-        for part, component in zip(parts, self.form.spec.components, strict=True):
+        for part, component in zip(parts, self.spec.components, strict=True):
             if isinstance(part, RaggedArray):
                 values = part.values.view("uint8") if _travels_as_bytes(component) else part.values
                 flat += [values, part.row_splits]
@@ -86,7 +100,7 @@ class Wire:
     def restore(self, *flat: Any) -> Any:
         """Runs in tf.data: the element as the user sees it."""
         parts, rest = [], list(flat)
-        for component in self.form.spec.components:
+        for component in self.spec.components:
             values = rest.pop(0)
             if _travels_as_bytes(component):
                 upper = tf.bitwise.left_shift(tf.cast(values, tf.uint16), tf.constant(8, tf.uint16))
@@ -94,8 +108,22 @@ class Wire:
             if component.ragged:
                 values = tf.RaggedTensor.from_row_splits(values, rest.pop(0), validate=False)
             parts.append(values)
-        structure = self.form.spec.structure
+        structure = self.spec.structure
         return structure.pack(parts)
+
+    def _check(self, parts: list[Any]) -> None:
+        """TensorFlow would name neither the component nor the way out."""
+        if not self.may_differ:
+            return
+        for number, (part, component) in enumerate(zip(parts, self.spec.components, strict=True)):
+            if component.ragged or all(n in (None, got) for n, got in zip(component.shape, part.shape, strict=True)):
+                continue
+            open_axes = [n if n == got else None for n, got in zip(component.shape, part.shape, strict=True)]
+            components = list(self.spec.components)
+            components[number] = ArraySpec(open_axes, component.dtype, component.text)
+            cure = as_code(ElementSpec(self.spec.structure, tuple(components)))
+            path = self.spec.paths[number]
+            raise mismatch(path, None, component, part.shape, part.dtype, "whole", cure)
 
     def _prefixed(self, spec: Any) -> Any:
         return tf.TensorSpec((None, *spec.shape), spec.dtype) if self.in_chunks else spec

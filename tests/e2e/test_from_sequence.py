@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -135,11 +136,11 @@ def test_changes_made_by_hooks_are_seen_by_the_next_epoch(tmp_path: Path, worker
 def test_on_epoch_begin_comes_before_any_index_of_its_epoch(tmp_path: Path, workers: int) -> None:
     log = tmp_path / "log"
     with lp.Loader.from_sequence(Hooked(log), workers=workers) as loader:
-        assert loader.element_spec.shape == (None, 4)  # one batch was made to see what they are like
-        assert read(log) == ["item 0 of 0"]  # and no hook was called for it
+        assert loader.element_spec.shape == (None, 4)  # two batches were made to see what they are like
+        assert read(log) == ["item 0 of 0", "item 1 of 0"]  # and no hook was called for them
         for _ in range(2):
             list(loader)
-    lines = read(log)[1:]
+    lines = read(log)[2:]
     for epoch in range(2):
         part, lines = lines[: BATCHES + 2], lines[BATCHES + 2 :]
         assert part[0] == "begin"
@@ -509,3 +510,117 @@ def test_a_sequence_defined_in_a_script_trains_without_a_main_guard(tf: Any) -> 
         assert loader.epoch == 3
         """
     ).check()
+
+
+# ---- batches of varied shape ----
+
+
+class Varied(Counting):
+    """Sequences of another length in each batch."""
+
+    lengths = (20, 31, 7, 31, 50)
+
+    def __getitem__(self, index: int) -> Any:
+        self.note(f"item {index}")
+        return np.full((8 if index < 4 else 5, self.lengths[index], 3), index, np.float32), np.zeros((8, 1), np.float32)
+
+
+class AlikeAtFirst(Varied):
+    lengths = (20, 20, 7, 31, 50)
+
+
+@pytest.mark.parametrize("cls", [Varied, AlikeAtFirst])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_batches_may_be_of_any_length(tmp_path: Path, cls: type[Varied], workers: int) -> None:
+    sequence = cls(tmp_path / "log")
+    with lp.Loader.from_sequence(sequence, workers=workers) as loader:
+        loader._book.looks_ahead = False  # to the next epoch
+        batches = [(batch[0].shape, int(batch[0][0, 0, 0])) for batch in loader]
+    assert batches == [((8 if i < 4 else 5, length, 3), i) for i, length in enumerate(cls.lengths)]
+    assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_axes_in_which_the_first_two_batches_differ_are_open(tmp_path: Path, workers: int) -> None:
+    """As Keras looks at a PyDataset, but neither batch is made a second time."""
+    with lp.Loader.from_sequence(Varied(tmp_path / "log"), workers=workers) as loader:
+        loader._book.looks_ahead = False
+        assert [each.shape for each in loader.element_spec] == [(None, None, 3), (None, 1)]
+        list(loader)
+    assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_so_it_is_of_a_batch_fn_and_of_elements(workers: int) -> None:
+    def pad(items: list[int]) -> Any:
+        return np.zeros((len(items), 1 + max(items), 2)), np.zeros((len(items), 3))
+
+    for how in ({"batch_fn": pad, "batch_size": 4}, {"fn": lambda i: pad([i]), "batch_size": None}):
+        with lp.Loader(range(10), workers=workers, **how) as loader:
+            assert [each.shape for each in loader.element_spec] == [(None, None, 2), (None, 3)]
+            assert len([batch[0].shape for batch in loader]) == len(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_names_the_batch_that_its_spec_does_not_allow_and_the_cure(
+    tf: Any, tmp_path: Path, workers: int
+) -> None:
+    with lp.Loader.from_sequence(AlikeAtFirst(tmp_path / "log"), workers=workers) as loader:
+        for checkpointable in (False, True):
+            dataset = loader.as_dataset(epochs=1, checkpointable=checkpointable)
+            assert dataset.element_spec[0].shape.as_list() == [None, 20, 3]
+            with pytest.raises(
+                Exception, match=r"component \[0\]: expected float32\[None, 20, 3\], got float32\[8, 7, 3\]"
+            ):
+                list(dataset)
+            assert isinstance(loader.last_error, lp.SpecMismatchError)
+        cure = str(loader.last_error).split(", as element_spec=")[1]
+    spec = eval(cure, {"lp": lp})
+    with lp.Loader.from_sequence(AlikeAtFirst(tmp_path / "log"), workers=workers, element_spec=spec) as loader:
+        assert len(list(loader.as_dataset(epochs=1))) == BATCHES
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_keras_fits_on_batches_of_varied_length(tf: Any, tmp_path: Path, workers: int) -> None:
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.layers.GRU(2), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    class Whole(Varied):
+        def __getitem__(self, index: int) -> Any:
+            x, y = super().__getitem__(index)
+            return x, y[: len(x)]
+
+    with lp.Loader.from_sequence(Whole(tmp_path / "log"), workers=workers) as loader:
+        history = model.fit(loader.as_dataset(epochs=2), epochs=2, steps_per_epoch=BATCHES, verbose=0)
+    assert len(history.history["loss"]) == 2
+
+
+class Failing(Varied):
+    """Its second batch cannot be made."""
+
+    how = "raises"
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            if self.how == "dies":
+                os._exit(3)
+            raise KeyError("one")
+        return super().__getitem__(index)
+
+
+class Dying(Failing):
+    how = "dies"
+
+
+@pytest.mark.parametrize(("cls", "error"), [(Failing, KeyError), (Dying, lp.WorkerLostError)])
+def test_a_second_batch_that_cannot_be_made_fails_in_its_turn(
+    tmp_path: Path, cls: type[Failing], error: type[Exception]
+) -> None:
+    for workers in (0, 2) if cls is Failing else (2,):
+        with lp.Loader.from_sequence(cls(tmp_path / "log"), workers=workers) as loader:
+            assert [each.shape for each in loader.element_spec] == [(None, 20, 3), (None, 1)]
+            batches = iter(loader)
+            assert next(batches)[0].shape == (8, 20, 3)
+            with pytest.raises(error):
+                next(batches)
