@@ -119,6 +119,8 @@ def make_loader(kind: str, **where: Any) -> lp.Loader:
     settings["seed"] = 7
     if kind in ("large", "large source"):
         settings["pad"] = True
+        # With it one sample is looked at, the small first one, and all other batches outgrow their slots.
+        settings["element_spec"] = {"item": lp.ArraySpec((None, None), "f4"), "noise": lp.ArraySpec((None, None), "f8")}
     if kind == "stream":
         return lp.Loader(_Stream(), _of_stream, **{**settings, "shuffle": 5})
     if kind.endswith("source"):
