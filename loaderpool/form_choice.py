@@ -31,7 +31,8 @@ def stated_probe(given: ElementSpec | None, config: LoaderConfig, plan: BasePlan
     rows = [ArraySpec(component.shape[1:], component.dtype) for component in given.components]
     nbytes = sum(math.prod(size or 0 for size in row.shape) * row.dtype.itemsize for row in rows)
     elapsed_ns = _UNTIMED_BATCH_NS // max(1, plan.most_rows)
-    return Probe(ElementSpec(given.structure, tuple(rows)), nbytes, 1, elapsed_ns, plan.most_rows)
+    spec = ElementSpec(given.structure, tuple(rows))
+    return Probe(spec, spec, nbytes, 1, elapsed_ns, plan.most_rows)
 
 
 def choose_form(
