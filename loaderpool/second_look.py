@@ -34,7 +34,8 @@ class SecondLook:
 
     def __init__(self, given: ElementSpec | None, plan: BasePlan, unit: UnitKind) -> None:
         self._is_asked = False
-        self.is_over = unit == "sample" or given is not None or plan.is_open or plan.batches_per_epoch <= SECOND
+        has_no_index = plan.is_open and not plan.is_endless
+        self.is_over = unit == "sample" or given is not None or has_no_index or plan.batches_per_epoch <= SECOND
         self._seen: ElementSpec | None = None
 
     @property

@@ -207,6 +207,17 @@ def test_a_py_dataset_that_says_nothing_is_endless(tf: Any, pool: lp.Pool) -> No
         assert numbers(loader, 50) == [int(x[0, 0]) for x, _ in itertools.islice(Silent(), 50)]
 
 
+def test_a_dataset_compares_two_batches(tf: Any, where: dict[str, Any]) -> None:
+    class Growing(Endless):
+        def __getitem__(self, index: int) -> Any:
+            return np.zeros((2, 3 + index % 4, 5), np.float32)
+
+    with lp.Loader.from_sequence(Growing(), **where) as loader:
+        dataset = loader.as_dataset()
+        assert dataset.element_spec.shape.as_list() == [None, None, 5]
+        assert [batch.shape[1] for batch in itertools.islice(dataset, 6)] == [3, 4, 5, 6, 3, 4]
+
+
 def test_a_training_goes_on_where_it_was_stopped(tf: Any, pool: lp.Pool, tmp_path: Path) -> None:
     with lp.Loader.from_sequence(Endless(), pool=pool) as loader:
         batches = iter(loader.as_dataset())
