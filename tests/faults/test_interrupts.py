@@ -215,7 +215,7 @@ def test_an_interrupt_anywhere_in_a_loaders_making_leaves_no_process(make: Calla
 
     before = len(list(live_sessions()))
     count = bytecodes_of(made_and_used)
-    for at in itertools.islice(places(count), 0, None, 3):
+    for at in itertools.islice(places(count), 0, None, 6):  # a loader takes longer than a pass
         _, _, where = interrupted_at(at, made_and_used)
         gc.collect()
         assert len(list(live_sessions())) == before, where
