@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from tests.support.child import run_child
+from tests.support.notebook import notebook
 
-# Cells as a user types them. The last names the error's text for the test.
+pytestmark = pytest.mark.may_leak("jupyter_client keeps a pair of sockets")
+
+# Cells as a user types them.
 CELLS = [
     """
 import numpy as np
@@ -65,55 +66,12 @@ print(str(failing(lp.Loader(range(4), batch_size=2, workers=1, setup=prepare))))
     "loader.close()",
 ]
 
-KERNEL = f"""
-    import json, queue, sys, time
-    from jupyter_client.kernelspec import KernelSpec
-    from jupyter_client.manager import KernelManager
-
-    DEADLINE_S = 60.0
-    manager = KernelManager()
-    manager._kernel_spec = KernelSpec(
-        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{{connection_file}}"], language="python"
-    )
-    manager.start_kernel()
-    try:
-        client = manager.client()
-        client.start_channels()
-        client.wait_for_ready(timeout=DEADLINE_S)
-        shown = []
-        for cell in {CELLS!r}:
-            request = client.execute(cell)
-            texts = []
-            until = time.monotonic() + DEADLINE_S
-            while True:
-                message = client.get_iopub_msg(timeout=max(0.0, until - time.monotonic()))
-                if message["parent_header"].get("msg_id") != request:
-                    continue
-                kind, content = message["msg_type"], message["content"]
-                if kind == "stream":
-                    texts.append(content["text"])
-                elif kind == "error":
-                    texts += content["traceback"]
-                elif kind == "status" and content["execution_state"] == "idle":
-                    break
-            shown.append("".join(texts))
-        client.stop_channels()
-    finally:
-        manager.shutdown_kernel(now=True)
-    print(json.dumps(shown))
-"""
-
 
 @pytest.fixture(scope="module")
 def shown() -> list[str]:
-    """What each cell printed or raised, in a real kernel."""
-    import json
-
-    for name in ("ipykernel", "jupyter_client"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed: pip install 'loaderpool[test]'")
-    lines: list[str] = json.loads(run_child(KERNEL, timeout_s=100).check().stdout.splitlines()[-1])
-    return lines
+    """What each cell printed and raised, in a real kernel."""
+    with notebook() as book:
+        return [cell.printed + cell.text for cell in map(book.run, CELLS)]
 
 
 def test_the_cells_lines_are_in_the_traceback(shown: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import queue
 import sys
@@ -10,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 __all__ = ["Cell", "Notebook", "notebook"]
 
@@ -70,7 +73,10 @@ class Notebook:
 
 @contextlib.contextmanager
 def notebook() -> Iterator[Notebook]:
-    """A kernel of this interpreter, ended afterwards."""
+    """A kernel of this interpreter, ended afterwards; the test is skipped where there is none."""
+    for name in ("ipykernel", "jupyter_client"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: pip install 'loaderpool[test]'")
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import KernelManager
 
