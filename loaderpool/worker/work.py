@@ -89,7 +89,7 @@ class Work:
             source.shared = shared
         # Without a worker's number this is the caller's process, which shall have no threads: a debugger may be there.
         threads = 1 if worker is None else self.config.threads_per_worker
-        # There each batch is a job by itself, however tiny.
+        # There most batches are jobs by themselves, however tiny.
         is_ahead = worker is None and not is_iterated and not self.plan.rows_vary
         self._ahead = OrderAhead(self.plan) if is_ahead else None
         self._calls = Calls(payload, cell // Board.base(1), threads)
@@ -262,8 +262,9 @@ class Work:
         if job.after:  # the probe looks at the beginning of an epoch, which was taken
             self._calls.forget()
         self._calls.keep_only(job.epoch)
-        if self._ahead is not None:
-            return Opened(job, *self._ahead.rows_of(job.epoch, job.batch, job.after))
+        if self._ahead is not None and job.count == 1:
+            positions, indices = self._ahead.rows_of(job.epoch, job.batch, job.after)
+            return Opened(job, positions[job.row_start : job.row_stop], indices[job.row_start : job.row_stop])
         try:
             positions = self.items.positions(job)
         except Abandoned:
