@@ -22,7 +22,6 @@ from loaderpool.errors import (
 )
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.feed import Ahead, Feed
-from loaderpool.form_choice import choose_form, stated_probe
 from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
@@ -30,8 +29,8 @@ from loaderpool.messages import Control, Notice, Words, join32
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun
-from loaderpool.ring import Ring, plan_ring, with_chunk
-from loaderpool.second_look import SECOND, SecondLook
+from loaderpool.probing import Probing
+from loaderpool.ring import Ring, plan_ring
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
 from loaderpool.sources.stream import StreamSource, nothing_there
@@ -41,7 +40,6 @@ from loaderpool.stretch import Stretch
 from loaderpool.supervisor.cutting import tickets_per_worker
 from loaderpool.supervisor.placing import place, put_shipment
 from loaderpool.updates import Updates
-from loaderpool.worker.jobs import Probe
 
 __all__ = ["PoolEngine"]
 
@@ -93,8 +91,6 @@ class PoolEngine:
         self.cache = cache
         self._first_epoch = first_epoch
         self.failure = EngineFailure()
-        self._probe: Probe | None = stated_probe(given_spec, config, plan, unit)
-        self._second = SecondLook(given_spec, plan, unit)
         self._form: BatchForm | None = None
         self._layout_extent: Extent | None = None
         self._layout_bytes = 0
@@ -115,6 +111,7 @@ class PoolEngine:
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
             self.number = session.take_number()
+            self._probing = Probing(session, self.number, config, plan, unit, given_spec, first_epoch)
             self._updates = Updates(session, self.number, by_reference)
             self.placement, self.packed_items = place(shipment), shipment.packed_items
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
@@ -123,7 +120,7 @@ class PoolEngine:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
                 self._shipment = offset, nbytes
                 self._send_files()
-                session.order(Control.LOAD, *self._load_words(probes=stream is None and self._probe is None))
+                session.order(Control.LOAD, *self._load_words(probes=stream is None and not self._probing.has_first))
             except BaseException:  # a number that no message can hold
                 if self.feeds is not None:
                     self.feeds.free_all()
@@ -163,7 +160,7 @@ class PoolEngine:
             if self.failure.is_there:
                 self._try_again()
             if self._form is None:
-                self.session.wait_for(lambda: self._probe is not None or self.failure.is_there or self._is_closed)
+                self.session.wait_for(lambda: self._probing.has_first or self.failure.is_there or self._is_closed)
                 with self.session.lock:
                     self.check_open()
                     self.failure.check()
@@ -176,15 +173,11 @@ class PoolEngine:
     def spec(self) -> ElementSpec:
         """See `delivery.Engine`."""
         with InterruptsHeld():
-            form, second = self.form(), self._second
+            form, probing = self.form(), self._probing
             with self.session.lock:
-                if second.ask() and self._is_loaded:
-                    self._look_again()
-            self.session.wait_for(lambda: second.is_over or self.failure.is_there or self._is_closed)
-            return second.widen(form.spec)
-
-    def _look_again(self) -> None:
-        self.session.order(Control.PROBE, self.number, self._first_epoch, 0, SECOND)
+                probing.want_second(self._is_loaded)
+            self.session.wait_for(lambda: probing.is_second_over or self.failure.is_there or self._is_closed)
+            return probing.widen(form)
 
     def read_ahead(self, is_sure: bool) -> int:
         """See `delivery.Engine`; where it is not sure, no worker is to idle at the epoch's edge, and that is all."""
@@ -252,9 +245,9 @@ class PoolEngine:
         """A feed has another batch, or its end. Runs in: its thread; the session's lock is held."""
         assert self.feeds is not None
         is_wanted = not self._is_closed and not self._has_ended_supervisor
-        if feed is self.feeds.first and self._probe is None and is_wanted:
+        if feed is self.feeds.first and not self._probing.has_first and is_wanted:
             if feed.made == 1 and feed.end is None:
-                self.session.order(Control.PROBE, self.number, self._first_epoch, feed.offset)
+                self._probing.order_first(feed.offset)
             elif not feed.made:
                 nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
                 self.failure.note(feed.make_error or nothing, may_pass=not self.feeds.is_one_shot)
@@ -264,7 +257,7 @@ class PoolEngine:
 
     def _free_feeds(self) -> None:
         """Give back the memory of feeds that no worker looks at any more."""
-        if self.feeds is not None and self._probe is not None:
+        if self.feeds is not None and self._probing.has_first:
             self.feeds.free({id(stretch.feed) for stretch in self.stretches.values()})
 
     def on_close(self) -> None:
@@ -275,11 +268,8 @@ class PoolEngine:
     # ---- form, ring and quota ----
 
     def _decide_form(self) -> None:
-        assert self._probe is not None
         session, config, plan = self.session, self.config, self.plan
-        form = choose_form(self._probe, self._given_spec, config, plan, self.unit)
-        if plan.lanes:
-            form = with_chunk(form, 1)
+        form = self._probing.choose_form()
         # Generators that stand beside one another need a batch each to be ready in turn; but many large ones would take
         # all the memory, and no more are made at once than there are workers.
         makers = max(session.workers_wanted, min(plan.lanes, 2 * session.workers_wanted))
@@ -298,10 +288,8 @@ class PoolEngine:
         self._order_layout()
 
     def _order_layout(self) -> None:
-        plan, form, probe, extent = self.plan, self._form, self._probe, self._layout_extent
-        assert form is not None and probe is not None and extent is not None
-        at_once = min(self._threads, self._calls_of_batch)
-        batch_ns = probe.elapsed_ns * form.batch_rows // max(1, probe.rows) // at_once
+        plan, form, extent = self.plan, self._form, self._layout_extent
+        assert form is not None and extent is not None
         self.session.order(
             Control.LAYOUT,
             self.number,
@@ -310,7 +298,7 @@ class PoolEngine:
             join32(form.max_chunk, self._threads << 1 | form.can_split),
             join32(plan.most_rows, plan.last_rows),
             plan.full_batches,
-            min(batch_ns, 2**62),
+            self._probing.batch_ns(form, min(self._threads, self._calls_of_batch)),
         )
 
     @property
@@ -369,13 +357,9 @@ class PoolEngine:
         elif kind == Notice.LOADED:
             self._loaded()
         elif kind == Notice.SPEC:
-            probe: Probe = read_attachment(attachment)
-            if probe.batch:
-                self._second.end(probe)
-            else:
-                self._probe = probe
-        elif kind in (Notice.SPEC_FAILED, Notice.LOST) and words[1] and self._second.is_awaited:
-            self._second.end(None)  # its turn will tell
+            self._probing.take(read_attachment(attachment))
+        elif kind in (Notice.SPEC_FAILED, Notice.LOST) and words[1] and self._probing.gives_up_second():
+            pass  # the batch's turn tells of it
         elif kind == Notice.SPEC_FAILED:
             self.failure.note(functools.partial(sample_error, read_attachment(attachment)), may_pass=_may_pass(words))
         elif kind == Notice.LOAD_FAILED:
@@ -411,11 +395,11 @@ class PoolEngine:
         if self._has_ended_supervisor:
             return
         self._send_files()
-        must_probe = self._probe is None and not self.failure.is_there
+        must_probe = not self._probing.has_first and not self.failure.is_there
         self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
         first_feed = None if self.feeds is None else self.feeds.first
         if must_probe and first_feed is not None and first_feed.made:
-            self.session.order(Control.PROBE, self.number, self._first_epoch, first_feed.offset)
+            self._probing.order_first(first_feed.offset)
         self._is_loaded = False
         self._updates.repeat()
         if self.ring is not None:
@@ -452,13 +436,13 @@ class PoolEngine:
         """The first sample failed, say, and somebody was told: it is tried anew, as any other one in the next pass."""
         self.session.check_owner()
         with self.session.lock:
-            if not self.failure.pass_over() or self._probe is not None:
+            if not self.failure.pass_over() or self._probing.has_first:
                 return
             if self.feeds is None:
-                self.session.order(Control.PROBE, self.number, self._first_epoch, 0)
+                self._probing.order_first()
             elif not self.feeds.begin_again(self._first_epoch, self.plan):
                 assert self.feeds.first is not None
-                self.session.order(Control.PROBE, self.number, self._first_epoch, self.feeds.first.offset)
+                self._probing.order_first(self.feeds.first.offset)
 
     def _unload(self) -> None:
         if self._sharing is not None:
@@ -473,8 +457,8 @@ class PoolEngine:
         """The supervisor has read the payload; and after it each update in turn, which is then its own."""
         if self._is_loaded:
             self._updates.was_read()
-        elif self._second.is_awaited:
-            self._look_again()
+        else:
+            self._probing.on_loaded()
         self._is_loaded = self._was_loaded = True
 
     def _forget_stretches(self) -> None:

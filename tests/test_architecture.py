@@ -33,8 +33,9 @@ FLOORS = (
         "error_budget", "failures", "feed", "fingerprint", "fork_warning", "form_choice", "frame_source", "functions",
         "lane_log", "lane_shelf", "last_error", "launch", "lengths", "link", "listeners", "loader", "loader_cache",
         "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool", "pool_engine", "pool_run",
-        "reader", "reading", "replaying", "ring", "saved_state", "second_look", "session", "sharing", "shelf",
-        "snapshot", "source_lines", "spec_choice", "stream_feeds", "stretch", "supervisor_deaths", "tally", "updates",
+        "probing", "reader", "reading", "replaying", "ring", "saved_state", "second_look", "session", "sharing",
+        "shelf", "snapshot", "source_lines", "spec_choice", "stream_feeds", "stretch", "supervisor_deaths", "tally",
+        "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

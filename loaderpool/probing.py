@@ -1,0 +1,123 @@
+"""What a pool's workers are asked about the samples of a loader, and the form that follows from what they tell.
+
+    stated by element_spec ─────────────────────────────▶ form ─▶ spec of all batches
+    LOAD, or PROBE ──▶ SPEC: the first samples ─────────▶      ▲
+    PROBE, batch 1 ──▶ SPEC: a second whole batch ─────────────┘ (a dataset's alone)
+
+A probe that fails is told as SPEC_FAILED or LOST; the first one may be tried again, the second only leaves its axes.
+"""
+
+from __future__ import annotations
+
+from loaderpool.config import LoaderConfig
+from loaderpool.form_choice import choose_form, stated_probe
+from loaderpool.memory.form import BatchForm, UnitKind
+from loaderpool.messages import Control
+from loaderpool.plan.base import BasePlan
+from loaderpool.ring import with_chunk
+from loaderpool.second_look import SECOND, SecondLook
+from loaderpool.session import Session
+from loaderpool.spec import ElementSpec
+from loaderpool.worker.jobs import Probe
+
+__all__ = ["Probing"]
+
+_MOST_NS = 2**62  # what a word of a message holds
+
+
+class Probing:
+    """The probes of one loader. The session's lock is held by the caller, but where a state is only looked at.
+
+    Args:
+        session: of the workers.
+        number: the loader's.
+        config: its settings.
+        plan: its plan.
+        unit: what one call of the function makes.
+        given_spec: the user's element_spec.
+        epoch: the epoch of which samples are made.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        config: LoaderConfig,
+        plan: BasePlan,
+        unit: UnitKind,
+        given_spec: ElementSpec | None,
+        epoch: int,
+    ) -> None:
+        self._session, self._number, self._epoch = session, number, epoch
+        self._config, self._plan, self._unit, self._given_spec = config, plan, unit, given_spec
+        self._first: Probe | None = stated_probe(given_spec, config, plan, unit)
+        self._second = SecondLook(given_spec, plan, unit)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the form can be chosen."""
+        return self._first is not None
+
+    @property
+    def is_second_over(self) -> bool:
+        """Whether there is nothing more to wait for before `widen`."""
+        return self._second.is_over
+
+    def order_first(self, feed: int = 0) -> None:
+        """Have the first samples made.
+
+        Args:
+            feed: where the table of their stream lies in the arena; 0: they are read by index.
+        """
+        self._session.order(Control.PROBE, self._number, self._epoch, feed, 0)
+
+    def want_second(self, is_loaded: bool) -> None:
+        """Have a second batch made where that is wanted for the first time, at once or by `on_loaded`."""
+        if self._second.ask() and is_loaded:
+            self._order_second()
+
+    def on_loaded(self) -> None:
+        """A supervisor has loaded the function: order what one before it may not have had done."""
+        if self._second.is_awaited:
+            self._order_second()
+
+    def _order_second(self) -> None:
+        self._session.order(Control.PROBE, self._number, self._epoch, 0, SECOND)
+
+    def take(self, probe: Probe) -> None:
+        """A worker has made it."""
+        if probe.batch:
+            self._second.end(probe)
+        else:
+            self._first = probe
+
+    def gives_up_second(self) -> bool:
+        """A probe has failed: whether it was the second, which is made in its turn again, and tells what is wrong."""
+        if not self._second.is_awaited:
+            return False
+        self._second.end(None)
+        return True
+
+    def choose_form(self) -> BatchForm:
+        """The form of all batches, with chunks as large as may be; there is a first probe.
+
+        Raises:
+            SpecMismatchError: the given spec, or `pad`, has another structure than what the function returns.
+        """
+        assert self._first is not None
+        form = choose_form(self._first, self._given_spec, self._config, self._plan, self._unit)
+        return with_chunk(form, 1) if self._plan.lanes else form
+
+    def batch_ns(self, form: BatchForm, calls_at_once: int) -> int:
+        """How long a batch takes a worker, in nanoseconds, as far as the first probe tells.
+
+        Args:
+            form: of the batches.
+            calls_at_once: calls that a worker makes at the same time.
+        """
+        assert self._first is not None
+        return min(self._first.elapsed_ns * form.batch_rows // max(1, self._first.rows) // calls_at_once, _MOST_NS)
+
+    def widen(self, form: BatchForm) -> ElementSpec:
+        """The spec of all batches: the form's, with None for the axes in which the second batch differs."""
+        return self._second.widen(form.spec)
