@@ -640,7 +640,7 @@ def generator_function() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("source", "match"),
     [
-        (generator_function, "is a generator function: pass generator_function()"),
+        (generator_function, r"is a generator function: use Loader\.from_generator\(generator_function\)"),
         ({1, 2}, "is a set"),
         ({"a": 1}.keys(), "is a dict_keys"),
         ("abc", "is one str"),
