@@ -1,4 +1,4 @@
-"""One loader's batches out of a pool: its ring of slots, its runs, and what the supervisor tells about both."""
+"""One loader's batches out of a pool: its runs, and what the supervisor tells about it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from loaderpool import machine
 from loaderpool.attachments import Attachment, read_attachment
+from loaderpool.batch_layout import BatchLayout
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.data_warning import warn_of_data
@@ -23,16 +24,13 @@ from loaderpool.errors import (
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.feed import Ahead, Feed
 from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld
-from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control, Notice, Words, join32
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun
 from loaderpool.probing import Probing
-from loaderpool.ring import Ring, plan_ring
 from loaderpool.session import Session
-from loaderpool.sharing import Sharing
 from loaderpool.sources.stream import StreamSource, nothing_there
 from loaderpool.spec import ElementSpec
 from loaderpool.stream_feeds import StreamFeeds, ship_beside
@@ -84,21 +82,15 @@ class PoolEngine:
         cache: SharedCache | None = None,
     ) -> None:
         self.session, self.config, self.plan, self.unit = session, config, plan, unit
-        self._given_spec = given_spec
-        self._threads = config.threads_per_worker
-        self._calls_of_batch = plan.most_rows if unit == "sample" else 1
-        self._tickets_per_worker = tickets_per_worker(self._threads, self._calls_of_batch)
+        calls_of_batch = plan.most_rows if unit == "sample" else 1
+        self._tickets_per_worker = tickets_per_worker(config.threads_per_worker, calls_of_batch)
         self.cache = cache
         self._first_epoch = first_epoch
         self.failure = EngineFailure()
-        self._form: BatchForm | None = None
-        self._layout_extent: Extent | None = None
-        self._layout_bytes = 0
+        self.layout: BatchLayout | None = None  # where the form is known
         self._is_loaded = False
         self._is_closed = self._was_loaded = self._has_ended_supervisor = False
         self.stretches: dict[int, Stretch] = {}  # until the supervisor says that they are over
-        self.ring: Ring | None = None
-        self._sharing: Sharing | None = None
         self.largest_chunk = 1  # batches of a delivery of a stream
         self.batches_lent = self.batches_copied = self.batches_oversize = 0
         self.feeds: StreamFeeds | None = None
@@ -159,16 +151,24 @@ class PoolEngine:
         with InterruptsHeld():
             if self.failure.is_there:
                 self._try_again()
-            if self._form is None:
+            if self.layout is None:
                 self.session.wait_for(lambda: self._probing.has_first or self.failure.is_there or self._is_closed)
                 with self.session.lock:
                     self.check_open()
                     self.failure.check()
-                    if self._form is None:
-                        self._decide_form()
+                    if self.layout is None:
+                        self._lay_out()
         self.session.warn()
-        assert self._form is not None
-        return self._form
+        assert self.layout is not None
+        return self.layout.form
+
+    def _lay_out(self) -> None:
+        layout = BatchLayout(
+            self.session, self, self.number, self.config, self.plan, self._probing, self._tickets_per_worker
+        )
+        self._extents.append(layout.extent)
+        self.layout = layout
+        layout.order()
 
     def spec(self) -> ElementSpec:
         """See `delivery.Engine`."""
@@ -181,10 +181,10 @@ class PoolEngine:
 
     def read_ahead(self, is_sure: bool) -> int:
         """See `delivery.Engine`; where it is not sure, no worker is to idle at the epoch's edge, and that is all."""
-        assert self._form is not None
+        assert self.layout is not None
         if not is_sure:
             return self.session.workers_wanted + 1
-        return self._tickets_per_worker * self.session.workers_wanted * self._form.max_chunk
+        return self._tickets_per_worker * self.session.workers_wanted * self.layout.form.max_chunk
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
@@ -201,10 +201,11 @@ class PoolEngine:
             session.check_usable()
             self.failure.check()
             self.check_open()
-            quota = self.sharing.make_way()
+            assert self.layout is not None
+            quota = self.layout.sharing.make_way()
             feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
-            run = PoolRun(self, first_epoch, limit, plan, taken, quota, feed, lanes)
-            self.sharing.add(run)
+            run = PoolRun(self, self.layout, first_epoch, limit, plan, taken, quota, feed, lanes)
+            self.layout.sharing.add(run)
             if feed is not None and not feed.is_started:
                 feed.start()
             return run
@@ -233,13 +234,13 @@ class PoolEngine:
     def _feed_ahead(self) -> Ahead:
         """How far a stream may be read ahead. The session's lock is held."""
         least = self._tickets_per_worker * self.session.workers_wanted + 1
-        if self._form is None or self.ring is None:
+        if self.layout is None:
             return Ahead(least, least, _FEED_BYTES)
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long. What was
         # cut stays out, however slow what stands before it in its worker's pipe is: so this must never shrink, or all
         # that may be read ahead could be in that one chunk while the other workers have nothing.
-        chunk = min(self._form.max_chunk, 2 * self.largest_chunk)
-        return Ahead(least, least * chunk, max(_FEED_BYTES, self.ring.plan.limit_bytes // _FEED_SHARE))
+        chunk = min(self.layout.form.max_chunk, 2 * self.largest_chunk)
+        return Ahead(least, least * chunk, max(_FEED_BYTES, self.layout.ring.plan.limit_bytes // _FEED_SHARE))
 
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread; the session's lock is held."""
@@ -251,7 +252,7 @@ class PoolEngine:
             elif not feed.made:
                 nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
                 self.failure.note(feed.make_error or nothing, may_pass=not self.feeds.is_one_shot)
-        for run in self._sharing.active if self._sharing is not None else ():
+        for run in self.layout.sharing.active if self.layout is not None else ():
             if run.feed is feed:
                 run.fed(feed)
 
@@ -265,52 +266,13 @@ class PoolEngine:
         if self.feeds is not None:
             self.feeds.stop()
 
-    # ---- form, ring and quota ----
-
-    def _decide_form(self) -> None:
-        session, config, plan = self.session, self.config, self.plan
-        form = self._probing.choose_form()
-        # Generators that stand beside one another need a batch each to be ready in turn; but many large ones would take
-        # all the memory, and no more are made at once than there are workers.
-        makers = max(session.workers_wanted, min(plan.lanes, 2 * session.workers_wanted))
-        ring_plan = plan_ring(
-            form, workers=makers, memory_limit=config.memory_limit, tickets_per_worker=self._tickets_per_worker
-        )
-        form = ring_plan.form
-        extent, nbytes = session.arena.put_object((form, self._given_spec is not None))
-        try:
-            ring = Ring(session, self, self.number, ring_plan)
-        except BaseException:
-            session.arena.give_back(extent)
-            raise
-        self._layout_extent, self.ring, self._sharing = extent, ring, Sharing(ring, plan.lanes > 0)
-        self._layout_bytes, self._form = nbytes, form
-        self._order_layout()
-
-    def _order_layout(self) -> None:
-        plan, form, extent = self.plan, self._form, self._layout_extent
-        assert form is not None and extent is not None
-        self.session.order(
-            Control.LAYOUT,
-            self.number,
-            extent.offset,
-            self._layout_bytes,
-            join32(form.max_chunk, self._threads << 1 | form.can_split),
-            join32(plan.most_rows, plan.last_rows),
-            plan.full_batches,
-            self._probing.batch_ns(form, min(self._threads, self._calls_of_batch)),
-        )
-
-    @property
-    def sharing(self) -> Sharing:
-        """Who holds how many slots; there is a form."""
-        assert self._sharing is not None
-        return self._sharing
+    # ---- slots ----
 
     def outgrown(self, nbytes: int) -> None:
         """A batch of `nbytes` did not fit its slot. The session's lock is held."""
+        assert self.layout is not None
         with self._shortage_ends_all():
-            self.sharing.outgrown(nbytes)
+            self.layout.sharing.outgrown(nbytes)
 
     @contextlib.contextmanager
     def _shortage_ends_all(self) -> Iterator[None]:
@@ -320,18 +282,6 @@ class PoolEngine:
         except MemoryLimitError as error:
             self.failure.note(functools.partial(MemoryLimitError, str(error)))
             self.session.wake()
-
-    def reserve(self, quota: int) -> int:
-        """Slots that a run with this quota never lends, so that workers always have somewhere to write.
-
-        Of generators that many batches may be made ahead, so they hang on nothing but the quota, and grow no faster
-        than it does (RING-4).
-        """
-        assert self.ring is not None
-        if self.plan.lanes:
-            return max(1, quota // 2)
-        busy = self.session.workers_wanted * self._tickets_per_worker // 2
-        return max(1, min(busy + 1, self.ring.count // 2))
 
     # ---- Listener; the session's lock is held ----
 
@@ -352,8 +302,9 @@ class PoolEngine:
                 ended.forget()
             self._free_feeds()
         elif kind == Notice.SLOT_RETIRED:
+            assert self.layout is not None
             with self._shortage_ends_all():
-                self.sharing.retired(words[1])
+                self.layout.sharing.retired(words[1])
         elif kind == Notice.LOADED:
             self._loaded()
         elif kind == Notice.SPEC:
@@ -402,13 +353,13 @@ class PoolEngine:
             self._probing.order_first(first_feed.offset)
         self._is_loaded = False
         self._updates.repeat()
-        if self.ring is not None:
+        if self.layout is not None:
             with self._shortage_ends_all():
-                self.ring.tell_new_supervisor()
-                self._order_layout()
+                self.layout.ring.tell_new_supervisor()
+                self.layout.order()
                 self._forget_stretches()
                 self._free_feeds()
-                self.sharing.restart_all()
+                self.layout.sharing.restart_all()
 
     @property
     def was_loaded(self) -> bool:
@@ -445,8 +396,8 @@ class PoolEngine:
                 self._probing.order_first(self.feeds.first.offset)
 
     def _unload(self) -> None:
-        if self._sharing is not None:
-            self._sharing.end_all()
+        if self.layout is not None:
+            self.layout.sharing.end_all()
         # The workers are gone, or no supervisor knows of it: nobody looks at its memory any more.
         if self.session.is_closed or self._has_ended_supervisor:
             self._forget()
@@ -472,16 +423,16 @@ class PoolEngine:
         if self.feeds is not None:
             self.feeds.free_all()
         self.session.listeners.by_loader.pop(self.number, None)
-        for extent in [*self._extents, *filter(None, [self._layout_extent])]:
+        for extent in self._extents:
             arena.give_back(extent)
-        self._extents, self._layout_extent = [], None
+        self._extents = []
         self.placement.files.clear()
         if self.cache is not None:
             self.cache.clear()
             self.cache.close()
         self._updates.give_back_all()
-        if self.ring is not None:
-            self.ring.give_back_all()
+        if self.layout is not None:
+            self.layout.ring.give_back_all()
 
 
 def _may_pass(words: Words) -> bool:

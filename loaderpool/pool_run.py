@@ -20,6 +20,7 @@ from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
 
 if TYPE_CHECKING:
+    from loaderpool.batch_layout import BatchLayout
     from loaderpool.feed import Feed
     from loaderpool.pool_engine import PoolEngine
 
@@ -35,12 +36,13 @@ class PoolRun:
 
     Args:
         engine: whose batches.
+        layout: how they lie in slots.
         first_epoch: from whose first batch batches are counted.
         limit: batches before this one are wanted, or may be made ahead.
         plan: of its batches: the loader's, or of the rest of this one epoch.
         taken: stretches of them that are not wanted; only where there is no order.
         quota: slots that it may hold.
-        feed: whence the items of its batches come, where the source is a stream.
+        feed: where the items of its batches come from, where the source is a stream.
         lanes: of generators: what is not wanted of each.
     """
 
@@ -49,6 +51,7 @@ class PoolRun:
     def __init__(
         self,
         engine: PoolEngine,
+        layout: BatchLayout,
         first_epoch: int,
         limit: int,
         plan: BasePlan,
@@ -57,7 +60,7 @@ class PoolRun:
         feed: Feed | None = None,
         lanes: LanePlaces | None = None,
     ) -> None:
-        self._engine, self._plan, self.feed = engine, plan, feed
+        self._engine, self._layout, self._plan, self.feed = engine, layout, plan, feed
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
         self.wait_ns = 0
@@ -86,9 +89,10 @@ class PoolRun:
                     session.wait_for(lambda: self._is_ready() or failure.is_there or self.is_over or self.is_at_end)
                 finally:
                     self.wait_ns += clock.monotonic_ns() - started
+            session.warn()  # of a form that `element_spec` states the first workers may begin later
             with session.lock:
-                if engine.ring is not None and engine.ring.lender.returned:  # a Ctrl-C broke a finalizer off
-                    engine.ring.lender.settle()
+                if self._layout.ring.lender.returned:  # a Ctrl-C broke a finalizer off, or a fork held it back
+                    self._layout.ring.lender.settle()
                 engine.check_open()  # first: batches that are ready do not outlive the close by chance
                 self._pass_over_ends()
                 if self._is_ready():
@@ -216,16 +220,16 @@ class PoolRun:
         """
         if not self._engine.config.deterministic:
             return _NO_LIMIT
-        return shelf.begin_at + min(self._engine.reserve(self.quota), self.quota)
+        return shelf.begin_at + min(self._layout.reserve(self.quota), self.quota)
 
     def _pass_over_ends(self) -> None:
         """Take note of generators that have ended, if that is what stands in front."""
-        shelf, ring = self._stretch.shelf, self._engine.ring
+        shelf, ring = self._stretch.shelf, self._layout.ring
         if not isinstance(shelf, LaneShelf):
             return
         while shelf.is_ready():
             arrival = shelf.front()
-            if arrival.make_error is not None or arrival.oversize is not None or ring is None:
+            if arrival.make_error is not None or arrival.oversize is not None:
                 return
             extent = ring.extents[arrival.slot]  # type: ignore[index]  # it has a slot
             if not is_empty(self._engine.session.arena.anchor(extent.offset, extent.nbytes)):
@@ -244,13 +248,11 @@ class PoolRun:
 
     def _deliver(self) -> Delivery:
         """What is in front of the shelf. An interrupt on the way leaves no slot with nobody."""
-        engine, stretch = self._engine, self._stretch
-        ring = engine.ring
-        assert ring is not None
+        engine, stretch, ring = self._engine, self._stretch, self._layout.ring
         if not ring.fits_workers:
-            engine.sharing.fit_to_workers()
+            self._layout.sharing.fit_to_workers()
         arrival = stretch.shelf.front()
-        form, slot = engine.form(), arrival.slot
+        form, slot = self._layout.form, arrival.slot
         assert slot is not None
         is_ours = False  # still on the shelf: whoever ends the run gives it back
         try:
@@ -296,21 +298,21 @@ class PoolRun:
     def _copied(self, ring: Ring, arrival: Arrival, slot: int) -> npt.NDArray[np.uint8]:
         extent = ring.extents[slot]
         shown = self._engine.session.arena.anchor(extent.offset, extent.nbytes)
-        nbytes = self._engine.form().used_bytes(shown, arrival.rows * arrival.count)
+        nbytes = self._layout.form.used_bytes(shown, arrival.rows * arrival.count)
         copy = aligned_empty(nbytes)
         copy[:] = shown[:nbytes]
         return copy
 
     def _may_lend(self, ring: Ring) -> bool:
         """Lend-or-copy: enough slots must stay for the workers, for this run and for all of them."""
-        reserve = self._engine.reserve(self.quota)
+        reserve = self._layout.reserve(self.quota)
         lent = self._stretch.lent
         if len(lent) < self.quota - reserve and len(ring.lender.lent) < ring.count - reserve:
             return True
-        if len(lent) < ring.count and self._engine.sharing.grow_by_one():
+        if len(lent) < ring.count and self._layout.sharing.grow_by_one():
             self.set_quota(self.quota + 1)
             if self._plan.lanes:  # RING-4: with the quota what is kept back has grown, too
-                reserve = self._engine.reserve(self.quota)
+                reserve = self._layout.reserve(self.quota)
                 return len(lent) < self.quota - reserve and len(ring.lender.lent) < ring.count - reserve
             return len(ring.lender.lent) < ring.count - reserve
         return False

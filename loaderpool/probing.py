@@ -54,6 +54,11 @@ class Probing:
         self._second = SecondLook(given_spec, plan, unit)
 
     @property
+    def is_spec_given(self) -> bool:
+        """Whether the user gave an element_spec."""
+        return self._given_spec is not None
+
+    @property
     def has_first(self) -> bool:
         """Whether the form can be chosen."""
         return self._first is not None
@@ -108,14 +113,11 @@ class Probing:
         form = choose_form(self._first, self._given_spec, self._config, self._plan, self._unit)
         return with_chunk(form, 1) if self._plan.lanes else form
 
-    def batch_ns(self, form: BatchForm, calls_at_once: int) -> int:
-        """How long a batch takes a worker, in nanoseconds, as far as the first probe tells.
-
-        Args:
-            form: of the batches.
-            calls_at_once: calls that a worker makes at the same time.
-        """
+    def batch_ns(self, form: BatchForm) -> int:
+        """How long a batch of this form takes a worker, in nanoseconds, as far as the first probe tells."""
         assert self._first is not None
+        calls_of_batch = self._plan.most_rows if self._unit == "sample" else 1
+        calls_at_once = min(self._config.threads_per_worker, calls_of_batch)
         return min(self._first.elapsed_ns * form.batch_rows // max(1, self._first.rows) // calls_at_once, _MOST_NS)
 
     def widen(self, form: BatchForm) -> ElementSpec:

@@ -39,9 +39,9 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         restarts = engine.session.restarts
         supervisor_restarts = engine.session.supervisor_restarts
         lent, copied, oversize = engine.batches_lent, engine.batches_copied, engine.batches_oversize
-        if engine.ring is not None:
-            slots, slot_bytes = engine.ring.count, engine.ring.slot_bytes
-            slots_lent = len(engine.ring.lender.lent)
+        if engine.layout is not None:
+            ring = engine.layout.ring
+            slots, slot_bytes, slots_lent = ring.count, ring.slot_bytes, len(ring.lender.lent)
     return Statistics(
         passes=tally.passes,
         epoch=book.epoch,

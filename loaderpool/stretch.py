@@ -38,7 +38,7 @@ class Stretch:
         first_epoch: from whose first batch batches are counted.
         plan: of its batches.
         shelf: where they wait.
-        feed: whence the items of its batches come, where the source is a stream.
+        feed: where the items of its batches come from, where the source is a stream.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Stretch:
 
     def give_back(self, arrival: Arrival) -> None:
         """Nobody wants it: its slot is free again."""
-        ring = self._engine.ring
-        if ring is not None and arrival.slot is not None:
-            ring.lender.give_back(arrival.slot, arrival.ticket)
+        layout = self._engine.layout
+        if layout is not None and arrival.slot is not None:
+            layout.ring.lender.give_back(arrival.slot, arrival.ticket)
 
     # ---- arriving ----
 

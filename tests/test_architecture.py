@@ -29,8 +29,9 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "attachments", "bundling", "data_warning", "delivery", "engine_choice", "engine_failure",
-        "error_budget", "failures", "feed", "fingerprint", "fork_warning", "form_choice", "frame_source", "functions",
+        "arguments", "attachments", "batch_layout", "bundling", "data_warning", "delivery", "engine_choice",
+        "engine_failure", "error_budget", "failures", "feed", "fingerprint", "fork_warning", "form_choice",
+        "frame_source", "functions",
         "lane_log", "lane_shelf", "last_error", "launch", "lengths", "link", "listeners", "loader", "loader_cache",
         "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool", "pool_engine", "pool_run",
         "probing", "reader", "reading", "replaying", "ring", "saved_state", "second_look", "session", "sharing",

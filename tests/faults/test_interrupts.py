@@ -142,7 +142,7 @@ def check_all_is_well(loader: lp.Loader, where: str) -> None:
         rows(loader)
     assert rows(loader) == WANTED, where
     engine: Any = loader._engine
-    assert not loader.workers or len(engine.sharing.active) <= 1, where
+    assert not loader.workers or len(engine.layout.sharing.active) <= 1, where
 
 
 @pytest.mark.parametrize("work", [whole_pass, left_early, dropped, resumed])

@@ -68,10 +68,10 @@ def test_no_iterator_waits_for_ever_or_misses_a_batch(
                 pool.session.workers_wanted = choice.randint(1, 4)
                 with pool.session.lock:
                     pool.session.order(Control.RESIZE, pool.session.workers_wanted)
-                    pool.engine.sharing.fit_to_workers()
+                    pool.sharing.fit_to_workers()
             elif event < 0.1:  # as a new supervisor will have it, whatever the reason
                 with pool.session.lock:
-                    pool.engine.sharing.restart_all()
+                    pool.sharing.restart_all()
             elif event < 0.4:
                 pool.session.step()
 

@@ -54,10 +54,10 @@ def test_no_iterator_waits_for_ever_or_misses_a_batch(
             elif event < 0.03:
                 pool.session.workers_wanted = choice.randint(1, 6)
                 with pool.session.lock:
-                    pool.engine.sharing.fit_to_workers()
+                    pool.sharing.fit_to_workers()
             elif event < 0.05:  # as a new supervisor will have it, whatever the reason
                 with pool.session.lock:
-                    pool.engine.sharing.restart_all()
+                    pool.sharing.restart_all()
             elif event < 0.3:
                 pool.session.step()
 

@@ -177,7 +177,6 @@ class HandPool:
         self.config, self.plan = local.config, local.plan
         self._work, self._runs = local.work, {}  # type: ignore[var-annotated]
         self._batch_ns = 1000
-        self._layouts: set[int] = set()
         self.session = HandSession(workers)
         self.session.choice.seed(seed)
         self.session.work = self._act
@@ -187,15 +186,20 @@ class HandPool:
 
     @property
     def ring(self) -> Any:
-        return self.engine.ring
+        return self.engine.layout and self.engine.layout.ring
+
+    @property
+    def sharing(self) -> Any:
+        assert self.engine.layout is not None
+        return self.engine.layout.sharing
 
     def quotas(self) -> list[int]:
         """Of the active runs."""
-        return [run.quota for run in self.engine.sharing.active]
+        return [run.quota for run in self.sharing.active]
 
     def check_shares(self) -> None:
         """RING-3, and at least a slot for each."""
-        active = self.engine.sharing.active
+        active = self.sharing.active
         if len(active) > 1:
             lent = {slot for run in active for slot in run.lent}
             assert min(self.quotas()) >= 1

@@ -51,7 +51,7 @@ def on_another_thread(call: Callable[[], object]) -> None:
 
 
 def run_of(pool: HandPool) -> PoolRun:
-    (run,) = pool.engine.sharing.active
+    (run,) = pool.sharing.active
     return run
 
 
@@ -106,7 +106,7 @@ def test_a_run_begun_anew_again_and_again_gives_each_batch_once(deterministic: b
                 numbers.append(int(batch[0]))
                 if at % 3 == 0:
                     with pool.session.lock:
-                        pool.engine.sharing.restart_all()
+                        pool.sharing.restart_all()
                 for _ in range(at % 7):
                     pool.session.step()
             assert (numbers if deterministic else sorted(numbers)) == list(range(0, 400, 2))
@@ -335,7 +335,7 @@ def test_a_ring_without_room_is_tried_again_by_the_next_who_asks(
         for _ in range(3):
             with pytest.raises(MemoryLimitError, match="full"):
                 small.engine.form()
-            assert small.engine.ring is None and small.session.arena.extents.taken_bytes == before
+            assert small.ring is None and small.session.arena.extents.taken_bytes == before
     assert consume(small.batches()) == FIRSTS
 
 

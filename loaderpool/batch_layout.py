@@ -1,0 +1,93 @@
+"""How one loader's batches lie in the arena: their form as workers are told it, the slots, and who shares these."""
+
+from __future__ import annotations
+
+from loaderpool.config import LoaderConfig
+from loaderpool.listeners import Listener
+from loaderpool.messages import Control, join32
+from loaderpool.plan.base import BasePlan
+from loaderpool.probing import Probing
+from loaderpool.ring import Ring, plan_ring
+from loaderpool.session import Session
+from loaderpool.sharing import Sharing
+
+__all__ = ["BatchLayout"]
+
+
+class BatchLayout:
+    """Is made when the first samples have told the form, and orders it. The session's lock is held by the caller.
+
+    Attributes:
+        form: of all batches.
+        ring: their slots.
+        sharing: which run may hold how many of them.
+        extent: where the workers read the form; its owner's to give back.
+
+    Args:
+        session: of the workers.
+        owner: who is told of retired slots.
+        number: the loader's.
+        config: its settings.
+        plan: its plan.
+        probing: what samples have told.
+        tickets_per_worker: how many tickets a worker may have at the same time.
+
+    Raises:
+        SpecMismatchError: the given spec, or `pad`, has another structure than what the function returns.
+        MemoryLimitError: the budget, or the machine, has no room for two slots.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        owner: Listener,
+        number: int,
+        config: LoaderConfig,
+        plan: BasePlan,
+        probing: Probing,
+        tickets_per_worker: int,
+    ) -> None:
+        self._session, self._number, self._config, self._plan = session, number, config, plan
+        self._probing, self._tickets_per_worker = probing, tickets_per_worker
+        # Generators that stand beside one another need a batch each to be ready in turn; but many large ones would take
+        # all the memory, and no more are made at once than there are workers.
+        makers = max(session.workers_wanted, min(plan.lanes, 2 * session.workers_wanted))
+        ring_plan = plan_ring(
+            probing.choose_form(),
+            workers=makers,
+            memory_limit=config.memory_limit,
+            tickets_per_worker=tickets_per_worker,
+        )
+        self.form = ring_plan.form
+        self.extent, self._nbytes = session.arena.put_object((self.form, probing.is_spec_given))
+        try:
+            self.ring = Ring(session, owner, number, ring_plan)
+        except BaseException:
+            session.arena.give_back(self.extent)
+            raise
+        self.sharing = Sharing(self.ring, plan.lanes > 0)
+
+    def order(self) -> None:
+        """Tell the workers, through the supervisor; again where there is another one."""
+        form, plan = self.form, self._plan
+        self._session.order(
+            Control.LAYOUT,
+            self._number,
+            self.extent.offset,
+            self._nbytes,
+            join32(form.max_chunk, self._config.threads_per_worker << 1 | form.can_split),
+            join32(plan.most_rows, plan.last_rows),
+            plan.full_batches,
+            self._probing.batch_ns(form),
+        )
+
+    def reserve(self, quota: int) -> int:
+        """Slots that a run with this quota never lends, so that workers always have somewhere to write.
+
+        Of generators that many batches may be made ahead, so they hang on nothing but the quota, and grow no faster
+        than it does (RING-4).
+        """
+        if self._plan.lanes:
+            return max(1, quota // 2)
+        busy = self._session.workers_wanted * self._tickets_per_worker // 2
+        return max(1, min(busy + 1, self.ring.count // 2))
