@@ -49,9 +49,7 @@ class InterruptsHeld:
 
     __slots__ = ("_handler", "_outer", "_then", "_wake", "is_pending")
 
-    def __init__(
-        self, wake: Callable[[], None] | None = None, then: Literal["tell", "send", "drop"] = "tell"
-    ) -> None:
+    def __init__(self, wake: Callable[[], None] | None = None, then: Literal["tell", "send", "drop"] = "tell") -> None:
         self._wake, self._then = wake, then
         self._handler: Any = None
         self._outer: InterruptsHeld | None = None

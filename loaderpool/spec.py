@@ -17,7 +17,7 @@ from loaderpool.leaves import convert_leaf
 from loaderpool.sketch import is_namedtuple, named, sketch_parts
 from loaderpool.structure import Structure
 
-__all__ = ["ArraySpec", "ElementSpec", "Origin", "as_code", "mismatch", "sample_spec", "widened"]
+__all__ = ["ArraySpec", "ElementSpec", "Origin", "as_code", "mismatch", "sample_spec", "widened", "widening_code"]
 
 # Where an expected shape comes from, which decides what the user can do about another one: the first sample; the first
 # few samples ("seen"), for a component that is padded, or that `pad` says False for ("unpadded"); the user's
@@ -116,6 +116,21 @@ def _read_shape(shape: Any) -> tuple[int | None, ...]:
 def as_code(spec: ElementSpec) -> str:
     """The spec as Python that a user can give for `element_spec`, with loaderpool as `lp`."""
     return _code_of(spec.pack())
+
+
+def widening_code(spec: ElementSpec, component: int, shape: tuple[int | None, ...]) -> str:
+    """Python of an `element_spec` that allows what came as well, as `as_code` gives it.
+
+    Args:
+        spec: that it does not fit, of a batch.
+        component: which component came otherwise.
+        shape: of that, with the batch axis and as many axes as the spec has.
+    """
+    components = list(spec.components)
+    own = components[component]
+    open_axes = (size if size == got else None for size, got in zip(own.shape, shape, strict=True))
+    components[component] = ArraySpec(open_axes, own.dtype, own.text)
+    return as_code(ElementSpec(spec.structure, tuple(components)))
 
 
 def _code_of(value: Any) -> str:

@@ -21,9 +21,9 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 FLOORS = (
     {
         "boot", "bucket_settings", "capacity", "clock", "config", "ctrl_c", "dtypes", "errors", "fault_points",
-        "foreign_names", "given_spec", "interrupts", "item_names", "leaf_summary", "leaves", "machine", "malloc",
-        "messages", "padding", "ragged", "receiving", "role", "sending", "signatures", "sketch", "spec", "structure",
-        "undoing", "whole_numbers", "worker_info",
+        "foreign_names", "given_spec", "installed", "interrupts", "item_names", "leaf_summary", "leaves", "machine",
+        "malloc", "messages", "padding", "ragged", "receiving", "role", "sending", "signatures", "sketch", "spec",
+        "structure", "undoing", "whole_numbers", "worker_info",
     },
     {"cache", "memory", "plan", "sources", "telemetry"},
     {"worker"},

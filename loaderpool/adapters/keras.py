@@ -59,8 +59,8 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
         raise ArgumentTypeError(f"from_sequence needs a sequence of batches, got one {type(sequence).__name__}")
     if not hasattr(type(sequence), "__getitem__"):
         raise ArgumentTypeError(f"from_sequence needs __getitem__(batch_index); {type(sequence).__name__} has none")
-    hooks = FlowHooks(sequence) if is_image_flow(sequence) else SequenceHooks(sequence)
-    source = ImageFlow(sequence) if is_image_flow(sequence) else BatchSequence(sequence)
+    hook_kind, source_kind = (FlowHooks, ImageFlow) if is_image_flow(sequence) else (SequenceHooks, BatchSequence)
+    hooks, source = hook_kind(sequence), source_kind(sequence)
     if workers is None and "pool" not in settings:
         own = getattr(sequence, "workers", 1)
         workers = own if isinstance(own, int) and own > 1 else "auto"

@@ -14,7 +14,7 @@ import tensorflow as tf
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.form import BatchForm
 from loaderpool.ragged import RaggedArray
-from loaderpool.spec import ArraySpec, ElementSpec, as_code, mismatch
+from loaderpool.spec import ArraySpec, ElementSpec, mismatch, widening_code
 from loaderpool.structure import Structure
 
 __all__ = ["Wire"]
@@ -118,12 +118,8 @@ class Wire:
         for number, (part, component) in enumerate(zip(parts, self.spec.components, strict=True)):
             if component.ragged or all(n in (None, got) for n, got in zip(component.shape, part.shape, strict=True)):
                 continue
-            open_axes = [n if n == got else None for n, got in zip(component.shape, part.shape, strict=True)]
-            components = list(self.spec.components)
-            components[number] = ArraySpec(open_axes, component.dtype, component.text)
-            cure = as_code(ElementSpec(self.spec.structure, tuple(components)))
-            path = self.spec.paths[number]
-            raise mismatch(path, None, component, part.shape, part.dtype, "whole", cure)
+            cure = widening_code(self.spec, number, part.shape)
+            raise mismatch(self.spec.paths[number], None, component, part.shape, part.dtype, "whole", cure)
 
     def _prefixed(self, spec: Any) -> Any:
         return tf.TensorSpec((None, *spec.shape), spec.dtype) if self.in_chunks else spec

@@ -101,6 +101,7 @@ def freeze_at_forks() -> None:
 
 
 def _freeze_all() -> None:
-    for file in [each() for each in list(_files)]:
+    for each in list(_files):
+        file = each()
         if file is not None:
             file.freeze()

@@ -13,6 +13,7 @@ Where nothing is lent, a fork takes as long as ever (docs/explanation/memory.md,
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import sys
@@ -49,13 +50,13 @@ _waits: dict[int, tuple[int, int]] = {}  # by forking thread: both ends of a pip
 
 def guard(lender: Lender) -> None:
     """From now on each fork of this process gets what is lent as its own."""
-    if not _registered.is_set():
-        _registered.set()
-        os.register_at_fork(before=_before, after_in_parent=_in_trainer, after_in_child=_in_child)
+    _register()
     _lenders.add(lender)
 
 
-_registered = threading.Event()
+@functools.cache
+def _register() -> None:
+    os.register_at_fork(before=_before, after_in_parent=_in_trainer, after_in_child=_in_child)
 
 
 def is_waiting() -> bool:

@@ -11,9 +11,9 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import PurePath
 from typing import Any
 
+from loaderpool.installed import is_installed
 from loaderpool.worker_info import worker_info
 
 __all__ = ["asks_which_copy"]
@@ -22,7 +22,6 @@ __all__ = ["asks_which_copy"]
 # line that makes the loader takes longer than a second.
 _MOST_LOOKED_AT = 20_000
 _MOST_ELEMENTS = 20  # of a container: the others are mostly of the same kind
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _CONTAINERS = (list, tuple, set, frozenset)
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), range)
 
@@ -128,9 +127,7 @@ class _Packages:
     def _look(package: str) -> bool:
         if package in sys.stdlib_module_names:
             return False
-        module = sys.modules.get(package)
-        parts = PurePath(getattr(module, "__file__", None) or "").parts
-        if _INSTALLED.isdisjoint(parts):
+        if not is_installed(package):
             return True
         ours = sys.modules["loaderpool"]
         prefix = f"{package}."

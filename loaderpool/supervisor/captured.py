@@ -12,14 +12,14 @@ import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
+from loaderpool.installed import is_installed_file
 from loaderpool.sources.packed_captured import Elements, PackedDict, PackedList
 from loaderpool.supervisor.packing import LEAST_ITEMS, Packing
 from loaderpool.supervisor.plain_data import are_ints, changing_in, plainness_of, shorter_form
 from loaderpool.supervisor.references import Found, Reference, find_long
-from loaderpool.supervisor.uses import other_use
+from loaderpool.supervisor.uses import codes_within, other_use
 
 __all__ = ["Captured", "CapturedData"]
 
@@ -32,7 +32,6 @@ _BY_OTHER_NAMES = {
     "attribute": frozenset({"__dict__", "asdict", "astuple", "deepcopy", "eval", "exec", "getattr", "vars"}),
     "other": frozenset({"eval", "exec", "globals", "locals"}),
 }
-_LIBRARIES = frozenset({"site-packages", "dist-packages"})
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -241,12 +240,12 @@ def _cure(value: Any) -> str:
 
 def _is_library(code: types.CodeType) -> bool:
     """Whether a class of the user's has inherited it."""
-    return not _LIBRARIES.isdisjoint(PurePath(code.co_filename).parts) or code.co_filename.startswith(_STDLIB)
+    return is_installed_file(code.co_filename) or code.co_filename.startswith(_STDLIB)
 
 
 def _names(code: types.CodeType) -> set[str]:
-    names = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
+    """Of variables and attributes, those of functions within it, too."""
+    names: set[str] = set()
+    for each in codes_within(code):
+        names.update(each.co_names, each.co_varnames, each.co_freevars, each.co_cellvars)
     return names

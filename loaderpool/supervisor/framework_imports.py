@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import Any
 
-__all__ = ["FRAMEWORKS", "FrameworkImports", "home_of", "is_framework", "is_framework_loaded", "is_installed"]
+from loaderpool.installed import is_installed
+
+__all__ = ["FRAMEWORKS", "FrameworkImports", "home_of", "is_framework", "is_framework_loaded"]
 
 # Top-level packages whose import imports TensorFlow or Keras. One that is missing here costs the supervisor an import
 # of TensorFlow (2 s, 490 MB); one too many only makes functions of modules that use it travel by value.
@@ -21,7 +22,6 @@ FRAMEWORKS = frozenset(
 
 # TensorFlow is built on NumPy, and the others import no framework on import: searching them would only cost time.
 _NEVER_IMPORTS_ONE = frozenset({"__main__", "cloudpickle", "loaderpool", "numpy"})
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def is_framework(module_name: object) -> bool:
@@ -87,12 +87,6 @@ def _is_followed(name: str, package: str) -> bool:
     if not top or top in sys.stdlib_module_names or top in _NEVER_IMPORTS_ONE:
         return False
     return top == package or not is_installed(name)
-
-
-def is_installed(name: str) -> bool:
-    """Whether a module that is imported is a package's, not the user's own."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return isinstance(file, str) and not _INSTALLED.isdisjoint(PurePath(file).parts)
 
 
 def _homes_of_globals(name: str, module: types.ModuleType) -> Iterator[str]:

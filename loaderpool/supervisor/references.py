@@ -17,24 +17,22 @@ from typing import Any
 
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.installed import is_installed
 from loaderpool.sources.sequence import attributes_of
-from loaderpool.supervisor.framework_imports import is_installed
 from loaderpool.supervisor.uses import Scope, codes_within
 
-__all__ = ["Found", "Reference", "find_long", "travels_by_attributes"]
+__all__ = ["Found", "Reference", "find_long"]
 
 # Objects that are looked at. More: a function that holds a large graph of objects is looked through for longer than it
 # takes to pickle it. Where there are more, nothing is said of any.
 _MOST_OBJECTS = 20_000
-# Run where an object is made, which is not the one that has travelled; or where nobody asks in a worker.
+# Run where an object is made, which is not the one that has travelled; or of which no worker makes use.
 _CONSTRUCTORS = frozenset(
     {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__", "__repr__", "__str__",
      "__eq__", "__ne__", "__hash__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__dir__"}
 )  # fmt: skip
 _LONG_KINDS = (list, tuple, dict, collections.deque, collections.UserList, collections.UserDict)
 _NO_CODE = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, range, slice})
-
-
 _READ = frozenset({"source", "shards"})
 _CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})
 _NOT_THEIRS = frozenset({"", "cloudpickle", "loaderpool", "numpy"})
@@ -103,7 +101,7 @@ class _Search:
         kind = type(value)
         if kind in _NO_CODE:
             return
-        if kind is types.FunctionType and not is_member and is_users(value):  # a method's code is there under its name
+        if kind is types.FunctionType and not is_member and _is_users(value):  # a method's code is there under its name
             self._roots.append(value.__code__)
         if issubclass(kind, _LONG_KINDS) and _length(value) >= self._least_items:
             found = self.found.setdefault(id(value), Found(value))
@@ -125,7 +123,7 @@ class _Search:
         reached: list[types.CodeType] = []
         waiting, methods = list(self._roots), {name: list(codes) for name, codes in self._methods.items()}
         for cls in kind.__mro__:
-            if not is_users(cls):
+            if not _is_users(cls):
                 self._take_methods(cls, waiting, methods)
         seen: set[str] = set()
         while waiting:
@@ -159,7 +157,7 @@ class _Search:
     def _look_into_function(self, function: types.FunctionType, path: tuple[str, ...]) -> None:
         code, name = function.__code__, function.__qualname__
         is_by_value = self._is_by_value(function)
-        if not is_by_value and not is_users(function):
+        if not is_by_value and not _is_users(function):
             return
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -205,7 +203,7 @@ class _Search:
                 self.visit(value, (*path, label))
 
     def _look_into_class(self, cls: type, path: tuple[str, ...]) -> None:
-        if is_users(cls):
+        if _is_users(cls):
             self._take_methods(cls, self._roots, self._methods)
         if self._is_by_value(cls):
             for key, value in vars(cls).items():
@@ -233,11 +231,11 @@ class _Search:
         kind = type(value)
         is_ours = kind.__module__.partition(".")[0] == "loaderpool"
         for cls in kind.__mro__:
-            if is_users(cls):
+            if _is_users(cls):
                 self.visit(cls, path)
         for member in _wrapped(value):
             self.visit(member, path)
-        is_plain = travels_by_attributes(value)
+        is_plain = _travels_by_attributes(value)
         try:
             attributes = attributes_of(value)
         except Exception:  # a proxy's own code: what it stands for is not looked into
@@ -250,7 +248,7 @@ class _Search:
                 self.visit(each, (*path, label), "attribute" if is_plain else None, key, None, value)
 
 
-def travels_by_attributes(value: Any) -> bool:
+def _travels_by_attributes(value: Any) -> bool:
     """Whether an object is pickled by Python's own means: its attributes as they are."""
     kind: Any = type(value)
     base: Any = object
@@ -264,7 +262,7 @@ def travels_by_attributes(value: Any) -> bool:
     )
 
 
-def is_users(named: Any) -> bool:
+def _is_users(named: Any) -> bool:
     """Whether a function or class is of the user's own modules, not of Python's, an installed package's, or ours."""
     return isinstance(named.__module__, str) and _is_users_module(named.__module__)
 

@@ -139,9 +139,7 @@ class Prober:
             other = self._try(epoch, each)
             if other is not None:
                 seen = widened(seen, other.spec)
-        if (
-            seen == probe.spec
-        ):  # nothing tells them apart, as with sentences that were all cut to one length: any may vary
+        if seen == probe.spec:  # nothing tells axes apart, as of sentences all cut to one length: any may vary
             open_axes = (ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in seen.components)
             seen = ElementSpec(seen.structure, tuple(open_axes))
         return probe._replace(seen=seen, nbytes=nbytes, other_batches=tuple(elsewhere))

@@ -16,7 +16,7 @@ from loaderpool.errors import SpecMismatchError
 from loaderpool.item_names import item_name
 from loaderpool.leaves import convert_leaf
 from loaderpool.padding import padding_of
-from loaderpool.spec import ArraySpec, ElementSpec, Origin, as_code, mismatch
+from loaderpool.spec import ArraySpec, ElementSpec, Origin, mismatch, widening_code
 from loaderpool.structure import Structure
 
 __all__ = ["Converter", "ReusedBuffer", "RowWriter"]
@@ -115,11 +115,8 @@ class Converter:
     def _mismatch(self, component: int, index: int, array: npt.NDArray[Any]) -> SpecMismatchError:
         expected, cure = self.expected[component], ""
         if self._origins[component] in ("seen", "ragged") and array.ndim == len(expected.shape):
-            components = list(self._spec.components)
-            own = components[component]
-            open_axes = (n if n == got else None for n, got in zip(expected.shape, array.shape, strict=True))
-            components[component] = ArraySpec((own.shape[0], *open_axes), own.dtype, own.text)
-            cure = as_code(ElementSpec(self.structure, tuple(components)))
+            rows = self._spec.components[component].shape[0]
+            cure = widening_code(self._spec, component, (rows, *array.shape))
         path, origin = self.paths[component], self._origins[component]
         return mismatch(path, index, expected, array.shape, array.dtype, origin, cure)
 
