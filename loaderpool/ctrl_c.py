@@ -5,7 +5,7 @@ does with `from_generator`: the call succeeds, and the handler's turn comes at t
 does not come (a function that hangs) is the wait for it broken off, by an error, which is the worse way: TensorFlow is
 making an exception of that when the handler runs.
 
-That a Ctrl-C came is told by a write to a descriptor (`signal.set_wakeup_fd`), which whoever waits for a batch polls as
+That a Ctrl-C came is told by a write to a descriptor (`signal.set_wakeup_fd`), which each wait for a batch polls as
 well. It belongs to the waits that it came in, and to none where the main thread has run since: then the program knows.
 """
 

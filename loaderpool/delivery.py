@@ -150,7 +150,7 @@ class EngineRun(Protocol):
         """Batches up to `limit` (counted from the first epoch on) are wanted, or may be made ahead."""
 
     def end(self) -> None:
-        """Nobody wants the rest. Never blocks; may be called in a finalizer, and twice."""
+        """The consumer abandoned the rest. Never blocks; may be called in a finalizer, and twice."""
 
 
 class Engine(Protocol):

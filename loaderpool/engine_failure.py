@@ -10,7 +10,7 @@ __all__ = ["EngineFailure"]
 
 
 class EngineFailure:
-    """The error that all of a loader's passes end with; none at first. Whoever changes it holds the session's lock."""
+    """The error that all of a loader's passes end with; none at first. What changes it holds the session's lock."""
 
     def __init__(self) -> None:
         # Makes the error anew for each who meets it: a kept exception would keep, through its traceback, every frame

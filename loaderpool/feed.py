@@ -64,7 +64,7 @@ class Feed:
         epoch: that it is read for.
         plan: of its batches.
         ahead: how much may wait; asked again and again.
-        rooms: whence the room for it comes, of this and other feeds of the loader.
+        rooms: where the room for it comes from, of this and other feeds of the loader.
         on_news: called, with the session's lock held, when there is another batch or the end.
 
     Raises:
@@ -123,7 +123,7 @@ class Feed:
         self._tell_of_room()
 
     def stop(self) -> None:
-        """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
+        """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
         if self._session.is_foreign:  # the reader is our parent's
             return
         self.is_over = True

@@ -66,7 +66,7 @@ class FrameSource(Protocol):
         """
 
     def cancel(self) -> None:
-        """Nobody wants more: `next` and `write_into` shall end soon. Never blocks; in any thread, also a finalizer."""
+        """The pass is over: `next` and `write_into` shall end soon. Never blocks; in any thread, also a finalizer."""
 
     def close(self) -> None:
         """Let go of whatever reads. Called once, last."""

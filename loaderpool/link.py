@@ -56,7 +56,7 @@ class Link:
         arena: what it shares with the trainer.
         workers: how many workers it shall have.
         max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
-        wake: read end of the pipe that wakes whoever waits here.
+        wake: read end of the pipe that wakes the thread that waits here.
         first_ticket: its tickets' numbers begin here.
 
     Raises:
@@ -96,7 +96,7 @@ class Link:
         return self._process.pid
 
     def wait(self, room_in: int | None) -> None:
-        """Blocks until something has arrived, the supervisor has ended, or somebody wakes us; at most a second.
+        """Blocks until something has arrived, the supervisor has ended, or the wake pipe is written to: 1 s at most.
 
         Args:
             room_in: a descriptor that is waited for to be writable, too.
@@ -128,7 +128,7 @@ class Link:
 
     @property
     def was_woken(self) -> bool:
-        """Somebody has written to the wake pipe."""
+        """The wake pipe was written to."""
         return self._wake in self._ready
 
     @property

@@ -40,7 +40,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """A session's loaders, and whose its runs and slots are. Whoever calls holds the session's lock."""
+    """A session's loaders, and whose its runs and slots are. The caller holds the session's lock."""
 
     def __init__(self) -> None:
         self.by_loader: dict[int, Listener] = {}

@@ -162,7 +162,7 @@ class LocalEngine:
         return len(batch[1])
 
     def forget(self, epoch: int) -> None:
-        """Nobody reads that epoch any more: its generators are ended, here or by whoever has the turn now.
+        """That epoch is not read any more: its generators are ended, here or by the thread that has the turn now.
 
         Never blocks; may run in a finalizer, on any thread, in the middle of a generator too.
         """

@@ -36,7 +36,7 @@ class LocalRun(ABC):
 
     Args:
         make: makes a batch.
-        forget: called with the first epoch when nobody wants the rest.
+        forget: called with the first epoch when the consumer has abandoned the rest.
         first_epoch: where it begins.
         plan: the plan of its batches.
     """
@@ -65,7 +65,7 @@ class LocalRun(ABC):
         """More batches are wanted."""
 
     def end(self) -> None:
-        """Nobody wants the rest."""
+        """The consumer abandoned the rest."""
         self.is_over = True
         self._forget(self.first_epoch)
 

@@ -163,7 +163,7 @@ class PoolRun:
             self._stretch.end()
 
     def end(self) -> None:
-        """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
+        """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
         self.is_over = True
         if self.feed is not None:
             self.feed.stop()

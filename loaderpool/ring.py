@@ -99,7 +99,7 @@ def _first_slots(tickets: int) -> int:
 
 
 class Ring:
-    """A loader's slots in the session's arena. The session's lock is held by whoever calls.
+    """A loader's slots in the session's arena. The caller holds the session's lock.
 
     Args:
         session: whose arena and pipe.
@@ -255,7 +255,7 @@ class Ring:
                 self._session.pipe.release(message)
 
     def give_back_all(self) -> None:
-        """The loader is unloaded: all slots are free memory again, each as soon as nobody looks at it."""
+        """The loader is unloaded: all slots are free memory again, each as soon as its last view has died."""
         if self.extents:
             self.lender.on_return.append(self._reclaim_later)  # first: a slot may return at any moment
         for slot in list(self.extents):

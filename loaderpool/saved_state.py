@@ -36,7 +36,7 @@ def find_position(book: PassBook, batches_taken: int | None) -> Position:
 
     Raises:
         ArgumentError, ArgumentTypeError: `batches_taken` is no number from 0 on.
-        StateError: nobody can know.
+        StateError: it cannot be known.
     """
     if batches_taken is not None:
         try:

@@ -44,7 +44,7 @@ class SecondLook:
         return self._is_asked and not self.is_over
 
     def ask(self) -> bool:
-        """Somebody wants to know; whether that is new, and is to be found out."""
+        """Note that the spec of all batches is wanted; returns whether that is new, and the batch is to be made."""
         is_new, self._is_asked = not self._is_asked, True
         return is_new and not self.is_over
 

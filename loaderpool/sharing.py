@@ -21,7 +21,7 @@ __all__ = ["Sharing"]
 
 
 class Sharing:
-    """The active runs and their quotas. The session's lock is held by whoever calls.
+    """The active runs and their quotas. The caller holds the session's lock.
 
     Args:
         ring: what they share.
@@ -43,7 +43,7 @@ class Sharing:
         self._runs.append(run)
 
     def end_all(self) -> None:
-        """Nobody wants anything of any of them any more."""
+        """All of them are abandoned."""
         for run in self.active:
             run.end()
         self._runs = []

@@ -32,7 +32,7 @@ class Arrival:
 
 
 class Shelf(Protocol):
-    """What the two shelves have in common. The session's lock is held by whoever calls."""
+    """What the two shelves have in common. The caller holds the session's lock."""
 
     @property
     def begin_at(self) -> int:

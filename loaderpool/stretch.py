@@ -74,7 +74,7 @@ class Stretch:
     # ---- ending ----
 
     def end(self) -> None:
-        """Nobody wants the rest. Never blocks; may run in a finalizer, and twice."""
+        """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
         session = self._engine.session
         if not self.is_over:
             self.is_over = True
@@ -101,7 +101,7 @@ class Stretch:
             self._engine.session.order(Control.RUN_END, self.number)
 
     def give_back(self, arrival: Arrival) -> None:
-        """Nobody wants it: its slot is free again."""
+        """It is abandoned: its slot is free again."""
         layout = self._engine.layout
         if layout is not None and arrival.slot is not None:
             layout.ring.lender.give_back(arrival.slot, arrival.ticket)

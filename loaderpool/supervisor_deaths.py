@@ -17,7 +17,7 @@ _WITHOUT_PROGRESS = 8
 
 
 class SupervisorDeaths:
-    """Counts them; whoever calls holds the session's lock.
+    """Counts them; the caller holds the session's lock.
 
     Args:
         max_restarts: how many are made good, and within how many seconds; None: any number.

@@ -27,7 +27,7 @@ class _Update:
 class Updates:
     """One loader's changes of attributes, each kept until later ones have changed the same.
 
-    The session's lock is held by whoever calls.
+    The caller holds the session's lock.
 
     Args:
         session: whose arena and pipe.

@@ -46,7 +46,7 @@ class Rooms:
         return self._arena.take(size, "the items of a batch")
 
     def give(self, extent: Extent) -> None:
-        """Nobody looks at it any more."""
+        """It is not looked at any more."""
         if self.is_closed:
             self._arena.give_back(extent)
         else:

@@ -46,7 +46,7 @@ _MOST_PARTS = 512
 
 
 class _Cancelled(BaseException):
-    """Nobody wants the rest of the pass."""
+    """The trainer abandoned the rest of the pass."""
 
 
 class _Pass(NamedTuple):
@@ -85,7 +85,7 @@ class _Orders:
         return self._passes.popleft()
 
     def check(self, number: int) -> None:
-        """Raise where nobody wants the rest of this pass."""
+        """Raise where the rest of this pass was abandoned."""
         if self.cancelled >= number or self.is_over:
             raise _Cancelled
 

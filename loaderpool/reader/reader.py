@@ -89,7 +89,7 @@ class Reader:
             raise ReaderGoneError from None
 
     def cancel(self, number: int) -> None:
-        """Nobody wants the rest of a pass. Never blocks; in any thread, also in a finalizer."""
+        """The consumer abandoned the rest of a pass. Never blocks; in any thread, also in a finalizer."""
         if self._cancelled[0] != number:
             self._cancelled = number, clock.monotonic_ns() + int(GRACE_S * 1e9)
         with contextlib.suppress(OSError):

@@ -86,7 +86,7 @@ class Ledger:
         self._finish_unload(ticket.loader)
 
     def abandon(self, ticket: Ticket) -> None:
-        """Nobody will work on it, for its run was ended."""
+        """It is dropped, for its run was ended."""
         if ticket.suspect is None:  # of trials the trainer knows nothing
             self.out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
         self.settle(ticket)
@@ -149,7 +149,7 @@ class Ledger:
             run.limit, run.quota = limit, quota
 
     def end_run(self, number: int) -> None:
-        """Nobody wants the rest."""
+        """The trainer abandoned the rest."""
         run = self.runs.get(number)
         if run is None or run.is_ended:
             return
@@ -187,7 +187,7 @@ class Ledger:
             loader.free.append(slot.slot)
 
     def release(self, number: int, ticket_number: int) -> None:
-        """Nobody looks at the slot any more. RELEASE-1: said twice, or of earlier work in it, it changes nothing."""
+        """The last view of the slot has died. RELEASE-1: said twice, or of earlier work in it, it changes nothing."""
         slot = self.slots.get(number)
         if slot is None:
             return
@@ -207,7 +207,7 @@ class Ledger:
             slot.loader.free.append(number)
 
     def retire_slot(self, number: int) -> None:
-        """Its memory is wanted back, as soon as nobody uses it."""
+        """Its memory is wanted back, as soon as it is not in use."""
         slot = self.slots.get(number)
         if slot is None:
             return
@@ -235,7 +235,7 @@ class Ledger:
         loader.full_batches, loader.batch_ns = full_batches, batch_ns
 
     def unload(self, loader: LoaderRecord) -> None:
-        """Nobody wants anything of it; it goes with its last ticket."""
+        """It is closed; it goes with its last ticket."""
         loader.is_unloading = True
         self._finish_unload(loader)
 

@@ -151,7 +151,7 @@ class SlotRecord:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class RunRecord:
-    """A run: batches of consecutive epochs that somebody wants."""
+    """A run: batches of consecutive epochs that a consumer wants."""
 
     run: int
     loader: LoaderRecord

@@ -30,7 +30,7 @@ class RestartLimit:
         return self._most is not None and len(self._deaths) > self._most
 
     def note(self, now_ns: int) -> None:
-        """Somebody died."""
+        """A process died."""
         if self._most is not None:
             self._deaths.append(now_ns)
             while self._deaths[0] < now_ns - self._window_ns:

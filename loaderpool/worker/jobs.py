@@ -18,7 +18,7 @@ __all__ = ["Abandoned", "Filled", "Job", "Opened", "Probe", "WorkFailed"]
 
 
 class Abandoned(Exception):
-    """Nobody wants this ticket's run any more."""
+    """This ticket's run was abandoned."""
 
 
 class WorkFailed(Exception):

@@ -141,7 +141,7 @@ class LaneItems:
         return None
 
     def forget(self, epoch: int) -> None:
-        """Nobody wants anything of that epoch any more."""
+        """That epoch was abandoned."""
         for key in [key for key in self._lanes if key[0] == epoch]:
             self._lanes.pop(key).close()
 

@@ -173,7 +173,7 @@ class WorkerLoop:
         return True
 
     def _forget_epoch(self, run: _Run) -> None:
-        """Generators of an epoch that nobody reads any more are ended."""
+        """Generators of an epoch that was abandoned are ended."""
         work = self._works.get(run.loader)
         if work is not None and isinstance(work.items, LaneItems):
             work.items.forget(run.first_epoch)

@@ -34,7 +34,7 @@ class Progress:
         """The sample of this source index is made from now on.
 
         Raises:
-            Abandoned: nobody wants the job's run any more.
+            Abandoned: the job's run was abandoned.
         """
         words = self.words
         if words[Board.mark(job.run)] == job.run:

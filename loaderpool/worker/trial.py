@@ -50,7 +50,7 @@ class Trial:
             How many calls the job has.
 
         Raises:
-            Abandoned: nobody wants the job's run any more.
+            Abandoned: the job's run was abandoned.
         """
         calls = self._calls_of(job)
         if which >= len(calls):  # the generator has ended before
