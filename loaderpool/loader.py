@@ -19,7 +19,6 @@ from loaderpool.errors import (
     ClosedError,
     ForeignProcessError,
     SourceError,
-    StateError,
 )
 from loaderpool.fingerprint import Fingerprint
 from loaderpool.interrupts import InterruptsHeld
@@ -393,32 +392,19 @@ class Loader:
         Raises:
             StateError: it is of another loader; says what differs.
         """
-        from loaderpool.saved_state import read_state
+        from loaderpool.saved_state import check_resumable, read_state
 
-        self._refuse_what_cannot_go_on()
+        check_resumable(self._stream, self._book)
         position = read_state(state, self._fingerprint, self._plan)
         with InterruptsHeld():
             self._book.drop_parked()
             self._book.resume_at(position)
 
     def _state_at(self, position: Position) -> dict[str, Any]:
-        from loaderpool.saved_state import write_state
+        from loaderpool.saved_state import check_resumable, write_state
 
-        self._refuse_what_cannot_go_on()
+        check_resumable(self._stream, self._book)
         return write_state(position, self._fingerprint, self._plan)
-
-    def _refuse_what_cannot_go_on(self) -> None:
-        if self._stream is not None and self._stream.is_one_shot:
-            raise StateError(
-                f"source is a {self._stream.kind}, which can be read only once: what it gave is gone in another "
-                "process. Pass an object whose __iter__ begins anew each time; the items before the place are then "
-                "read again and dropped"
-            )
-        if self._book.has_hooks:
-            raise StateError(
-                "on_epoch_begin or on_epoch_end of the sequence changes its data between epochs, and what they have "
-                "changed is not the loader's to save: use shuffle=True instead of such a hook, or save the sequence"
-            )
 
     def resize(self, workers: int) -> None:
         """Have this many workers from now on, also in mid-epoch; the batches stay the same to the bit.

@@ -21,14 +21,37 @@ from loaderpool.pass_book import PassBook
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.reading import Position
+from loaderpool.sources.stream import StreamSource
 
-__all__ = ["find_position", "read_state", "write_state"]
+__all__ = ["check_resumable", "find_position", "read_state", "write_state"]
 
 _VERSION = 1
 _NAMES = frozenset({"loaderpool_state", "epoch", "position", "taken", "num_shards", "lanes", "loader"})
 # Batches taken out of turn, each of which takes some hundred bytes in the pass. Fewer: a run of tiny batches that were
 # taken while an earlier one hung could not go on. More: a damaged count would take all memory.
 _MOST_TAKEN = 1 << 24
+
+
+def check_resumable(stream: StreamSource | None, book: PassBook) -> None:
+    """See that a state can say where a consumer stands, so that another process can go on from there.
+
+    Args:
+        stream: what items are read from, where they cannot be had by index.
+        book: of the loader.
+
+    Raises:
+        StateError: the source gives its items only once, or hooks change the loader's data; says what to do.
+    """
+    if stream is not None and stream.is_one_shot:
+        raise StateError(
+            f"source is a {stream.kind}, which can be read only once: what it gave is gone in another process. Pass an "
+            "object whose __iter__ begins anew each time; the items before the place are then read again and dropped"
+        )
+    if book.has_hooks:
+        raise StateError(
+            "on_epoch_begin or on_epoch_end of the sequence changes its data between epochs, and what they have "
+            "changed is not the loader's to save: use shuffle=True instead of such a hook, or save the sequence"
+        )
 
 
 def find_position(book: PassBook, batches_taken: int | None) -> Position:

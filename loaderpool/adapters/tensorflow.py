@@ -34,6 +34,7 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, Spe
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.passes import Pass
 from loaderpool.reading import Reading
+from loaderpool.saved_state import check_resumable
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader
@@ -119,7 +120,7 @@ def _check_checkpointable(loader: Loader, device: str | None) -> None:
         raise ArgumentError(
             "checkpointable=True and a BackupCallback exclude each other: that one saves the loader's place itself"
         )
-    loader._refuse_what_cannot_go_on()
+    check_resumable(loader._stream, loader._book)
 
 
 def _check_device(device: Any) -> None:
