@@ -53,11 +53,6 @@ class Undoing(weakref.ref[Any]):
         with InterruptsHeld():
             self._do()
 
-    @property
-    def is_done(self) -> bool:
-        """Whether it was undone, or forgotten."""
-        return self._undo is None
-
     def forget(self) -> None:
         """Nothing is left to undo."""
         self._undo = None
