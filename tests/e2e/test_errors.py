@@ -24,6 +24,12 @@ BAD = 13
 BATCH = 4
 
 
+@pytest.fixture(autouse=True)
+def as_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test process of pytest-xdist has no file, as a notebook has none, and advice fits that."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+
+
 @pytest.fixture(scope="module")
 def pools() -> Iterator[dict[int, lp.Pool]]:
     with leaks.guard():
