@@ -79,11 +79,24 @@ def watch() -> None:
             os.close(write_end)
             return
         _told = read_end, write_end
+        os.register_at_fork(after_in_child=_stop)
     if sys.version_info < (3, 12):
         _take_over()
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if shell is not None:  # a kernel has Python's own handler back for each cell
             shell.events.register("pre_run_cell", _take_over)
+
+
+def _stop() -> None:
+    """In a fork: what it is sent would be told to the trainer's waits, through the same pipe."""
+    global _told
+    if _told is not None:
+        ours, _told = _told, None
+        before = signal.set_wakeup_fd(-1)
+        if before not in (-1, ours[1]):
+            signal.set_wakeup_fd(before)
+        for descriptor in ours:
+            os.close(descriptor)
 
 
 def told_descriptor() -> int | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # CPython's own, without stubs
 import _thread
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -47,16 +48,18 @@ class InterruptsHeld:
             exceptions Python drops; "drop" it, for the interpreter ends anyway.
     """
 
-    __slots__ = ("_handler", "_outer", "_then", "_wake", "is_pending")
+    __slots__ = ("_handler", "_outer", "_then", "_thread", "_wake", "is_pending")
 
     def __init__(self, wake: Callable[[], None] | None = None, then: Literal["tell", "send", "drop"] = "tell") -> None:
         self._wake, self._then = wake, then
-        self._handler: Any = None
+        self._handler: Any = None  # the program's; of the module `_signal`, whose SIG_IGN and SIG_DFL are numbers
         self._outer: InterruptsHeld | None = None
+        self._thread = 0
         self.is_pending = False
 
     def __enter__(self) -> InterruptsHeld:  # noqa: PYI034 - the outermost, not always self
-        if threading.get_ident() == threading.main_thread().ident:
+        thread = threading.get_ident()
+        if thread == threading.main_thread().ident:
             handler = _signal.getsignal(_SIGINT)
             outer = getattr(handler, "__self__", None)
             if type(outer) is InterruptsHeld:
@@ -64,7 +67,7 @@ class InterruptsHeld:
                 self._wake, outer._wake = outer._wake, self._wake or outer._wake
                 return outer
             if callable(handler):
-                self._handler = handler
+                self._handler, self._thread = handler, thread
                 _signal.signal(_SIGINT, self._note)
         return self
 
@@ -73,13 +76,14 @@ class InterruptsHeld:
         if outer is not None:
             outer._wake = self._wake
             return
-        handler, self._handler = self._handler, None
+        handler = self._handler
         if handler is not None:
             _signal.signal(_SIGINT, handler)
+            self._handler = None
             if self.is_pending:
                 self.is_pending = False
                 if self._then == "tell":
-                    handler(_SIGINT, sys._getframe(1))
+                    _tell(handler)
                 elif self._then == "send":
                     send_again()
 
@@ -106,7 +110,7 @@ class InterruptsAllowed:
             _signal.signal(_SIGINT, handler)
             if held.is_pending:
                 held.is_pending = False
-                handler(_SIGINT, sys._getframe(1))
+                _tell(handler)
         except BaseException:
             self.__exit__()
             raise
@@ -116,6 +120,9 @@ class InterruptsAllowed:
         if held is None:
             return
         handler = _signal.getsignal(_SIGINT)  # the user's code may have set another one
+        if handler is None:  # in C: it could not be put back
+            held._handler = None
+            return
         try:
             _signal.signal(_SIGINT, held._note)
         except BaseException:  # one more Ctrl-C, at this very call
@@ -123,7 +130,25 @@ class InterruptsAllowed:
             raise
         finally:
             if getattr(handler, "__self__", None) is not held:
-                held._handler = handler if callable(handler) else signal.SIG_IGN
+                held._handler = handler
+
+
+def _tell(handler: Any) -> None:
+    """Do what the program does about SIGINT, in the frame that has left the block."""
+    if callable(handler):
+        handler(_SIGINT, sys._getframe(2))
+    else:  # user code in the block has set SIG_IGN, or SIG_DFL, which ends the process
+        signal.raise_signal(signal.SIGINT)
+
+
+def _after_fork() -> None:
+    """A thread has forked while the main thread was in a block: in the child there is no main thread to leave it."""
+    held = getattr(_signal.getsignal(_SIGINT), "__self__", None)
+    if type(held) is InterruptsHeld and held._thread != threading.get_ident():
+        _signal.signal(_SIGINT, held._handler)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def checkpoint() -> None:

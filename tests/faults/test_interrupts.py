@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 import signal
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -276,6 +277,96 @@ def test_nothing_is_done_where_ctrl_c_is_ignored() -> None:
             press()
         assert not held.is_pending
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("chosen", [signal.SIG_IGN, signal.SIG_DFL])
+def test_user_code_may_have_ctrl_c_ignored_or_end_the_process(chosen: Any) -> None:
+    """It was a TypeError, and no Ctrl-C came any more."""
+    with InterruptsHeld():
+        with InterruptsAllowed():
+            signal.signal(signal.SIGINT, chosen)
+        if chosen == signal.SIG_IGN:
+            press()
+        with InterruptsAllowed():
+            assert signal.getsignal(signal.SIGINT) == chosen
+    assert signal.getsignal(signal.SIGINT) == chosen
+
+
+def test_a_ctrl_c_that_is_to_end_the_process_does_so_behind_the_block() -> None:
+    ended = run_child(
+        """
+        import signal
+        from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with InterruptsHeld():
+            with InterruptsAllowed():
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
+            print("behind it", flush=True)
+        print("never")
+        """,
+        timeout_s=30,
+    )
+    assert (ended.returncode, ended.stdout) == (-signal.SIGINT, "behind it\n")
+
+
+_FORK = """
+import os, signal, sys, threading, time
+import loaderpool as lp
+from loaderpool import ctrl_c
+from loaderpool.interrupts import InterruptsHeld
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def fork():
+    child = os.fork()
+    if not child:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(20)
+        except KeyboardInterrupt:
+            os._exit(3)
+        os._exit(4)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_fork_that_a_thread_makes_while_the_main_thread_waits_is_ended_by_ctrl_c() -> None:
+    """It had the handler of the main thread's block, which no thread of its own would ever leave."""
+    run_child(
+        _FORK
+        + textwrap.dedent("""
+        def wait_and_fork():
+            while type(getattr(signal.getsignal(signal.SIGINT), "__self__", None)) is not InterruptsHeld:
+                time.sleep(0.001)
+            codes.append(fork())
+            forked.set()
+
+        codes, forked = [], threading.Event()
+        thread = threading.Thread(target=wait_and_fork)
+        thread.start()
+        with InterruptsHeld():
+            forked.wait()
+        thread.join()
+        assert codes == [3], codes
+        """),
+        timeout_s=60,
+    ).check()
+
+
+def test_what_a_fork_is_sent_is_not_told_to_the_trainers_waits() -> None:
+    run_child(
+        _FORK
+        + textwrap.dedent("""
+        ctrl_c.watch()
+        assert fork() == 3
+        ctrl_c.note_signals()
+        assert ctrl_c.latest() is None
+        """),
+        timeout_s=60,
+    ).check()
 
 
 class Owner:
