@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import mmap
 import os
-import weakref
 from typing import Protocol
 
 from loaderpool import capacity, machine
@@ -13,7 +13,9 @@ from loaderpool.cache.memory_store import MOST_BYTES, MemoryStore, table_items
 from loaderpool.cache.setting import MEMORY, Cache
 from loaderpool.cache.words import COUNTER_BYTES, CacheCell, CacheCounts, Trouble, count
 from loaderpool.errors import CacheError
+from loaderpool.interrupts import InterruptsHeld
 from loaderpool.memory.arena import map_whole_file
+from loaderpool.undoing import Undoing
 
 __all__ = ["CachePlan", "SharedCache", "Store", "plan_in_memory", "plan_on_disk"]
 
@@ -81,9 +83,9 @@ class SharedCache:
 
     def __init__(self, plan: CachePlan, descriptor: int) -> None:
         self.plan = plan
-        self.descriptor = machine.above_standard(os.dup(descriptor))
-        self._finalizer = weakref.finalize(self, os.close, self.descriptor)
-        self._finalizer.atexit = False
+        with InterruptsHeld():
+            self.descriptor = machine.above_standard(os.dup(descriptor))
+            self._undoing = Undoing(self, functools.partial(os.close, self.descriptor))
         status = os.fstat(self.descriptor)
         self._identity = status.st_dev, status.st_ino
         words = memoryview(map_whole_file(self.descriptor, plan.start)).cast("B")
@@ -104,15 +106,16 @@ class SharedCache:
         if plan.in_memory and not machine.LINUX:
             raise CacheError('cache="memory" needs Linux; give a directory')
         descriptor = -1
-        try:
-            descriptor = machine.create_memory_file("cache")
-            os.ftruncate(descriptor, plan.start)
-            return SharedCache(plan, descriptor)
-        except OSError as error:
-            raise CacheError(f"cache: no memory could be shared with the workers: {error}") from error
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+        with InterruptsHeld():
+            try:
+                descriptor = machine.create_memory_file("cache")
+                os.ftruncate(descriptor, plan.start)
+                return SharedCache(plan, descriptor)
+            except OSError as error:
+                raise CacheError(f"cache: no memory could be shared with the workers: {error}") from error
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
 
     def cell(self, number: int) -> CacheCell:
         """The counters of a worker."""
@@ -169,7 +172,7 @@ class SharedCache:
             self._store.close()
         self._store = None
         self._counters = self._table = memoryview(b"")  # so that the mapping goes, whoever keeps this
-        self._finalizer()
+        self._undoing.now()
 
     def clear(self) -> None:
         """Give the entries' memory back, whoever still holds the file. Runs in: the trainer, before `close`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import mmap
 import os
 from typing import Any
@@ -18,8 +19,10 @@ import numpy.typing as npt
 
 from loaderpool import capacity, clock, machine
 from loaderpool.errors import MemoryLimitError
+from loaderpool.interrupts import InterruptsHeld
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.extents import Extent, ExtentMap
+from loaderpool.undoing import Undoing
 
 __all__ = ["Arena", "map_private", "map_whole_file"]
 
@@ -161,7 +164,8 @@ def map_whole_file(descriptor: int, nbytes: int) -> Any:
 
     `mmap.mmap` keeps a duplicate of the descriptor (before Python 3.13), and a consumer may keep thousands of these.
     """
-    return _map(descriptor, 0, nbytes, mmap.MAP_SHARED)
+    with InterruptsHeld():
+        return _map(descriptor, 0, nbytes, mmap.MAP_SHARED)
 
 
 def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
@@ -172,7 +176,8 @@ def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
         offset: where the part begins, a multiple of the page size.
         nbytes: its length; the file's contents must stay as they are for as long as anybody looks at the mapping.
     """
-    return _map(descriptor, offset, nbytes, mmap.MAP_PRIVATE)
+    with InterruptsHeld():
+        return _map(descriptor, offset, nbytes, mmap.MAP_PRIVATE)
 
 
 def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
@@ -218,10 +223,8 @@ class _Mapping:
 
     @staticmethod
     def make(address: int, nbytes: int) -> Any:
-        import weakref
-
         buffer = (ctypes.c_ubyte * nbytes).from_address(address)
         libc = ctypes.CDLL(None)
         libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        weakref.finalize(buffer, libc.munmap, address, nbytes).atexit = False
+        Undoing(buffer, functools.partial(libc.munmap, address, nbytes))
         return buffer

@@ -14,6 +14,8 @@ import threading
 import weakref
 
 from loaderpool import machine
+from loaderpool.interrupts import InterruptsHeld
+from loaderpool.undoing import Undoing
 
 __all__ = ["NAME", "DataFile", "find_file", "freeze_at_forks"]
 
@@ -42,8 +44,9 @@ class DataFile:
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
         self.is_shared = False
-        self.descriptor = machine.create_memory_file(NAME)
-        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        with InterruptsHeld():
+            self.descriptor = machine.create_memory_file(NAME)
+            Undoing(self, functools.partial(os.close, self.descriptor))
         os.ftruncate(self.descriptor, nbytes)
 
     def note(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
-import weakref
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from loaderpool import capacity, machine
 from loaderpool.errors import ArgumentTypeError, MemoryLimitError
+from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.memory.adoption import address_of
 from loaderpool.memory.arena import map_whole_file
 from loaderpool.memory.datafile import DataFile, freeze_at_forks
+from loaderpool.undoing import Undoing
 
 __all__ = ["share"]
 
@@ -46,16 +48,18 @@ def share(array: npt.ArrayLike) -> npt.NDArray[Any]:
             f"sharing an array needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
             f"{free:,} bytes free; use a numpy.memmap of a file, or share a part of it"
         )
-    file = DataFile(0, nbytes)
-    machine.reserve(file.descriptor, 0, nbytes)
-    buffer = map_whole_file(file.descriptor, nbytes)
     is_fortran = source.flags.f_contiguous and not source.flags.c_contiguous
     shared: npt.NDArray[Any]
-    shared = np.ndarray(source.shape, source.dtype, buffer=buffer, order="F" if is_fortran else "C")
-    file.address, file.is_shared = address_of(np.frombuffer(buffer, np.uint8)), True
-    weakref.finalize(buffer, _hold, file).atexit = False
-    file.note()
-    freeze_at_forks()
+    with InterruptsHeld():
+        file = DataFile(0, nbytes)
+        with InterruptsAllowed():  # the kernel takes a second for gigabytes
+            machine.reserve(file.descriptor, 0, nbytes)
+        buffer = map_whole_file(file.descriptor, nbytes)
+        Undoing(buffer, functools.partial(_hold, file))
+        shared = np.ndarray(source.shape, source.dtype, buffer=buffer, order="F" if is_fortran else "C")
+        file.address, file.is_shared = address_of(np.frombuffer(buffer, np.uint8)), True
+        file.note()
+        freeze_at_forks()
     np.copyto(shared, source)
     return shared
 

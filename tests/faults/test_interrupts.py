@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ import pytest
 
 import loaderpool as lp
 from loaderpool import undoing
+from loaderpool.cache.setting import Cache
+from loaderpool.cache.shared import SharedCache, plan_in_memory
 from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
 from loaderpool.messages import Control
 from loaderpool.session import Session, live_sessions
@@ -220,6 +223,30 @@ def test_an_interrupt_anywhere_in_a_loaders_making_leaves_no_process(make: Calla
         _, _, where = interrupted_at(at, made_and_used)
         gc.collect()
         assert len(list(live_sessions())) == before, where
+
+
+def shared() -> None:
+    lp.share(np.arange(10_000))
+
+
+def cached() -> None:
+    SharedCache.create(plan_in_memory(Cache("memory", 1 << 20), 10)).close()
+
+
+def mappings() -> int:
+    return sum("loaderpool" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.parametrize("work", [shared, cached])
+def test_an_interrupt_anywhere_leaves_no_memory_file(work: Callable[[], None]) -> None:
+    """A descriptor, or a mapping, keeps all of the file's memory."""
+    count = bytecodes_of(work)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd")), mappings()
+    for at in range(1, count + 1, max(1, count // (2 * PLACES))):
+        _, _, where = interrupted_at(at, work)
+        undo_orphans()
+        assert (len(os.listdir("/proc/self/fd")), mappings()) == before, where
 
 
 # ---- the primitives ----
