@@ -215,12 +215,16 @@ class PoolRun:
     def _furthest(self, shelf: LaneShelf) -> int:
         """The batch before which may be made: no further from the next one than there are slots that are never lent.
 
-        So the next batch always has a slot, however far its generator is behind the others (RING-4). Without an order
-        whatever has a slot is handed out, and nothing waits for a slow generator.
+        So the next batch always has a slot, however far its generator is behind the others (RING-4). A run that is
+        alone has all slots as its quota, also those that the consumer keeps of passes that are over, and may keep for
+        ever: these do not count. Without an order whatever has a slot is handed out, and nothing waits for a slow
+        generator.
         """
+        layout = self._layout
         if not self._engine.config.deterministic:
             return _NO_LIMIT
-        return shelf.begin_at + min(self._layout.reserve(self.quota), self.quota)
+        not_lent = layout.ring.prospect - layout.ring.lent_count(but=())
+        return shelf.begin_at + max(1, min(layout.reserve(self.quota), not_lent))
 
     def _pass_over_ends(self) -> None:
         """Take note of generators that have ended, if that is what stands in front."""

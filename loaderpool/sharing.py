@@ -25,7 +25,7 @@ class Sharing:
 
     Args:
         ring: what they share.
-        keeps_count: there must never be fewer slots, for more is made ahead than there were places for (RING-4).
+        keeps_count: no run may go on with fewer slots, for more is made ahead than there were places for (RING-4).
     """
 
     def __init__(self, ring: Ring, keeps_count: bool = False) -> None:
@@ -110,8 +110,11 @@ class Sharing:
         """
         ring, active = self._ring, self.active
         ring.retired(slot)
-        if len(active) > 1 and self._spare(active, ring.prospect) < 0:  # the machine has less than we thought
+        # The machine may have less than we thought.
+        if len(active) > 1 and self._spare(active, ring.prospect) < 0:
             self._share_anew(active)
+        elif self._keeps_count and any(run.quota > ring.prospect for run in active):
+            self.restart_all()  # what is made so far ahead could take every slot (RING-4)
 
     def fit_to_workers(self) -> None:
         """The number of workers has changed: the ring grows for more of them, and the runs may use it."""

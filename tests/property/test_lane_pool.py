@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.messages import Control
+from loaderpool.ring import Ring
 from loaderpool.sources.replicated import ReplicatedSource
 from tests.support.hand_pool import check_all_slots_free, hand_pool, read_in_any_order
 
@@ -103,3 +106,50 @@ def test_slots_made_for_another_iterator_are_not_counted_as_kept_back(seed: int)
         pool.session.slow_one = True
         kept += [next(one) for _ in range(200)]
         assert len(kept) == 231
+
+
+def test_a_pass_does_not_wait_for_batches_that_are_kept_of_earlier_ones() -> None:
+    """RING-4, where the slots that are not kept are fewer than a pass alone would keep back for itself."""
+    shards = [(100 * number, 20) for number in range(3)]
+    with hand_pool(
+        3, source=ReplicatedSource(numbers, shards, 3), batch_size=ROWS, memory_limit=6 * mmap.PAGESIZE
+    ) as pool:
+        pool.session.slow_one = True
+        earlier = [pool.batches(), pool.batches()]
+        kept = [next(one) for one in [*earlier, *earlier]]
+        for one in earlier:
+            one.close()
+        assert pool.ring.count == 6 and pool.ring.lent_count(but=()) == len(kept) == 4
+        # The slow worker is still at what nobody wants any more, so its generator is behind the others.
+        assert list(map(whole, pool.batches())) == expected_of(shards, 3)
+
+
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_a_pass_goes_on_where_the_machine_has_room_for_few_larger_slots(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RING-4, where slots become fewer all the same."""
+    shards = [(100 * number, 40) for number in range(3)]
+    make_slot, left = Ring._take_extent, room
+
+    def widening(shard: tuple[int, int]) -> Iterator[Any]:
+        for number in numbers(shard):
+            yield np.full(40 if number % 100 < 20 else 3000, number)
+
+    def take_one_of_few(ring: Ring) -> Any:
+        nonlocal left
+        if not left:
+            raise MemoryLimitError("full")
+        left -= 1
+        return make_slot(ring)
+
+    with hand_pool(
+        3, source=ReplicatedSource(widening, shards, 3), batch_size=ROWS, pad=True, memory_limit="20MiB"
+    ) as pool:
+        pool.session.slow_one = True
+        batches = pool.batches()
+        got = [whole(next(batches))]
+        monkeypatch.setattr(Ring, "_take_extent", take_one_of_few)
+        got += map(whole, batches)
+        assert got == expected_of(shards, 3)
+        assert pool.ring.count == room
