@@ -1,12 +1,12 @@
 """The same walk with generators that take turns: lanes end where they end, and their next batch always gets a slot.
 
-The trainer's model has the real `LaneShelf`, lends as `PoolRun` does, and lets a run begin anew at any moment.
+The trainer's model has the real `LaneShelf`, shares the slots as `Sharing` does, lends and moves its window as `PoolRun`
+does, and lets a run begin anew at any moment. The ring does not grow: `test_lane_pool.py` has the one that does.
 """
 
 from __future__ import annotations
 
 import collections
-from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -25,11 +25,12 @@ PER_EPOCH = 1 << 40  # nobody knows how many batches there are
 class LaneRun:
     """What the trainer knows of a run, and where its generators end."""
 
-    def __init__(self, lengths: list[int], shelf: LaneShelf, quota: int, reserve: int) -> None:
-        self.lengths, self.shelf, self.quota, self.reserve = lengths, shelf, quota, reserve
+    def __init__(self, lengths: list[int], shelf: LaneShelf, quota: int) -> None:
+        self.lengths, self.shelf, self.quota = lengths, shelf, quota
+        self.reserve = max(1, quota // 2)  # as `BatchLayout.reserve` has it
         self.delivered: list[int] = []
         self.limit = 0
-        self.lent: dict[int, None] = {}  # slots
+        self.lent: set[tuple[int, int]] = set()  # slots with their tickets: the slot may come back, and be filled anew
 
     def is_empty(self, number: int) -> bool:
         batch, lane = divmod(number, len(self.lengths))
@@ -106,15 +107,34 @@ class LaneSupervision(Supervision):
             self.trainer_says()
         self.obey(self.state.on_control((kind, *words, *[0] * (7 - len(words)))))
 
+    def active(self) -> list[int]:
+        return [run for run in self.runs if run not in self.ended]
+
+    def kept(self, runs: set[int]) -> set[tuple[int, int]]:
+        """What consumers still look at of these runs; of what is given back (`filled` has both) they look at nothing."""
+        return {each for run in runs for each in self.runs[run].lent} & set(self.filled)
+
+    @property
+    def not_kept(self) -> int:
+        """Slots at which no consumer looks; the others may never come back."""
+        return len(self.slots) - len(self.kept(set(self.runs)))
+
     @rule(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
     def begin_run(self, lengths: list[int], data: st.DataObject) -> None:  # type: ignore[override]
-        active = [run for run in self.runs if run not in self.ended]
-        spare = len(self.slots) - sum(self.runs[run].quota for run in active) - len(self.filled)
-        if spare < 1:
-            return
-        quota = data.draw(st.integers(1, spare))
-        reserve = max(1, quota // 2)
-        self.begin(LaneRun(lengths, LaneShelf(len(lengths), self.in_order), quota, reserve))
+        """As `Sharing.make_way` has it, but for the spare slots, which need not all be taken."""
+        active, quota = self.active(), len(self.slots)
+        if active:
+            spare = quota - sum(self.runs[run].quota for run in active) - len(self.kept(self.ended))
+            if spare >= 1:
+                quota = data.draw(st.integers(1, spare))
+            else:
+                quota, rest = divmod(self.not_kept, len(active) + 1)
+                if not quota:
+                    return
+                for run in active:
+                    self.restart(run, quota)
+                quota += rest
+        self.begin(LaneRun(lengths, LaneShelf(len(lengths), self.in_order), quota))
 
     def begin(self, run: LaneRun) -> None:
         number, self.next_run = self.next_run, self.next_run + 1
@@ -133,7 +153,7 @@ class LaneSupervision(Supervision):
 
     def move_window(self, number: int) -> None:
         run = self.runs[number]
-        limit = run.shelf.begin_at + min(run.reserve, run.quota) if self.in_order else 1 << 62
+        limit = run.shelf.begin_at + max(1, min(run.reserve, self.not_kept)) if self.in_order else 1 << 62
         if limit > run.limit:
             run.limit = self.limits[number] = limit
             self.say(Control.RUN_EXTEND, number, limit, run.quota)
@@ -145,6 +165,10 @@ class LaneSupervision(Supervision):
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
         self.take_from(data.draw(st.sampled_from(self.takeable())), keeps=data.draw(st.booleans()))
+
+    def may_lend(self, run: int) -> bool:
+        quota, reserve = self.runs[run].quota, self.runs[run].reserve
+        return len(self.kept({run})) < quota - reserve and self.not_kept > reserve
 
     def take_from(self, number: int, keeps: bool) -> None:
         run = self.runs[number]
@@ -163,28 +187,26 @@ class LaneSupervision(Supervision):
         else:
             run.shelf.drop_front()
             run.delivered.append(arrival.first)
-            kept = {slot for slot, _ in self.filled}
-            lent = [slot for slot in run.lent if slot in kept]
-            self.filled.append((arrival.slot, arrival.ticket))
-            if keeps and len(lent) < run.quota - run.reserve:
-                run.lent[arrival.slot] = None
+            if keeps and self.may_lend(number):
+                self.filled.append((arrival.slot, arrival.ticket))
+                run.lent.add((arrival.slot, arrival.ticket))
             else:
-                self.obey(self.state.on_control((Control.RELEASE, *self.filled.pop(), 0, 0, 0, 0, 0)))
+                self.obey(self.state.on_control((Control.RELEASE, arrival.slot, arrival.ticket, 0, 0, 0, 0, 0)))
         self.move_window(number)
 
     @precondition(lambda self: bool(set(self.runs) - self.ended))
     @rule(data=st.data())
     def begin_anew(self, data: st.DataObject) -> None:
-        """As a run does that gives slots back."""
+        """As `Sharing.restart_all` has a run do, and as all do that give slots back."""
         number = data.draw(st.sampled_from(sorted(set(self.runs) - self.ended)))
+        alone = self.active() == [number]
+        # What the consumer looks at is no longer this run's.
+        self.restart(number, len(self.slots) if alone else self.runs[number].quota - len(self.kept({number})))
+
+    def restart(self, number: int, quota: int) -> None:
         old = self.runs[number]
-        lent = len({slot for slot, _ in self.filled} & set(old.lent))
-        if lent >= old.quota:
-            return
         self.end(number)
-        quota = old.quota - lent  # what the consumer looks at is no longer this run's
-        reserve = max(1, quota // 2)
-        fresh = LaneRun(old.lengths, old.shelf.rest(), quota, reserve)
+        fresh = LaneRun(old.lengths, old.shelf.rest(), quota)
         fresh.delivered = old.delivered
         self.begin(fresh)
 
@@ -245,9 +267,9 @@ class LaneSupervision(Supervision):
             elif self.controls:
                 self.trainer_says()
             else:
-                # Of what the consumer keeps of runs that go on nothing comes back: it must not be needed (RING-4).
-                kept: Any = {slot for run in set(self.runs) - self.ended for slot in self.runs[run].lent}
-                back = [each for each in self.filled if each[0] not in kept]
+                # Of what consumers keep nothing comes back: it must not be needed (RING-4).
+                kept = self.kept(set(self.runs))
+                back = [each for each in self.filled if each not in kept]
                 if not back:
                     break
                 self.filled.remove(back[0])
