@@ -130,7 +130,7 @@ class PackedList(Sequence[Any]):
         return self._kind, (list(self),)
 
     def __repr__(self) -> str:
-        return f"<packed {self._kind.__name__} of {self._size} elements>"
+        return repr(self._kind(self))
 
 
 class PackedDict(Mapping[Any, Any]):
@@ -188,4 +188,4 @@ class PackedDict(Mapping[Any, Any]):
         return dict, (list(self.items()),)
 
     def __repr__(self) -> str:
-        return f"<packed dict of {len(self)} keys>"
+        return repr(dict(self))

@@ -11,6 +11,7 @@ import collections
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from loaderpool.installed import is_installed_file
 from loaderpool.sources.packed_captured import Elements, PackedDict, PackedList
 from loaderpool.supervisor.packing import LEAST_ITEMS, Packing
 from loaderpool.supervisor.plain_data import are_ints, changing_in, plainness_of, shorter_form
-from loaderpool.supervisor.references import Found, Reference, find_long
+from loaderpool.supervisor.references import Found, Reference, find_long, values_of
 from loaderpool.supervisor.uses import codes_within, other_use
 
 __all__ = ["Captured", "CapturedData"]
@@ -29,9 +30,13 @@ _MUCH_BYTES = 8 << 20
 _MANY_INTS = 1_000_000
 # By these, code comes to variables and attributes that it does not name.
 _BY_OTHER_NAMES = {
-    "attribute": frozenset({"__dict__", "asdict", "astuple", "deepcopy", "eval", "exec", "getattr", "vars"}),
-    "other": frozenset({"eval", "exec", "globals", "locals"}),
-}
+    "attribute": frozenset(
+        {"__dict__", "__getattribute__", "asdict", "astuple", "attrgetter", "deepcopy", "eval", "exec", "f_locals",
+         "getattr", "getmembers", "vars"}
+    ),
+    "other": frozenset({"__globals__", "eval", "exec", "f_globals", "f_locals", "getclosurevars", "globals", "locals"}),
+}  # fmt: skip
+_HELD_ELSEWHERE = "something that is not looked into holds it, too, or some of its elements"
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -60,6 +65,7 @@ class Captured:
     Attributes:
         stand_ins: by the id of what they stand for.
         holders: ids of the objects of which attributes are such lists.
+        looked_at: ids of all objects that were looked into.
         data: packed ones, and those of the others that take much.
         hints: advice for lists of very many ints, the source or packed.
 
@@ -77,17 +83,40 @@ class Captured:
         is_by_value: Callable[[Any], bool],
         known: dict[int, Any],
     ) -> None:
-        self.stand_ins: dict[int, Any] = {}
+        self.stand_ins: dict[int, _ToShip] = {}
         self.holders: set[int] = set()
         self.data: list[CapturedData] = []
         self.hints: list[str] = []
         self._advise("source", payload.get("source"))
         self._packing, self._known = packing, known
-        found, self._codes, self._others = find_long(payload, LEAST_ITEMS, is_by_value)
+        found, self._codes, self.looked_at = find_long(payload, LEAST_ITEMS, is_by_value)
         self._found = [each for each in found if not all(way.is_source for way in each.references)]
         self._changing: dict[int, frozenset[int]] = {}  # what can be changed in a list, by its id
         for each in self._found:
             self._decide(each)
+
+    def withdraw(self, strangers: Sequence[types.FunctionType], pickled: AbstractSet[int]) -> bool:
+        """Leave the lists as they are that the pickle shows to be held elsewhere, too; True: there are some.
+
+        The search does not look into objects of every kind; what pickles them comes to all that they hold.
+
+        Args:
+            strangers: functions that were not looked into, and travel by value.
+            pickled: ids of what the pickle holds as it is.
+        """
+        names = set().union(*(_names(function.__code__) for function in strangers))
+        held = {id(value) for function in strangers for value in values_of(function)} | pickled
+        is_any = False
+        for found in self._found:
+            packed = self.stand_ins.get(id(found.value))
+            if packed is not None and (
+                id(found.value) in held
+                or not held.isdisjoint(packed.changing)
+                or any(way.scope == "attribute" and way.name in names for way in found.references)
+            ):
+                self._known[id(found.value)] = None, _HELD_ELSEWHERE
+                is_any = True
+        return is_any
 
     def _decide(self, found: Found) -> None:
         ways = [each for each in found.references if not each.is_source]
@@ -173,12 +202,13 @@ class Captured:
             return None, ""
         held = Elements(packed, plainness.are_frozen, plainness.are_exact)
         if is_dict:
-            return _ToShip(PackedDict, (packed_keys, held), packed.nbytes + packed_keys.nbytes), ""
-        return _ToShip(PackedList, (held, type(value)), packed.nbytes), ""
+            nbytes = packed.nbytes + packed_keys.nbytes
+            return _ToShip(PackedDict, (packed_keys, held), nbytes, plainness.changing), ""
+        return _ToShip(PackedList, (held, type(value)), packed.nbytes, plainness.changing), ""
 
     def _also_held_by(self, value: Any, changing: frozenset[int]) -> str:
         """What else the function comes to that holds what can be changed in a list: it would no longer be the same."""
-        if not changing.isdisjoint(self._others):
+        if not changing.isdisjoint(self.looked_at):
             return "another variable"
         for other in self._found:
             if other.value is value or not changing:
@@ -194,9 +224,9 @@ class Captured:
 class _ToShip:
     """Arrives as the packed list or dict; one object, however many ways lead to it."""
 
-    def __init__(self, kind: type, arguments: tuple[Any, ...], nbytes: int) -> None:
+    def __init__(self, kind: type, arguments: tuple[Any, ...], nbytes: int, changing: frozenset[int]) -> None:
         self._reduced = kind, arguments
-        self.nbytes = nbytes
+        self.nbytes, self.changing = nbytes, changing
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reduced

@@ -31,6 +31,10 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     """What goes in the place of objects that variables and attributes hold, by their ids."""
     holders: AbstractSet[int] = frozenset()
     """Ids of the objects of which attributes are such."""
+    looked_at: AbstractSet[int] = frozenset()
+    """Ids of what was looked into before these were chosen."""
+    strangers: list[types.FunctionType]
+    """Functions that travel by value, and were not: they may do anything with what they hold."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -74,6 +78,8 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     def _dynamic_function_reduce(self, function: Any) -> Any:
         reduced = super()._dynamic_function_reduce(function)
         if self.stand_ins:
+            if id(function) not in self.looked_at:
+                self.strangers.append(function)
             slots = reduced[2][1]
             for name in ("__globals__", "__defaults__", "__kwdefaults__"):
                 slots[name] = self._each(slots[name])

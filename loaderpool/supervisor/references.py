@@ -6,6 +6,7 @@ Runs in: the trainer. Nothing of the user's is called.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copyreg
 import functools
 import sys
@@ -21,16 +22,22 @@ from loaderpool.installed import is_installed
 from loaderpool.sources.sequence import attributes_of
 from loaderpool.supervisor.uses import Scope, codes_within
 
-__all__ = ["Found", "Reference", "find_long"]
+__all__ = ["Found", "Reference", "find_long", "values_of"]
 
 # Objects that are looked at. More: a function that holds a large graph of objects is looked through for longer than it
 # takes to pickle it. Where there are more, nothing is said of any.
 _MOST_OBJECTS = 20_000
-# Run where an object is made, which is not the one that has travelled; or of which no worker makes use.
-_CONSTRUCTORS = frozenset(
-    {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__", "__repr__", "__str__",
-     "__eq__", "__ne__", "__hash__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__dir__"}
+# Run where an object is made, which is not the one that has travelled, but may be given that one: they count where the
+# class is named.
+_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
+# Not asked for in a worker.
+_UNASKED = frozenset(
+    {"__init_subclass__", "__set_name__", "__del__", "__repr__", "__str__", "__eq__", "__ne__", "__hash__",
+     "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__dir__"}
 )  # fmt: skip
+_PLAIN_KINDS = frozenset({list, tuple, dict, collections.deque})
+_HOLDERS = (list, tuple, dict, set, frozenset, collections.deque)
+_CODE_KINDS = frozenset({types.FunctionType, types.MethodType, functools.partial})
 _LONG_KINDS = (list, tuple, dict, collections.deque, collections.UserList, collections.UserDict)
 _NO_CODE = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, range, slice})
 _READ = frozenset({"source", "shards"})
@@ -85,6 +92,7 @@ class _Search:
         self._waiting: collections.deque[tuple[Any, tuple[str, ...]]] = collections.deque()
         self._roots: list[types.CodeType] = []
         self._methods: dict[str, list[types.CodeType]] = {}
+        self._members: set[int] = set()  # functions whose code is there under a method's name, and what they wrap
 
     def visit(
         self,
@@ -101,10 +109,14 @@ class _Search:
         kind = type(value)
         if kind in _NO_CODE:
             return
-        if kind is types.FunctionType and not is_member and _is_users(value):  # a method's code is there under its name
+        if is_member:
+            self._members.add(id(value))
+        elif kind is types.FunctionType and _is_users(value):
             self._roots.append(value.__code__)
         if issubclass(kind, _LONG_KINDS) and _length(value) >= self._least_items:
             found = self.found.setdefault(id(value), Found(value))
+            if not found.references and kind in _PLAIN_KINDS:
+                self._look_for_code(value, path)
             found.references.append(Reference(path, scope, name, function, holder, is_source))
         elif id(value) not in self.seen:
             self.seen[id(value)] = value
@@ -134,15 +146,27 @@ class _Search:
                     waiting += methods.pop(name, ())
         return reached
 
+    def _look_for_code(self, many: Any, path: tuple[str, ...]) -> None:
+        """What elements of a long list or dict may run: as what is held, they are not looked into."""
+        elements = list(many.values()) if type(many) is dict else many
+        kinds = set(map(type, elements))
+        for cls in {cls for kind in kinds for cls in kind.__mro__ if _is_users(cls)}:
+            self.visit(cls, path)
+        if not kinds.isdisjoint(_CODE_KINDS):
+            for each in elements:
+                if type(each) in _CODE_KINDS:
+                    self.visit(each, path)
+
     def _look_into(self, value: Any, path: tuple[str, ...]) -> None:
         kind = type(value)
-        if kind in (list, tuple, set, frozenset, collections.deque):
-            for at, each in enumerate(value):
-                self.visit(each, (*path, f"item {at} of the {kind.__name__}"))
-        elif kind is dict:
-            for key, each in value.items():
-                self.visit(each, (*path, f"item {key!r:.80} of the dict"))
-        elif issubclass(kind, types.FunctionType):
+        if issubclass(kind, _HOLDERS):  # by what it is made of: a class of the user's may tell something else
+            of = "dict" if issubclass(kind, dict) else kind.__name__
+            keyed = dict.items(value) if issubclass(kind, dict) else enumerate(_base_of(kind).__iter__(value))
+            for key, each in keyed:
+                self.visit(each, (*path, f"item {key!r:.80} of the {of}"))
+        if kind in _HOLDERS:
+            return
+        if issubclass(kind, types.FunctionType):
             self._look_into_function(value, path)
         elif issubclass(kind, types.MethodType):
             self.visit(value.__self__, path)
@@ -165,7 +189,7 @@ class _Search:
             except ValueError:  # not set yet
                 continue
             label = f"closure variable {variable!r} of function {name}"
-            self.visit(value, (*path, label), "closure", variable, function)
+            self.visit(value, (*path, label), "closure", variable, function, is_member=id(function) in self._members)
         for variable in sorted(internals._extract_code_globals(code)):
             if variable in function.__globals__:
                 value = function.__globals__[variable]
@@ -181,7 +205,8 @@ class _Search:
             for parameter, value in _defaults(function):
                 self.visit(value, (*path, f"default of {parameter!r} of {name}"), "parameter", parameter, function)
             for key, value in vars(function).items():
-                self.visit(value, (*path, f"attribute .{key} of function {name}"))
+                label = f"attribute .{key} of function {name}"  # such as __wrapped__
+                self.visit(value, (*path, label), is_member=id(function) in self._members)
 
     def _look_into_partial(self, partial: functools.partial[Any], path: tuple[str, ...]) -> None:
         function: Any = partial.func
@@ -221,8 +246,10 @@ class _Search:
         for name, member in vars(cls).items():
             for function in _functions_of(member):
                 code = function.__code__
-                is_root = name.startswith("__") and name.endswith("__") and name not in _CONSTRUCTORS
-                if is_root:
+                is_special = name.startswith("__") and name.endswith("__")
+                if name in _CONSTRUCTORS:
+                    methods.setdefault(cls.__name__, []).append(code)
+                if is_special and name not in _CONSTRUCTORS | _UNASKED:
                     roots.append(code)
                 else:
                     methods.setdefault(name, []).append(code)
@@ -246,6 +273,17 @@ class _Search:
             else:
                 label = f"attribute .{key} of {kind.__qualname__}"
                 self.visit(each, (*path, label), "attribute" if is_plain else None, key, None, value)
+
+
+def values_of(function: types.FunctionType) -> Iterator[Any]:
+    """The values of the variables that a function has from where it was made."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not set yet
+            yield cell.cell_contents
+    for variable in internals._extract_code_globals(function.__code__):
+        if variable in function.__globals__:
+            yield function.__globals__[variable]
+    yield from (value for _, value in _defaults(function))
 
 
 def _travels_by_attributes(value: Any) -> bool:
@@ -276,11 +314,13 @@ def _is_users_module(module: str) -> bool:
 
 def _length(value: Any) -> int:
     """Of the object that it is made of: a class of the user's may say something else."""
-    kind: Any
-    for kind in (list, tuple, dict, collections.deque):
-        if issubclass(type(value), kind):
-            return int(kind.__len__(value))
-    return len(getattr(value, "data", ()))
+    base = _base_of(type(value))
+    return len(getattr(value, "data", ())) if base is object else int(base.__len__(value))
+
+
+def _base_of(kind: type) -> Any:
+    """The built-in container that a class is made of, or object."""
+    return next((base for base in _HOLDERS if issubclass(kind, base)), object)
 
 
 def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

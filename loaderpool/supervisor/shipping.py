@@ -127,17 +127,23 @@ def _pickled(
         buffers.append(flat)
         return False
 
-    packing = Packing(OUT_OF_BAND_BYTES, _why_unpicklable)
-    with io.BytesIO() as file:
-        pickler = make_pickler(file, is_in_band)
-        pickler.met = packing.met
-        if not any(name in payload for name in _CALLED):  # what a reader is sent, or what a hook changed
+    is_called = any(name in payload for name in _CALLED)  # else: what a reader is sent, or what a hook changed
+    while True:
+        buffers.clear()
+        packing = Packing(OUT_OF_BAND_BYTES, _why_unpicklable)
+        with io.BytesIO() as file:
+            pickler = make_pickler(file, is_in_band)
+            pickler.met = packing.met
+            if not is_called:
+                pickler.dump(packing.prepare(payload))
+                return file.getvalue(), tuple(buffers), packing.packed, (), ()
+            captured = Captured(_named_parts(payload), packing, pickler.is_by_value, known)
+            pickler.stand_ins, pickler.holders = captured.stand_ins, captured.holders
+            pickler.looked_at, pickler.strangers = captured.looked_at, []
             pickler.dump(packing.prepare(payload))
-            return file.getvalue(), tuple(buffers), packing.packed, (), ()
-        captured = Captured(_named_parts(payload), packing, pickler.is_by_value, known)
-        pickler.stand_ins, pickler.holders = captured.stand_ins, captured.holders
-        pickler.dump(packing.prepare(payload))
-        return file.getvalue(), tuple(buffers), packing.packed, tuple(captured.data), tuple(captured.hints)
+            if captured.stand_ins and captured.withdraw(pickler.strangers, pickler.memo.copy().keys()):
+                continue
+            return file.getvalue(), tuple(buffers), packing.packed, tuple(captured.data), tuple(captured.hints)
 
 
 def _why_unpicklable(part: object) -> Exception | None:

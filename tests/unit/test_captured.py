@@ -11,7 +11,7 @@ import pickle
 import random
 import sys
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -425,6 +425,93 @@ def test_tuples_that_hold_each_other_many_times_are_not_followed_each_time() -> 
     assert left(lambda i: training_set[i]) == "its elements hold large things together"
     shipment = ship_fn(lambda i: (others.index(i), [r for r in training_set]))  # noqa: C416
     assert all(each.left_because for each in shipment.captured)
+
+
+class Config(NamedTuple):
+    held: Any
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda held: collections.OrderedDict(a=held),
+        lambda held: collections.defaultdict(int, a=held),
+        Config,
+        lambda held: [held] * N,
+        lambda held: np.array([held, None], object),
+        lambda held: iter([held]),
+    ],
+)
+def test_what_the_search_does_not_look_into_is_noticed_where_it_is_pickled(hold: Any) -> None:
+    training_set = records()
+    count: Any = lambda: sorted(training_set, key=str)  # noqa: E731
+    function, whole, element = hold(count), hold(training_set), hold(training_set[0])
+    for fn in (
+        lambda i: (training_set[i], function),
+        lambda i: (training_set[i], whole),
+        lambda i: (training_set[i], element),
+    ):
+        reasons = [each.left_because for each in ship_fn(fn).captured if "'training_set'" in each.name]
+        assert reasons and all(reasons), reasons
+        assert type(variable(loaded(ship_fn(fn))["fn"], "training_set")) is list
+
+
+def test_what_the_classes_of_items_do_with_a_list_counts() -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "TRAINING_SET": records()}
+    text = """
+class Kind(type):
+    def __len__(cls):
+        return len(TRAINING_SET + [])
+
+class Item(metaclass=Kind):
+    def load(self):
+        return sorted(TRAINING_SET, key=str)
+
+    def of(self, holder):
+        return list(holder.training_set)
+
+class Holder:
+    def __init__(self):
+        self.training_set = TRAINING_SET
+
+item, holder = Item(), Holder()
+items = [item] * 3000
+functions = [lambda: holder.training_set.copy() for _ in range(2000)]
+"""
+    exec(text, names)
+    reads = eval("lambda i: (TRAINING_SET[i], item)", names)
+    of_items = eval("lambda item: TRAINING_SET[0]", names)
+    of_attribute = eval("lambda i: (holder.training_set[i], functions)", names)
+    for shipment in (ship_fn(reads), ship_fn(of_items, source=names["items"]), ship_fn(of_attribute)):
+        assert shipment.captured and all(each.left_because for each in shipment.captured), shipment.captured
+
+
+def test_a_constructor_counts_where_its_class_is_named() -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "records": records()}
+    text = """
+import dataclasses
+
+@dataclasses.dataclass
+class Config:
+    samples: list
+
+class Index:
+    def __init__(self, config):
+        self.numbers = config.samples.copy()
+
+config = Config(records)
+"""
+    exec(text, names)
+    reads, constructs = eval("lambda i: config.samples[i], lambda i: (config.samples[i], Index(config))", names)
+    assert [each.left_because for each in ship_fn(reads).captured] == [""]
+    assert "__init__ (line" in left(constructs, "samples")
+
+
+def test_what_has_arrived_packed_shows_itself_as_what_it_was() -> None:
+    training_set, lines = records(), {f"key {i}": [i] for i in range(N)}
+    fn = loaded(ship_fn(lambda i: (training_set[i], lines[f"key {i}"])))["fn"]
+    assert type(variable(fn, "training_set")) is PackedList and type(variable(fn, "lines")) is PackedDict
+    assert repr(variable(fn, "training_set")) == repr(training_set) and repr(variable(fn, "lines")) == repr(lines)
 
 
 def test_keys_that_are_found_by_identity_stay_objects() -> None:
