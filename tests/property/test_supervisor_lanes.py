@@ -1,7 +1,8 @@
 """The same walk with generators that take turns: lanes end where they end, and their next batch always gets a slot.
 
-The trainer's model has the real `LaneShelf`, shares the slots as `Sharing` does, lends and moves its window as `PoolRun`
-does, and lets a run begin anew at any moment. The ring does not grow: `test_lane_pool.py` has the one that does.
+The trainer's model has the real `LaneShelf`, shares the slots as `Sharing` does, lends and moves its window as
+`PoolRun` does, and lets a run begin anew at any moment. The ring does not grow: `test_lane_pool.py` has the one that
+does.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class LaneSupervision(Supervision):
         return [run for run in self.runs if run not in self.ended]
 
     def kept(self, runs: set[int]) -> set[tuple[int, int]]:
-        """What consumers still look at of these runs; of what is given back (`filled` has both) they look at nothing."""
+        """What consumers still look at of these runs: not what is given back, which `filled` has no more."""
         return {each for run in runs for each in self.runs[run].lent} & set(self.filled)
 
     @property
