@@ -138,7 +138,8 @@ def note_signals() -> None:
 # ---- before Python 3.12 ----
 #
 # There what is raised while C++ makes an exception of an error comes out as pybind11's RuntimeError ("MISMATCH of
-# original and normalized active exception types"). So our handler raises it where that exception arrives.
+# original and normalized active exception types"). So our handler raises it a moment later, in the frame that called:
+# where the exception arrives, or at the next line where that frame made it itself.
 
 
 def _take_over(*_: object) -> None:
@@ -155,11 +156,9 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     def trace(traced: FrameType, event: str, _: Any) -> Any:
-        if event == "exception":
-            sys.settrace(None)
-            traced.f_trace = None
-            raise KeyboardInterrupt
-        return trace
+        sys.settrace(None)
+        traced.f_trace = None
+        raise KeyboardInterrupt
 
     caller.f_trace = trace
     sys.settrace(lambda *_: None)

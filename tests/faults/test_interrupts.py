@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 import signal
+import sys
 import textwrap
 import threading
 import time
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool import undoing
+from loaderpool import ctrl_c, undoing
 from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import SharedCache, plan_in_memory
 from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
@@ -341,7 +342,6 @@ def test_a_ctrl_c_that_is_to_end_the_process_does_so_behind_the_block() -> None:
 _FORK = """
 import os, signal, sys, threading, time
 import loaderpool as lp
-from loaderpool import ctrl_c
 from loaderpool.interrupts import InterruptsHeld
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -432,6 +432,34 @@ def test_an_undoing_happens_once() -> None:
     Undoing(owner, lambda: done.append(2)).forget()
     del owner
     assert done == [1]
+
+
+class StatusError(Exception):
+    """As TensorFlow's are: a Ctrl-C comes while one is made."""
+
+    def __init__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+StatusError.__module__ = "tensorflow.python.framework.errors_impl"
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_ctrl_c_while_an_exception_is_made_comes_behind_that(is_raised: bool) -> None:
+    signal.signal(signal.SIGINT, ctrl_c._on_ctrl_c)
+    reached = []
+
+    def make() -> StatusError:
+        made = StatusError()
+        reached.append("kept")
+        return made
+
+    with pytest.raises(KeyboardInterrupt):
+        if is_raised:
+            raise StatusError
+        make()
+    assert not reached
+    assert sys.gettrace() is None
 
 
 # ---- real ones ----
