@@ -20,6 +20,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 _START_S = 60.0
 _CELL_S = 60.0  # for one cell; TensorFlow's import is in one
 _POLL_S = 0.2
+_PATIENCE_S = 15.0  # before the stop button is pressed again
 
 
 class Cell(NamedTuple):
@@ -28,6 +29,7 @@ class Cell(NamedTuple):
     printed: str
     error: str  # the exception's name; empty: none
     text: str  # of it
+    presses: int  # of the stop button
 
 
 class Notebook:
@@ -41,20 +43,26 @@ class Notebook:
 
         Args:
             code: of the cell.
-            interrupt_after_s: press the stop button so long after the cell has printed `after`; None: do not.
+            interrupt_after_s: press the stop button so long after the cell has printed `after`, and again where nothing
+                follows; None: do not.
             after: what it prints.
 
         Raises:
             AssertionError: it did not end within a minute.
         """
         request = self._client.execute(code)
-        printed, error, text = "", "", ""
+        printed, error, text, presses = "", "", "", 0
         deadline_s = time.monotonic() + _CELL_S
+        press_s = deadline_s
         while time.monotonic() < deadline_s:
             if interrupt_after_s is not None and after in printed:
                 time.sleep(interrupt_after_s)
                 self._manager.interrupt_kernel()
-                interrupt_after_s = None
+                interrupt_after_s, presses = None, 1
+                press_s = time.monotonic() + _PATIENCE_S
+            if presses and time.monotonic() > press_s:
+                self._manager.interrupt_kernel()
+                presses, press_s = presses + 1, time.monotonic() + _PATIENCE_S
             try:
                 message = self._client.get_iopub_msg(timeout=_POLL_S)
             except queue.Empty:
@@ -67,7 +75,7 @@ class Notebook:
             elif kind == "error":
                 error, text = content["ename"], "\n".join(content["traceback"])
             elif kind == "status" and content["execution_state"] == "idle":
-                return Cell(printed, error, text)
+                return Cell(printed, error, text, presses)
         raise AssertionError(f"the cell did not end: {code}\nit has printed: {printed}")
 
 
