@@ -136,9 +136,10 @@ class LoaderConfig:
 
     @property
     def static_rows(self) -> int | None:
-        """Rows that every batch has; None: they differ."""
+        """Rows that every batch has; None: they differ, as where failing rows are left out."""
         is_one = self.buckets is None or len(set(self.buckets.batch_sizes)) == 1
-        return self.batch_size if self.drop_remainder and is_one else None
+        is_whole = self.drop_remainder and self.on_error.action != "skip"
+        return self.batch_size if is_whole and is_one else None
 
 
 def check_workers(value: Any, of_pool: bool = False) -> int | Literal["auto"]:

@@ -95,6 +95,22 @@ def test_drop_remainder_makes_the_batch_axis_static(tf: Any, as_dataset: Form, p
             assert [tuple(tf.nest.flatten(batch)[0].shape) for batch in dataset] == [shape] * 2
 
 
+def test_skipped_rows_leave_the_batch_axis_open_beside_drop_remainder(
+    tf: Any, as_dataset: Form, pool: lp.Pool
+) -> None:
+    def fn(item: int) -> Any:
+        if item == 1:
+            raise ValueError(item)
+        return np.zeros(3, np.float32)
+
+    how: dict[str, Any] = {"batch_size": 4, "drop_remainder": True, "on_error": "skip", "pool": pool}
+    for given in (None, lp.ArraySpec((4, 3), np.float32), lp.ArraySpec((None, 3), np.float32)):
+        with lp.Loader(range(10), fn, element_spec=given, **how) as loader:
+            dataset = as_dataset(loader)
+            assert tuple(dataset.element_spec.shape) == (None, 3)
+            assert [tuple(batch.shape) for batch in dataset] == [(3, 3), (4, 3)]
+
+
 @pytest.mark.parametrize(("epochs", "cardinality"), [(1, 3), (4, 12), (None, -1)])
 def test_cardinality_is_known(tf: Any, as_dataset: Form, pool: lp.Pool, epochs: int | None, cardinality: int) -> None:
     with lp.Loader(range(10), sample, batch_size=4, pool=pool) as loader:
