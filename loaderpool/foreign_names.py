@@ -40,6 +40,10 @@ _OURS = {
     "cycle_length": ("num_open", "max_open"),
     "epochs": ("num_epochs", "repeat", "count"),
 }  # fmt: skip
+# What others call by the same name, or have not.
+_SAME = frozenset(
+    ("source", "batch_fn", "shuffle", "ragged", "pool", "seed_globals", "max_restarts", "max_restarts_per_item")
+)
 _FOREIGN = {foreign: ours for ours, names in _OURS.items() for foreign in names}
 
 _READY = (
@@ -105,9 +109,10 @@ def _meant(name: str, known: Collection[str]) -> str:
     if folded in _INSTEAD:
         return _INSTEAD[folded]
     public = [each for each in known if each[0] != "_"]
-    ours = folded if folded in public or folded in _OURS or folded in _OWNERS else _FOREIGN.get(folded)
+    is_ours = folded in public or folded in _OURS or folded in _SAME or folded in _OWNERS
+    ours = folded if is_ours else _FOREIGN.get(folded)
     if ours is None:
-        near = difflib.get_close_matches(folded, [*public, *_FOREIGN, *_OURS, *_OWNERS], 1, cutoff=0.75)
+        near = difflib.get_close_matches(folded, [*public, *_FOREIGN, *_OURS, *_SAME, *_OWNERS], 1, cutoff=0.75)
         if not near:
             return ""
         if near[0] in _INSTEAD:

@@ -95,10 +95,19 @@ def test_all_names_that_are_proposed_exist() -> None:
         return set(inspect.signature(function).parameters)
 
     there = names(lp.Loader) | names(lp.Loader.as_dataset) | names(lp.Loader.from_generator)
-    assert set(foreign_names._OURS) <= there
+    assert set(foreign_names._OURS) | foreign_names._SAME <= there
     for name, owner in foreign_names._OWNERS.items():
         assert name in names(getattr(lp.Loader, owner.partition(".")[2]))
         assert name not in names(lp.Loader)
     assert not (foreign_names._FOREIGN.keys() | foreign_names._INSTEAD.keys()) & names(lp.Loader)
     assert not foreign_names._FOREIGN.keys() & foreign_names._INSTEAD.keys()
     assert len(foreign_names._FOREIGN) == sum(map(len, foreign_names._OURS.values()))
+
+
+def test_each_argument_of_a_loader_is_told_to_be_so_where_a_dataset_is_asked_for() -> None:
+    """As in `loader.as_dataset(shuffle=True)`."""
+    names = [name for name in inspect.signature(lp.Loader).parameters if name[0] != "_"]
+    loader = lp.Loader(range(3), workers=0)
+    for name in names:
+        with pytest.raises(lp.ArgumentTypeError, match=rf"did you mean {name}=, which is an argument of Loader\?"):
+            loader.as_dataset(**{name: 1})
