@@ -79,7 +79,7 @@ def _referred_to(function: types.FunctionType, names: set[str]) -> Iterator[Any]
             yield value
         elif id(value) not in looked_in:
             looked_in.add(id(value))
-            namespaces.append(object.__getattribute__(value, "__dict__"))  # getattr makes a lazy module load
+            namespaces.append(_attribute(value, "__dict__"))
 
 
 def _held_by(value: Any, packages: _Packages) -> Iterable[Any]:
@@ -96,14 +96,23 @@ def _held_by(value: Any, packages: _Packages) -> Iterable[Any]:
         return list(value.values())[:_MOST_ELEMENTS]
     if isinstance(value, _CONTAINERS):
         return list(value)[:_MOST_ELEMENTS]
-    held = getattr(value, "__dict__", None)
-    return type(value), getattr(value, "__wrapped__", None), *(held.values() if isinstance(held, dict) else ())
+    if isinstance(value, types.ModuleType) and not packages.may_ask(_attribute(value, "__name__")):
+        return ()
+    held = _attribute(value, "__dict__")
+    return type(value), _attribute(value, "__wrapped__"), *(held.values() if isinstance(held, dict) else ())
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """The attribute, or None; not by `getattr`, which makes a lazy module or proxy load, and may raise anything."""
+    with contextlib.suppress(Exception):
+        return object.__getattribute__(value, name)
+    return None
 
 
 def _behind(attribute: Any) -> Any:
     """The function of a method, whatever stands around it."""
     for name in ("__func__", "fget", "func"):
-        function = getattr(attribute, name, None)
+        function = _attribute(attribute, name)
         if isinstance(function, types.FunctionType):
             return function
     return attribute

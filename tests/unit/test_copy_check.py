@@ -128,3 +128,39 @@ def test_installed_packages_are_followed_where_they_know_loaderpool(
         return their_library.rows()
 
     assert asks_which_copy(make) == knows
+
+
+class Lazy:
+    """Such as six.moves has: what it stands for is imported at the first look, and may not be there."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ModuleNotFoundError(f"asked for {name}")
+
+
+class Holding:
+    of_the_class = Lazy()
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def rows(self) -> Iterator[int]:
+        yield from ROWS
+
+
+class Asking(Holding):
+    def parts(self) -> Iterator[Any]:
+        yield self.held.worker_info()
+
+
+def test_what_loads_at_a_look_is_not_loaded() -> None:
+    assert not asks_which_copy(Holding(Lazy()).rows)
+
+
+def test_a_module_that_an_object_holds_is_followed_as_one_that_a_function_names() -> None:
+    tools = types.ModuleType("their_tools")
+    vars(tools)["lp"] = lp
+    for module in (lp, np, tools):
+        assert not asks_which_copy(Holding(module).rows)
+    assert asks_which_copy(Asking(lp).parts)
+    exec("def rows():\n    return lp.worker_info()\n", vars(tools))
+    assert asks_which_copy(Holding(tools).rows)
