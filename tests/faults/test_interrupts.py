@@ -342,6 +342,7 @@ def test_a_ctrl_c_that_is_to_end_the_process_does_so_behind_the_block() -> None:
 _FORK = """
 import os, signal, sys, threading, time
 import loaderpool as lp
+from loaderpool import ctrl_c
 from loaderpool.interrupts import InterruptsHeld
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
