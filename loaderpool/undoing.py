@@ -3,7 +3,7 @@
 Processes, loaders and passes end when they are closed, or when their owner is collected. A finalizer alone is no net: a
 Ctrl-C that arrives as its first bytecode runs ends it, and what it was to end would stay. So the owner's death is noted
 by a call in C, which no Ctrl-C can come between; what follows from it is done at once in Python, and where a Ctrl-C
-broke that off, when the next thing is begun.
+broke that off, when the next thing is begun or closed.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class Undoing(weakref.ref[Any]):
         super().__init__(owner, _orphans.append)  # type: ignore[call-arg]  # typeshed has it in __new__ alone
 
     def now(self) -> None:
-        """Undo it, unless that was done."""
+        """Undo it, unless that was done, and what has lost its owner."""
         with InterruptsHeld():
             self._do()
+            _undo_orphans()
 
     def forget(self) -> None:
         """Nothing is left to undo."""

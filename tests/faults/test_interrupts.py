@@ -401,7 +401,13 @@ class Owner:
     pass
 
 
-def test_an_undoing_that_a_ctrl_c_kept_from_running_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
+CLOSED = Undoing(Owner, bool)
+
+
+@pytest.mark.parametrize("make_good", [undo_orphans, lambda: Undoing(Owner(), bool), lambda: CLOSED.now()])
+def test_an_undoing_that_a_ctrl_c_kept_from_running_is_made_good(
+    make_good: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
 
     def interrupted() -> None:
@@ -415,7 +421,7 @@ def test_an_undoing_that_a_ctrl_c_kept_from_running_is_made_good(monkeypatch: py
         with pytest.raises(KeyboardInterrupt):  # it was not lost either, but is sent again in a moment
             time.sleep(10)
     assert not done
-    undo_orphans()
+    make_good()
     assert done == ["lost"]
     lost.now()
     assert done == ["lost"]

@@ -35,7 +35,7 @@ def fetch_of(loader: lp.Loader) -> Any:
     from loaderpool.adapters.wire import Wire
 
     at_once = most_at_once(loader.form) if loader.config.deterministic else 1
-    wire = Wire.of(loader.form, at_once)
+    wire = Wire.of(loader.form, loader.form.spec, at_once)
     return Fetch(loader, wire, at_once, Epochs(EPOCHS), loader._book.next_log().batches, lambda loader: None)
 
 

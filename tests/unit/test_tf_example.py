@@ -59,6 +59,8 @@ def by_tensorflow(tf: Any, record: bytes, features: dict[str, Any]) -> dict[str,
         if shape[:1] == (None,):
             asked[name] = tf.io.FixedLenSequenceFeature(shape[1:], dtypes[dtype], allow_missing=True)
         else:
+            if default is not None and dtype is not bytes:
+                default = np.array(default, dtype)  # of Python's numbers TensorFlow keeps one tensor for 0.0 and -0.0
             asked[name] = tf.io.FixedLenFeature(shape, dtypes[dtype], default)
     return {name: tensor.numpy() for name, tensor in tf.io.parse_single_example(record, asked).items()}
 
