@@ -41,7 +41,7 @@ class _Wanted(NamedTuple):
     dtype: npt.DTypeLike
     shape: tuple[int | None, ...]
     number: int  # of its values; where its length varies, it has a multiple of so many
-    default: Any  # None: there is none
+    has_default: bool
 
 
 def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
         wanted = _wanted(asked)
     try:
         found = _find(record)
-        return {each.name: _value(record, each, found) for each in wanted}
+        return {each.name: _value(record, each, features, found) for each in wanted}
     except (IndexError, _Malformed):
         raise ArgumentError(f"record: these {len(record):,} bytes are no tf.train.Example (or a damaged one)") from None
 
@@ -118,8 +118,10 @@ def _want(name: str, what: Any) -> _Wanted:
         if not number:
             raise ArgumentError(f"features[{name!r}]: shape {shape} has no values, however long it is")
     made = {_BYTES: np.dtype(object), _FLOAT: np.dtype(np.float32), _INT64: np.dtype(np.int64)}[kind]
-    wanted = _Wanted(name, name.encode(), kind, made, shape, number, None)
-    return wanted if default is None else wanted._replace(default=_checked_default(wanted, default))
+    wanted = _Wanted(name, name.encode(), kind, made, shape, number, default is not None)
+    if wanted.has_default:
+        _default(wanted, default)
+    return wanted
 
 
 def _kind_of_dtype(name: str, dtype: Any) -> int:
@@ -144,7 +146,8 @@ def _checked_shape(name: str, shape: Any) -> tuple[int | None, ...]:
     return tuple(None if size is None else int(size) for size in shape)
 
 
-def _checked_default(wanted: _Wanted, default: Any) -> Any:
+def _default(wanted: _Wanted, default: Any) -> Any:
+    """Returns the default's value for one record. It is not kept with `wanted`: a cache cannot tell -0.0 from 0.0."""
     try:
         given = np.array(default, object if wanted.kind == _BYTES else None)
         values = np.broadcast_to(given.astype(wanted.dtype, casting="same_kind"), wanted.shape)  # type: ignore[arg-type]
@@ -152,7 +155,7 @@ def _checked_default(wanted: _Wanted, default: Any) -> Any:
         raise ArgumentError(f"features[{wanted.name!r}]: default {default!r} does not fit: {error}") from None
     if wanted.kind == _BYTES and not all(isinstance(value, bytes) for value in values.flat):
         raise ArgumentError(f"features[{wanted.name!r}]: default {default!r} is not bytes")
-    return values.copy()
+    return values.copy() if wanted.shape else values[()]
 
 
 # ---- what there is ----
@@ -228,13 +231,13 @@ def _list_of(data: bytes, spans: list[_Span]) -> tuple[int, list[_Span]]:
     return kind, pieces
 
 
-def _value(data: bytes, wanted: _Wanted, found: dict[bytes, list[_Span]]) -> Any:
+def _value(data: bytes, wanted: _Wanted, features: Mapping[str, Any], found: dict[bytes, list[_Span]]) -> Any:
     kind, pieces = _list_of(data, found.get(wanted.key, []))
     is_open = wanted.shape[:1] == (None,)
-    if not kind and (is_open or wanted.default is not None):
-        if is_open:
-            return np.empty((0, *wanted.shape[1:]), wanted.dtype)
-        return wanted.default.copy() if wanted.shape else wanted.default[()]
+    if not kind and is_open:
+        return np.empty((0, *wanted.shape[1:]), wanted.dtype)
+    if not kind and wanted.has_default:
+        return _default(wanted, features[wanted.name][2])
     if kind != wanted.kind:
         raise _differs(data, wanted, found, kind)
     fields = [field for start, stop in pieces for field in _fields(data, start, stop)]

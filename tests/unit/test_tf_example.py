@@ -111,6 +111,13 @@ def test_shapes_and_defaults_are_those_of_tensorflow(tf: Any, data: st.DataObjec
         assert_same(parsed[name], expected)
 
 
+def test_defaults_that_are_equal_and_differ_are_kept_apart(tf: Any) -> None:
+    for default in (0.0, -0.0, 0.0):
+        parsed = lp.parse_example(example(tf), {"x": ((), np.float32, default), "y": ((2,), np.float32, (default, 1))})
+        assert_same(parsed["x"], np.float32(default))
+        assert_same(parsed["y"], np.array([default, 1], np.float32))
+
+
 def test_a_dtype_alone_is_one_value(tf: Any) -> None:
     record = example(tf, label=("int64", [-7]), weight=("float", [0.1]), name=("bytes", [b"\0x\0"]))
     asked = {"label": np.int64, "weight": np.float32, "name": bytes}
