@@ -82,8 +82,11 @@ def test_num_batches_counts_where_there_is_one(where: dict[str, Any]) -> None:
 
 def test_in_any_order_each_batch_comes_once(pool: lp.Pool) -> None:
     with lp.Loader.from_sequence(Endless(), deterministic=False, pool=pool) as loader:
-        got = numbers(loader, 400)
-    assert len(set(got)) == 400 and set(range(300)) <= set(got)
+        batches, seen = iter(loader), set[int]()
+        while not seen >= set(range(300)):  # how far one worker falls behind the other is up to the machine
+            [number] = numbers(batches, 1)
+            assert number not in seen
+            seen.add(number)
 
 
 def test_it_goes_on_at_the_very_batch(where: dict[str, Any]) -> None:
