@@ -49,7 +49,7 @@ def receive_notice(source: socket.socket) -> tuple[Words, Attachment | Lost] | N
 
 def read_attachment(attachment: Attachment) -> Any:
     """The object of ours that came with a notice."""
-    from loaderpool.receiving import receive  # with cloudpickle, which `import loaderpool` shall not wait for
+    from loaderpool.pickling import receive  # with cloudpickle, which `import loaderpool` shall not wait for
 
     if isinstance(attachment, tuple):
         mapped, nbytes, _ = attachment

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loaderpool.config import LoaderConfig
 from loaderpool.listeners import Listener
 from loaderpool.messages import Control, join32
+from loaderpool.pickling import put_object
 from loaderpool.plan.base import BasePlan
 from loaderpool.probing import Probing
 from loaderpool.ring import Ring, plan_ring
@@ -59,7 +60,7 @@ class BatchLayout:
             tickets_per_worker=tickets_per_worker,
         )
         self.form = ring_plan.form
-        self.extent, self._nbytes = session.arena.put_object((self.form, probing.is_spec_given))
+        self.extent, self._nbytes = put_object(session.arena, (self.form, probing.is_spec_given))
         try:
             self.ring = Ring(session, owner, number, ring_plan)
         except BaseException:

@@ -15,6 +15,7 @@ from loaderpool.errors import LoaderpoolError
 from loaderpool.failures import lost_error, sample_error
 from loaderpool.memory.extents import Extent
 from loaderpool.messages import Control, Status, Words, join32, split32
+from loaderpool.pickling import put_object
 from loaderpool.plan.base import BasePlan, Start
 from loaderpool.shelf import Arrival, Shelf
 from loaderpool.worker.failures import Failure, LostReport
@@ -62,7 +63,7 @@ class Stretch:
         """
         if isinstance(start, int):
             return start, 0
-        self._start, nbytes = self._engine.session.arena.put_object(start)
+        self._start, nbytes = put_object(self._engine.session.arena, start)
         return self._start.offset, nbytes
 
     def forget(self) -> None:

@@ -22,10 +22,10 @@ FLOORS = (
     {
         "boot", "bucket_settings", "capacity", "clock", "config", "ctrl_c", "dtypes", "errors", "fault_points",
         "foreign_names", "given_spec", "installed", "interrupts", "item_names", "leaf_summary", "leaves", "machine",
-        "malloc", "messages", "padding", "ragged", "receiving", "role", "sending", "signatures", "sketch", "spec",
+        "malloc", "messages", "padding", "ragged", "role", "signatures", "sketch", "spec",
         "structure", "undoing", "whole_numbers", "worker_info",
     },
-    {"cache", "memory", "plan", "sources", "telemetry"},
+    {"cache", "memory", "pickling", "plan", "sources", "telemetry"},
     {"worker"},
     {"supervisor"},
     {

@@ -145,19 +145,6 @@ class Arena:
         self.map[extent.offset : extent.offset + len(blob)] = blob
         return extent
 
-    def put_object(self, value: Any) -> tuple[Extent, int]:
-        """Pickle an object, by `send`, into an extent; returns it and the pickle's length."""
-        from loaderpool.sending import send  # with cloudpickle, which `import loaderpool` shall not wait for
-
-        blob = send(value)
-        return self.put(blob), len(blob)
-
-    def get_object(self, offset: int, nbytes: int) -> Any:
-        """The object that `put_object` stored."""
-        from loaderpool.receiving import receive
-
-        return receive(self.map[offset : offset + nbytes])
-
 
 def map_whole_file(descriptor: int, nbytes: int) -> Any:
     """Map a memory file shared and readable, as a buffer that unmaps itself; the descriptor may be closed afterwards.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.memory.arena import Arena, map_private
+from loaderpool.pickling import get_object
 from loaderpool.supervisor.changes import Change, Changes
 from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.unshipping import unship
@@ -80,5 +81,5 @@ class Payloads:
 
     def _read(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int]]:
         """Of the shipment with this table: pickle, where arrays are in the arena, places of all, the files' sizes."""
-        (start, length), arrays, places, sizes = self._arena.get_object(offset, nbytes)
+        (start, length), arrays, places, sizes = get_object(self._arena, offset, nbytes)
         return self._arena.map[start : start + length], arrays, places, sizes

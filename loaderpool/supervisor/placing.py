@@ -14,6 +14,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.datafile import DataFile
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
+from loaderpool.pickling import put_object
 from loaderpool.supervisor.shipping import Shipment
 
 __all__ = ["Placement", "place", "put_shipment"]
@@ -101,7 +102,7 @@ def put_shipment(arena: Arena, shipment: Shipment, placement: Placement | None =
                 checkpoint()
                 arena.map[extent.offset + at : extent.offset + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
-        table, nbytes = arena.put_object(((pickled.offset, len(shipment.pickled)), arrays, places, sizes))
+        table, nbytes = put_object(arena, ((pickled.offset, len(shipment.pickled)), arrays, places, sizes))
     except BaseException:
         for extent in extents:
             arena.give_back(extent)

@@ -21,7 +21,6 @@ from loaderpool.supervisor.packer import flat_bytes
 from loaderpool.supervisor.packing import ItemError, Packing
 from loaderpool.supervisor.reducers import PayloadPickler
 from loaderpool.supervisor.shared_files import find_shared_file
-from loaderpool.worker.lanes import LaneItems
 
 __all__ = ["OUT_OF_BAND_BYTES", "Shipment", "ship"]
 
@@ -95,10 +94,10 @@ def _refuse_shared_files(payload: dict[str, object]) -> None:
 
 def _named_parts(payload: dict[str, object]) -> dict[str, object]:
     """The payload by the names that the user knows."""
-    source = payload.get("source")
-    if not isinstance(source, LaneItems):
+    parts = getattr(payload.get("source"), "payload_parts", None)  # of generators
+    if parts is None:
         return payload
-    return {**{name: part for name, part in payload.items() if name != "source"}, **source.parts}
+    return {**{name: part for name, part in payload.items() if name != "source"}, **parts}
 
 
 def _describe(payload: dict[str, object], error: Exception) -> str:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from loaderpool.receiving import receive
+from loaderpool.pickling import receive
 from loaderpool.supervisor.open_handles import OpenHandleError
 
 __all__ = ["describe_load_error", "unship"]

@@ -101,7 +101,7 @@ class LaneItems:
         self._is_over = False  # it has none
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def payload_parts(self) -> dict[str, Any]:
         """What of it is the user's, by the names of the arguments."""
         return {"make_generator": self._make, "shards": self._order.shards}
 

@@ -36,6 +36,7 @@ from loaderpool.messages import (
     split32,
     unpack_all,
 )
+from loaderpool.pickling import get_object
 from loaderpool.plan.base import Start
 from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
@@ -145,7 +146,7 @@ class WorkerLoop:
         if kind == Order.TICKET:
             self._ticket(words)
         elif kind == Order.RUN:
-            after = self._arena.get_object(words[5], words[7]) if words[7] else words[5]
+            after = get_object(self._arena, words[5], words[7]) if words[7] else words[5]
             self._runs[words[1]] = _Run(words[2], words[3], words[4], after, words[6])
         elif kind == Order.RUN_OVER:
             run = self._runs.pop(words[1], None)
@@ -156,7 +157,7 @@ class WorkerLoop:
             if words[3] >= _LARGE_SLOT_BYTES:
                 machine.map_pages(self._arena.map, words[2], words[3])
         elif kind == Order.LAYOUT:
-            form, is_given = self._arena.get_object(words[2], words[3])
+            form, is_given = get_object(self._arena, words[2], words[3])
             with contextlib.suppress(WorkFailed):  # there is no payload: the answer to the ticket will say so
                 self._work(words[1]).set_form(form, is_given)
         elif kind == Order.EXCLUDE:

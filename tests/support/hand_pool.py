@@ -28,6 +28,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
 from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
+from loaderpool.pickling import get_object
 from loaderpool.pool_engine import PoolEngine
 from loaderpool.reading import Reading
 from loaderpool.supervisor import instructions as told
@@ -235,7 +236,7 @@ class HandPool:
             report = (Report.DONE, words[1], worker, Status.FINISHED, 0, 0, 0, 0)
             session.obey(session.state.on_report(report))
         elif words[0] == Order.LAYOUT:
-            form, is_given = session.arena.get_object(words[2], words[3])
+            form, is_given = get_object(session.arena, words[2], words[3])
             self._work.set_form(form, is_given)
         elif words[0] == Order.RUN:
             self._runs[words[1]] = (words[3], words[4])

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loaderpool.receiving import receive
+from loaderpool.pickling import receive
 from loaderpool.supervisor.shipping import Shipment
 
 __all__ = ["in_child"]

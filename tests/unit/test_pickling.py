@@ -10,8 +10,7 @@ import cloudpickle
 import pytest
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.receiving import receive
-from loaderpool.sending import send
+from loaderpool.pickling import receive, send
 from loaderpool.structure import Structure
 
 
