@@ -63,7 +63,12 @@ def _interrupt(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize("fail", [_refuse, _interrupt])
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("os", "pipe"), ("socket", "socketpair"), ("subprocess", "Popen"), ("loaderpool.machine", "create_memory_file")],
+    [
+        ("os", "pipe"),
+        ("socket", "socketpair"),
+        ("subprocess", "Popen"),
+        ("loaderpool.machine", "create_memory_file"),
+    ],
 )
 def test_a_start_that_fails_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, module: str, name: str, fail: Callable[..., Any]

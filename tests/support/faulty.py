@@ -1,4 +1,4 @@
-"""Work that passes fault points (`loaderpool.fault_points`), as the fault matrix runs it; the same without any."""
+"""Work for the fault matrix that passes fault points (`loaderpool.fault_points`), and the same without any."""
 
 from __future__ import annotations
 
