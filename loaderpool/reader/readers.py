@@ -135,7 +135,9 @@ class Readers:
                 file, nbytes = boot.write_settings(start)
                 theirs.callback(os.close, file)
                 process = subprocess.Popen(
-                    boot.command("loaderpool.reader.process", file, nbytes, "loaderpool-reader"),
+                    boot.command(
+                        "loaderpool.reader.process", file, nbytes, "loaderpool-reader"
+                    ),
                     pass_fds=[file, *crossing],
                     stdin=subprocess.DEVNULL,
                     stdout=inherited(sys.__stdout__, 1),
