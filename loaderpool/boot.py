@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from loaderpool import machine
+from loaderpool.system import machine
 
 __all__ = ["command", "write_settings"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from loaderpool.arguments import CheckedArguments
 from loaderpool.delivery import Engine
-from loaderpool.interrupts import InterruptsAllowed
 from loaderpool.pool import Pool
+from loaderpool.system.interrupts import InterruptsAllowed
 
 if TYPE_CHECKING:
     from loaderpool.cache.shared import SharedCache

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from loaderpool import fault_points
 from loaderpool.bundling import what_ended
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.failures import reading_error
@@ -31,6 +30,7 @@ from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, Feed
 from loaderpool.memory.rooms import Rooms, room_bytes
 from loaderpool.plan.order import Plan
 from loaderpool.session import Session
+from loaderpool.system import fault_points
 
 __all__ = ["Ahead", "Feed"]
 

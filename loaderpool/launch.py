@@ -15,9 +15,10 @@ import subprocess
 import sys
 from typing import Any
 
-from loaderpool import boot, capacity, machine
+from loaderpool import boot
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
+from loaderpool.system import capacity, machine
 
 __all__ = ["Launched", "environment", "inherited", "launch", "search_path"]
 

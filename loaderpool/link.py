@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from loaderpool import clock, ctrl_c, fault_points, machine
 from loaderpool.errors import PoolBrokenError
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Words, unpack_all
+from loaderpool.system import clock, ctrl_c, fault_points, machine
 
 __all__ = ["Link", "tickets_after"]
 

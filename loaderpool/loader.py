@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from loaderpool import role
 from loaderpool.arguments import check_arguments, with_lengths
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
 from loaderpool.delivery import Engine
@@ -21,14 +20,15 @@ from loaderpool.errors import (
     SourceError,
 )
 from loaderpool.fingerprint import Fingerprint
-from loaderpool.interrupts import InterruptsHeld
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.form import BatchForm
 from loaderpool.pass_book import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
 from loaderpool.reading import Position
 from loaderpool.sources.replicated import ReplicatedSource
-from loaderpool.undoing import Undoing
+from loaderpool.system import role
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.undoing import Undoing
 
 if TYPE_CHECKING:
     import numpy.typing as npt

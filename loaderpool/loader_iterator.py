@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.delivery import Delivery, data_bytes
-from loaderpool.interrupts import InterruptsHeld
 from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
 from loaderpool.reading import Position, Reading
-from loaderpool.undoing import Undoing
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.undoing import Undoing
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader

@@ -13,7 +13,6 @@ from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.errors import SourceError
 from loaderpool.failures import sample_error
 from loaderpool.form_choice import choose_form, stated_probe
-from loaderpool.interrupts import InterruptsAllowed
 from loaderpool.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
@@ -26,6 +25,7 @@ from loaderpool.ring import with_chunk
 from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.spec import ElementSpec
+from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Filled, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems

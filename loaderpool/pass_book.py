@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Engine, EngineRun
 from loaderpool.errors import ClosedError, LoaderpoolError
-from loaderpool.interrupts import InterruptsAllowed
 from loaderpool.last_error import LastError
 from loaderpool.plan.base import BasePlan
 from loaderpool.reading import PassLog, Position, Reading
+from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.tally import Tally
 
 __all__ = ["EpochHooks", "PassBook"]

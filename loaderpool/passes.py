@@ -5,9 +5,9 @@ from __future__ import annotations
 from loaderpool.delivery import Delivery, EngineRun
 from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
-from loaderpool.interrupts import wait_for_the_end
 from loaderpool.pass_book import PassBook
 from loaderpool.reading import PassLog, Position, Reading
+from loaderpool.system.interrupts import wait_for_the_end
 
 __all__ = ["Pass"]
 

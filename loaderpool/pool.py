@@ -6,11 +6,11 @@ import os
 import threading
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from loaderpool import capacity, role
 from loaderpool.config import DEFAULT_MAX_RESTARTS, check_max_restarts, check_workers
 from loaderpool.errors import ClosedError, ForeignProcessError
-from loaderpool.interrupts import InterruptsHeld
-from loaderpool.undoing import Undoing
+from loaderpool.system import capacity, role
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.undoing import Undoing
 
 if TYPE_CHECKING:
     from loaderpool.session import Session

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import clock, fault_points
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.lane_shelf import LaneShelf
 from loaderpool.memory.layout import is_empty
@@ -18,6 +17,7 @@ from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.ring import Ring
 from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
+from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
     from loaderpool.batch_layout import BatchLayout

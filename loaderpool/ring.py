@@ -11,7 +11,6 @@ import functools
 import weakref
 from collections.abc import Container
 
-from loaderpool import capacity
 from loaderpool.errors import MemoryLimitError
 from loaderpool.listeners import Listener
 from loaderpool.memory.extents import Extent
@@ -21,6 +20,7 @@ from loaderpool.memory.lease import Lender
 from loaderpool.messages import Control, unpack_all
 from loaderpool.session import Session
 from loaderpool.supervisor.cutting import TICKETS_PER_WORKER
+from loaderpool.system import capacity
 
 __all__ = ["Ring", "RingPlan", "plan_ring", "with_chunk"]
 

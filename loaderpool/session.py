@@ -15,12 +15,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from loaderpool import ctrl_c, fault_points, machine
 from loaderpool.attachments import Attachment, Lost, read_attachment, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError
 from loaderpool.fork_warning import warn_of
-from loaderpool.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.link import Link
 from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena
@@ -28,6 +26,8 @@ from loaderpool.memory.board import Field
 from loaderpool.memory.lease import ReturnPipe
 from loaderpool.messages import Control, Notice, Words, pack
 from loaderpool.supervisor_deaths import SupervisorDeaths
+from loaderpool.system import ctrl_c, fault_points, machine
+from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 
 if TYPE_CHECKING:
     from loaderpool.supervisor.fork_check import ForkObstacle

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from loaderpool import machine
 from loaderpool.cache.words import CacheCounts
 from loaderpool.delivery import Engine
 from loaderpool.memory.board import Field
@@ -12,6 +11,7 @@ from loaderpool.pass_book import PassBook
 from loaderpool.pool_engine import PoolEngine
 from loaderpool.supervisor.captured import CapturedData
 from loaderpool.supervisor.placing import Placement
+from loaderpool.system import machine
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
 __all__ = ["take_snapshot"]

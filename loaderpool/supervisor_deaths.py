@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from loaderpool import clock
 from loaderpool.errors import SupervisorLostError
 from loaderpool.item_names import item_name
 from loaderpool.supervisor.restart_limit import RestartLimit
+from loaderpool.system import clock
 
 __all__ = ["SupervisorDeaths"]
 

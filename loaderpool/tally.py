@@ -6,8 +6,8 @@ import collections
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from loaderpool import clock
 from loaderpool.delivery import Delivery
+from loaderpool.system import clock
 
 if TYPE_CHECKING:
     from loaderpool.worker.failures import Failure

@@ -20,10 +20,9 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "boot", "bucket_settings", "capacity", "clock", "config", "ctrl_c", "dtypes", "errors", "fault_points",
-        "foreign_names", "given_spec", "installed", "interrupts", "item_names", "leaf_summary", "leaves", "machine",
-        "malloc", "messages", "padding", "ragged", "role", "signatures", "sketch", "spec",
-        "structure", "undoing", "whole_numbers", "worker_info",
+        "boot", "bucket_settings", "config", "dtypes", "errors", "foreign_names", "given_spec", "item_names",
+        "leaf_summary", "leaves", "messages", "padding", "ragged", "signatures", "sketch", "spec", "structure",
+        "system", "whole_numbers", "worker_info",
     },
     {"cache", "memory", "pickling", "plan", "sources", "telemetry"},
     {"worker"},
@@ -31,12 +30,11 @@ FLOORS = (
     {
         "arguments", "attachments", "batch_layout", "bundling", "data_warning", "delivery", "engine_choice",
         "engine_failure", "error_budget", "failures", "feed", "fingerprint", "fork_warning", "form_choice",
-        "frame_source", "functions",
-        "lane_log", "lane_shelf", "last_error", "launch", "lengths", "link", "listeners", "loader", "loader_cache",
-        "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool", "pool_engine", "pool_run",
-        "probing", "reader", "reading", "replaying", "ring", "saved_state", "second_look", "session", "sharing",
-        "shelf", "snapshot", "source_lines", "spec_choice", "stream_feeds", "stretch", "supervisor_deaths", "tally",
-        "updates",
+        "frame_source", "functions", "lane_log", "lane_shelf", "last_error", "launch", "lengths", "link", "listeners",
+        "loader", "loader_cache", "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool",
+        "pool_engine", "pool_run", "probing", "reader", "reading", "replaying", "ring", "saved_state", "second_look",
+        "session", "sharing", "shelf", "snapshot", "source_lines", "spec_choice", "stream_feeds", "stretch",
+        "supervisor_deaths", "tally", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip
@@ -55,7 +53,7 @@ OUTSIDE_ONLY_IN = {
 # And there only in functions: who names a source of files does not wait for its library until one is made.
 OUTSIDE_WHEN_CALLED = {"loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"}}
 
-LINUX_ONLY_HOMES = {"loaderpool.machine"}
+LINUX_ONLY_HOMES = {"loaderpool.system.machine"}
 LINUX_ONLY_NAMES = {
     "F_GETPIPE_SZ", "F_SETPIPE_SZ", "PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "eventfd", "fallocate",
     "memfd_create", "pidfd_open", "posix_fallocate", "prctl", "splice",
@@ -69,7 +67,7 @@ SHARED_LOCKS = {
 # Of these the same names mean things within one process.
 NOT_SHARED = {"asyncio", "queue", "threading"}
 
-CLOCK_HOMES = {"loaderpool.clock"}
+CLOCK_HOMES = {"loaderpool.system.clock"}
 CLOCKS = {
     "clock_gettime", "clock_gettime_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
     "process_time_ns", "thread_time", "thread_time_ns", "time", "time_ns",
@@ -232,7 +230,7 @@ BREAKERS = [
     (upward, "loaderpool.loader", "from loaderpool.adapters import tensorflow", 1),
     (upward, "loaderpool.loader", "def f():\n    from loaderpool.adapters import tensorflow", 0),
     (upward, "loaderpool.loader", "def f():\n    from loaderpool.cli import main", 1),
-    (upward, "loaderpool.worker.loop", "import loaderpool.machine\nfrom . import rows\nimport numpy", 0),
+    (upward, "loaderpool.worker.loop", "import loaderpool.system.machine\nfrom . import rows\nimport numpy", 0),
     (outside, "loaderpool.worker.loop", "import tensorflow as tf", 1),
     (outside, "loaderpool.tuning.measure", "def f():\n    from keras.utils import PyDataset", 1),
     (outside, "loaderpool.loader", "import pandas.core", 1),
@@ -244,7 +242,7 @@ BREAKERS = [
     (linux_only, "loaderpool.memory.arena", "import os\nos.memfd_create('x')", 1),
     (linux_only, "loaderpool.memory.arena", "from os import pidfd_open", 1),
     (linux_only, "loaderpool.memory.arena", "import os\ngetattr(os, 'posix_fallocate')", 1),
-    (linux_only, "loaderpool.machine", "import os\nos.memfd_create('x')", 0),
+    (linux_only, "loaderpool.system.machine", "import os\nos.memfd_create('x')", 0),
     (shared_locks, "loaderpool.pool", "import multiprocess\nq = multiprocess.get_context().Queue()", 1),
     (shared_locks, "loaderpool.pool", "import multiprocessing as mp\nmp.Lock()", 1),
     (shared_locks, "loaderpool.pool", "from multiprocess.synchronize import Event", 1),
@@ -253,8 +251,8 @@ BREAKERS = [
     (clocks, "loaderpool.pool", "import time as t\nt.monotonic()", 1),
     (clocks, "loaderpool.pool", "from time import monotonic_ns as now", 1),
     (clocks, "loaderpool.pool", "import datetime\ndatetime.datetime.now()", 1),
-    (clocks, "loaderpool.pool", "import time\ntime.sleep(1)\nimport loaderpool.clock", 0),
-    (clocks, "loaderpool.clock", "import time\ntime.monotonic()", 0),
+    (clocks, "loaderpool.pool", "import time\ntime.sleep(1)\nimport loaderpool.system.clock", 0),
+    (clocks, "loaderpool.system.clock", "import time\ntime.monotonic()", 0),
 ]
 
 

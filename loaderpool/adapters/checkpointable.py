@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from loaderpool import clock
 from loaderpool.adapters.cursors import Cursor, Cursors, EpochIsOver
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
@@ -38,6 +37,7 @@ from loaderpool.memory.form import BatchForm
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.reading import Position, Reading
 from loaderpool.saved_state import read_state, write_state
+from loaderpool.system import clock
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader

@@ -24,7 +24,6 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-from loaderpool import ctrl_c, malloc
 from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
@@ -35,6 +34,7 @@ from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.passes import Pass
 from loaderpool.reading import Reading
 from loaderpool.saved_state import check_resumable
+from loaderpool.system import ctrl_c, malloc
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader

@@ -16,10 +16,10 @@ import zlib
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
-from loaderpool import clock
 from loaderpool.cache.ownership import refuse_others_files
 from loaderpool.cache.words import Trouble
 from loaderpool.errors import CacheError
+from loaderpool.system import clock
 
 __all__ = ["FILE_NAME", "DiskStore", "prepare", "stored_bytes"]
 

@@ -13,9 +13,9 @@ import os
 import struct
 import weakref
 
-from loaderpool import capacity, clock
 from loaderpool.cache.words import Trouble
 from loaderpool.memory.arena import map_whole_file
+from loaderpool.system import capacity, clock
 
 __all__ = ["MOST_BYTES", "MemoryStore", "table_items"]
 

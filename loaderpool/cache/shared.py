@@ -8,14 +8,14 @@ import mmap
 import os
 from typing import Protocol
 
-from loaderpool import capacity, machine
 from loaderpool.cache.memory_store import MOST_BYTES, MemoryStore, table_items
 from loaderpool.cache.setting import MEMORY, Cache
 from loaderpool.cache.words import COUNTER_BYTES, CacheCell, CacheCounts, Trouble, count
 from loaderpool.errors import CacheError
-from loaderpool.interrupts import InterruptsHeld
 from loaderpool.memory.arena import map_whole_file
-from loaderpool.undoing import Undoing
+from loaderpool.system import capacity, machine
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.undoing import Undoing
 
 __all__ = ["CachePlan", "SharedCache", "Store", "plan_in_memory", "plan_on_disk"]
 

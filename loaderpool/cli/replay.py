@@ -12,7 +12,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from loaderpool import clock
 from loaderpool.cli.report import plain_table
 from loaderpool.cli.target import load_target
 from loaderpool.cli.terminal import results, say
@@ -23,6 +22,7 @@ from loaderpool.leaves import convert_leaf
 from loaderpool.replaying import Call, Replay
 from loaderpool.sketch import sketch_value
 from loaderpool.spec import ElementSpec
+from loaderpool.system import clock
 from loaderpool.worker.failures import describe_failure
 
 __all__ = ["replay"]

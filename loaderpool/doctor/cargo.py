@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loaderpool import clock
 from loaderpool.arguments import payload_of
 from loaderpool.doctor.checks import Check, bytes_in_words
 from loaderpool.doctor.drill import DEADLINE_S, in_time
@@ -16,6 +15,7 @@ from loaderpool.memory.adoption import is_in_passing, is_shared, why_copied
 from loaderpool.supervisor.framework_imports import FrameworkImports, is_framework
 from loaderpool.supervisor.manifest import Manifest, list_code
 from loaderpool.supervisor.shipping import Shipment, ship
+from loaderpool.system import clock
 
 __all__ = ["cargo_checks"]
 

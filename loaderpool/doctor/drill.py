@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import clock
 from loaderpool.doctor.checks import Check
 from loaderpool.loader import Loader
+from loaderpool.system import clock
 
 __all__ = ["DEADLINE_S", "in_time", "pool_checks"]
 

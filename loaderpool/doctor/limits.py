@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 
-from loaderpool import capacity, machine
+from loaderpool.system import capacity, machine
 from loaderpool.tuning.cpus import CpuBudget, cpu_budget
 
 __all__ = ["Limits", "read_limits"]

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from loaderpool import machine
-from loaderpool.interrupts import checkpoint
 from loaderpool.memory import datafile
 from loaderpool.memory.datafile import DataFile, find_file
+from loaderpool.system import machine
+from loaderpool.system.interrupts import checkpoint
 
 __all__ = ["LEAST_BYTES", "address_of", "is_in_passing", "is_shared", "place_of", "why_copied"]
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import capacity, clock, machine
 from loaderpool.errors import MemoryLimitError
-from loaderpool.interrupts import InterruptsHeld
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.extents import Extent, ExtentMap
-from loaderpool.undoing import Undoing
+from loaderpool.system import capacity, clock, machine
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.undoing import Undoing
 
 __all__ = ["Arena", "map_private", "map_whole_file"]
 

@@ -13,9 +13,9 @@ import os
 import threading
 import weakref
 
-from loaderpool import machine
-from loaderpool.interrupts import InterruptsHeld
-from loaderpool.undoing import Undoing
+from loaderpool.system import machine
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.undoing import Undoing
 
 __all__ = ["NAME", "DataFile", "find_file", "freeze_at_forks"]
 

@@ -21,8 +21,8 @@ import threading
 import weakref
 from typing import Any, Protocol
 
-from loaderpool import interrupts, machine
 from loaderpool.memory.adoption import address_of
+from loaderpool.system import interrupts, machine
 
 __all__ = ["guard", "is_waiting"]
 

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import interrupts, messages
+from loaderpool import messages
 from loaderpool.memory import forks
 from loaderpool.memory.arena import Arena
+from loaderpool.system import interrupts
 
 __all__ = ["Lender", "ReturnPipe"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import capacity, machine
 from loaderpool.errors import ArgumentTypeError, MemoryLimitError
-from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.memory.adoption import address_of
 from loaderpool.memory.arena import map_whole_file
 from loaderpool.memory.datafile import DataFile, freeze_at_forks
-from loaderpool.undoing import Undoing
+from loaderpool.system import capacity, machine
+from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
+from loaderpool.system.undoing import Undoing
 
 __all__ = ["share"]
 

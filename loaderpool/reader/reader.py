@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 
-from loaderpool import capacity, clock, fault_points, machine
 from loaderpool.reader.words import ORDER, Order
+from loaderpool.system import capacity, clock, fault_points, machine
 from loaderpool.worker.failures import LostReport, Verdict
 
 __all__ = ["GRACE_S", "Reader", "ReaderGoneError"]

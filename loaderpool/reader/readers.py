@@ -15,11 +15,12 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from loaderpool import boot, capacity, clock, fault_points, machine
+from loaderpool import boot
 from loaderpool.errors import ClosedError, PoolBrokenError
 from loaderpool.launch import environment, inherited, search_path
 from loaderpool.memory.arena import Arena
 from loaderpool.reader.reader import GRACE_S, Reader
+from loaderpool.system import capacity, clock, fault_points, machine
 
 __all__ = ["Readers"]
 

@@ -7,9 +7,9 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from loaderpool import machine
 from loaderpool.errors import SourceError
 from loaderpool.sources.kept_open import KeptOpen
+from loaderpool.system import machine
 
 __all__ = ["Files", "Stamp", "changed", "check_stamp", "missing"]
 

@@ -15,12 +15,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from loaderpool.installed import is_installed_file
 from loaderpool.sources.packed_captured import Elements, PackedDict, PackedList
 from loaderpool.supervisor.packing import LEAST_ITEMS, Packing
 from loaderpool.supervisor.plain_data import are_ints, changing_in, plainness_of, shorter_form
 from loaderpool.supervisor.references import Found, Reference, find_long, values_of
 from loaderpool.supervisor.uses import codes_within, other_use
+from loaderpool.system.installed import is_installed_file
 
 __all__ = ["Captured", "CapturedData"]
 

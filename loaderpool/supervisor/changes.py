@@ -11,7 +11,7 @@ import os
 import pickle
 from typing import NamedTuple
 
-from loaderpool import machine
+from loaderpool.system import machine
 
 __all__ = ["Change", "Changes", "read_changes"]
 

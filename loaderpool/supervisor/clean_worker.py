@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loaderpool import role
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor.changes import Change, read_changes
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.supervisor.watch import StackFile
+from loaderpool.system import role
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.hygiene import become_worker, serve, settle_libraries
 from loaderpool.worker.jobs import WorkFailed

@@ -26,7 +26,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from loaderpool import capacity, clock, fault_points, machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.supervisor import instructions as s
@@ -41,6 +40,7 @@ from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.supervisor.watch import STOP_LOOK_MS, SampleWatch
+from loaderpool.system import capacity, clock, fault_points, machine, role
 from loaderpool.worker.failures import LostReport, describe_failure, describe_timeout
 
 __all__ = ["Supervisor", "main"]

@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from loaderpool import clock, machine
 from loaderpool.supervisor.import_watch import Chain, ImportWatch
+from loaderpool.system import clock, machine
 
 __all__ = ["ForkCheck", "ForkObstacle"]
 

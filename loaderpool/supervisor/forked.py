@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from loaderpool import machine
+from loaderpool.system import machine
 from loaderpool.worker.hygiene import serve
 
 __all__ = ["ForkedProcess"]

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from loaderpool.installed import is_installed
+from loaderpool.system.installed import is_installed
 
 __all__ = ["FRAMEWORKS", "FrameworkImports", "home_of", "is_framework", "is_framework_loaded"]
 

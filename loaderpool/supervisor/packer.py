@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from loaderpool import capacity
 from loaderpool.sources.packed import PackedItems, Parts, part, same
 from loaderpool.supervisor.reducers import PayloadPickler
+from loaderpool.system import capacity
 
 __all__ = ["ItemFailedError", "NotPackableError", "Packer", "flat_bytes"]
 

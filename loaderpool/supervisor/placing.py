@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from loaderpool.interrupts import checkpoint
 from loaderpool.memory.adoption import is_in_passing, place_of, why_copied
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.datafile import DataFile
@@ -16,6 +15,7 @@ from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.pickling import put_object
 from loaderpool.supervisor.shipping import Shipment
+from loaderpool.system.interrupts import checkpoint
 
 __all__ = ["Placement", "place", "put_shipment"]
 

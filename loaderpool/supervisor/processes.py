@@ -15,7 +15,6 @@ import socket
 from collections.abc import Iterator
 from typing import Protocol
 
-from loaderpool import machine, role
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.supervisor.clean_start import CleanStart
@@ -25,6 +24,7 @@ from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.outlet import Outlet
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
+from loaderpool.system import machine, role
 from loaderpool.worker.hygiene import become_worker
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 

@@ -16,8 +16,8 @@ import os
 import signal
 from collections.abc import Iterable
 
-from loaderpool import clock, fault_points, machine
 from loaderpool.memory.board import Board, Field
+from loaderpool.system import clock, fault_points, machine
 
 __all__ = ["STOP_LOOK_MS", "HungSample", "SampleWatch", "StackFile", "StopWatch"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from loaderpool import capacity
+from loaderpool.system import capacity
 
 __all__ = ["CpuBudget", "cpu_budget"]
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
-from loaderpool import clock
 from loaderpool.errors import ArgumentError
+from loaderpool.system import clock
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 from loaderpool.tuning.contention import queued_s
 from loaderpool.tuning.window import Measurement, Window

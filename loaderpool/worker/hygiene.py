@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from loaderpool import machine, malloc
+from loaderpool.system import machine, malloc
 from loaderpool.worker.strays import look_for_strays
 
 __all__ = ["become_worker", "serve", "settle_libraries"]

@@ -20,7 +20,6 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from loaderpool import clock, fault_points, machine
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.layout import Packing
@@ -38,6 +37,7 @@ from loaderpool.messages import (
 )
 from loaderpool.pickling import get_object
 from loaderpool.plan.base import Start
+from loaderpool.system import clock, fault_points, machine
 from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.leaves import convert_leaf
 from loaderpool.memory.form import UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.spec import ArraySpec, ElementSpec, sample_spec, widened
+from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.failures import describe_failure

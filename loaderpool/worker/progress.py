@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from loaderpool import clock
 from loaderpool.memory.board import Board, Field
+from loaderpool.system import clock
 from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.strays import end_stray

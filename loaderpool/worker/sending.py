@@ -6,7 +6,7 @@ import os
 import select
 import socket
 
-from loaderpool import machine
+from loaderpool.system import machine
 
 __all__ = ["send_descriptor", "send_with_bytes", "try_send_with_bytes", "write_message"]
 

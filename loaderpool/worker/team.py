@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from loaderpool import clock
 from loaderpool.memory.board import Board
+from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import clock
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.board import Board
 from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order_ahead import OrderAhead
+from loaderpool.system import clock
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls, Maker
 from loaderpool.worker.exclusions import Exclusions

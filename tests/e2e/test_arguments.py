@@ -498,9 +498,9 @@ class Unwilling:
 
 
 def _refuse() -> None:
-    import loaderpool.role
+    import loaderpool.system.role
 
-    if not loaderpool.role.is_trainer():
+    if not loaderpool.system.role.is_trainer():
         raise LookupError("the licence server knows the trainer only")
 
 
@@ -520,8 +520,8 @@ def test_a_module_whose_import_fails_shows_the_import_error_and_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text(
-        "import loaderpool.role\n"
-        "if not loaderpool.role.is_trainer():\n"
+        "import loaderpool.system.role\n"
+        "if not loaderpool.system.role.is_trainer():\n"
         "    import no_such_module_at_all\n"
         "def fn(item):\n"
         "    return item\n"

@@ -685,9 +685,9 @@ def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(p
 def test_loaderpool_can_be_imported_in_a_worker(pool: lp.Pool) -> None:
     def fn(item: int) -> Any:
         import loaderpool
-        import loaderpool.role
+        import loaderpool.system.role
 
-        return {"role": loaderpool.role.role(), "constructed": repr(loaderpool.Loader(range(3), workers=2))}
+        return {"role": loaderpool.system.role.role(), "constructed": repr(loaderpool.Loader(range(3), workers=2))}
 
     with lp.Loader(range(2), fn, batch_size=2, pool=pool) as loader:
         batch = next(iter(loader))

@@ -168,7 +168,7 @@ def test_ctrl_c_in_the_instant_before_a_wait_is_not_lost(tf: Any, batches: str) 
     result = run(
         f"""
         import os, tempfile
-        from loaderpool import fault_points
+        from loaderpool.system import fault_points
 
         folder = tempfile.mkdtemp()
         fault_points.arm(folder)

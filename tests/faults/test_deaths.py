@@ -241,8 +241,8 @@ def test_a_module_that_ends_the_supervisor_while_it_is_imported_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "deadly_module.py").write_text(
-        "import os, loaderpool.role\n"
-        "if not loaderpool.role.is_trainer():\n"
+        "import os, loaderpool.system.role\n"
+        "if not loaderpool.system.role.is_trainer():\n"
         "    os._exit(7)\n"
         "def fn(item):\n"
         "    return item\n"
@@ -339,8 +339,8 @@ def test_when_the_trainer_dies_busy_workers_and_their_children_end_too(function:
 
 def test_when_the_trainer_dies_a_supervisor_in_a_long_import_ends(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(
-        "import time, loaderpool.role\n"
-        "if not loaderpool.role.is_trainer():\n"
+        "import time, loaderpool.system.role\n"
+        "if not loaderpool.system.role.is_trainer():\n"
         "    time.sleep(600)\n"
         "def fn(item):\n"
         "    return item\n"

@@ -22,13 +22,13 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool import ctrl_c, undoing
 from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import SharedCache, plan_in_memory
-from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
 from loaderpool.messages import Control
 from loaderpool.session import Session, live_sessions
-from loaderpool.undoing import Undoing, undo_orphans
+from loaderpool.system import ctrl_c, undoing
+from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
+from loaderpool.system.undoing import Undoing, undo_orphans
 from tests.support.child import run_child
 from tests.support.interrupts import CountBytecodes, interrupted_at
 
@@ -324,7 +324,7 @@ def test_a_ctrl_c_that_is_to_end_the_process_does_so_behind_the_block() -> None:
     ended = run_child(
         """
         import signal
-        from loaderpool.interrupts import InterruptsAllowed, InterruptsHeld
+        from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with InterruptsHeld():
@@ -342,8 +342,8 @@ def test_a_ctrl_c_that_is_to_end_the_process_does_so_behind_the_block() -> None:
 _FORK = """
 import os, signal, sys, threading, time
 import loaderpool as lp
-from loaderpool import ctrl_c
-from loaderpool.interrupts import InterruptsHeld
+from loaderpool.system import ctrl_c
+from loaderpool.system.interrupts import InterruptsHeld
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

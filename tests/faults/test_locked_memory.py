@@ -13,7 +13,7 @@ from tests.support.child import run_child
 LOCKED = """
 import ctypes, os, resource
 import loaderpool as lp
-from loaderpool import machine
+from loaderpool.system import machine
 from loaderpool.memory.arena import Arena, map_private, map_whole_file
 
 def file_of(name, nbytes):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import loaderpool as lp
-from loaderpool import fault_points
+from loaderpool.system import fault_points
 from tests.support import leaks
 from tests.support.child import run_child
 from tests.support.faulty import AT, Faults, expected_of, make_loader, read

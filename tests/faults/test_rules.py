@@ -28,7 +28,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool import machine
 from loaderpool.attachments import receive_notice
 from loaderpool.link import Link
 from loaderpool.memory.arena import Arena
@@ -42,6 +41,7 @@ from loaderpool.supervisor import watch
 from loaderpool.supervisor.outlet import Outlet, SocketOutlet
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
+from loaderpool.system import machine
 from loaderpool.worker import loop
 from loaderpool.worker.items import PlannedItems
 from loaderpool.worker.jobs import Abandoned, Filled, Job

@@ -67,7 +67,7 @@ def _interrupt(*_: Any, **__: Any) -> Any:
         ("os", "pipe"),
         ("socket", "socketpair"),
         ("subprocess", "Popen"),
-        ("loaderpool.machine", "create_memory_file"),
+        ("loaderpool.system.machine", "create_memory_file"),
     ],
 )
 def test_a_start_that_fails_leaves_nothing(

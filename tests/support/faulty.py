@@ -1,4 +1,4 @@
-"""Work for the fault matrix that passes fault points (`loaderpool.fault_points`), and the same without any."""
+"""Work for the fault matrix that passes fault points (`loaderpool.system.fault_points`), and the same without any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import loaderpool as lp
-from loaderpool import fault_points
+from loaderpool.system import fault_points
 
 __all__ = ["AT", "BATCH", "ITEMS", "Faults", "Reducing", "expected_of", "make_loader", "read"]
 

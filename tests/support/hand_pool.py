@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 import loaderpool as lp
-from loaderpool import machine
 from loaderpool.errors import ClosedError, MemoryLimitError
 from loaderpool.listeners import Listeners
 from loaderpool.local_engine import LocalEngine
@@ -33,6 +32,7 @@ from loaderpool.pool_engine import PoolEngine
 from loaderpool.reading import Reading
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
+from loaderpool.system import machine
 from loaderpool.worker.jobs import Job
 
 __all__ = ["HandPool", "HandSession", "check_all_slots_free", "consume", "first", "hand_pool", "read_in_any_order"]

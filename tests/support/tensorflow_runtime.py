@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderpool import ctrl_c
+from loaderpool.system import ctrl_c
 
 __all__ = ["address_of", "aliases_arrays", "let_go_of_arrays", "load", "quieten"]
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool import capacity, machine
 from loaderpool.errors import ArgumentTypeError, MemoryLimitError
 from loaderpool.memory import adoption
 from loaderpool.memory.adoption import LEAST_BYTES, place_of, why_copied
@@ -26,6 +25,7 @@ from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.placing import place, put_shipment
 from loaderpool.supervisor.shipping import ship
+from loaderpool.system import capacity, machine
 from tests.support.processes import read_pss, status_of_fork
 
 pytestmark = [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loaderpool import fault_points
 from loaderpool.link import tickets_after
+from loaderpool.system import fault_points
 
 
 @pytest.fixture

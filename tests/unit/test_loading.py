@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool import capacity
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.placing import put_shipment
 from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, ship
+from loaderpool.system import capacity
 
 LOADER = 7
 

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool import capacity
 from loaderpool.errors import UnpicklableError
 from loaderpool.sources import as_source
 from loaderpool.sources.packed import PackedItems
 from loaderpool.supervisor import packing
 from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, ship
 from loaderpool.supervisor.unshipping import unship
+from loaderpool.system import capacity
 
 N = 3000
 

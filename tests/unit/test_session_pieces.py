@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderpool as lp
-from loaderpool import capacity, machine
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
 from loaderpool.listeners import Listeners
@@ -35,6 +34,7 @@ from loaderpool.reading import Reading
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.spec import sample_spec
 from loaderpool.spec_choice import spec_of_whole_batches
+from loaderpool.system import capacity, machine
 
 
 class Pipe:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from loaderpool import capacity
 from loaderpool.cli.report import tune_table
 from loaderpool.errors import ArgumentError
+from loaderpool.system import capacity
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 from loaderpool.tuning import (
     Measurement,

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from loaderpool.interrupts import InterruptsHeld, send_again
+from loaderpool.system.interrupts import InterruptsHeld, send_again
 
 __all__ = ["Undoing", "undo_orphans"]
 

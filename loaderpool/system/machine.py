@@ -15,8 +15,8 @@ import resource
 import signal
 import sys
 
-from loaderpool import fault_points, malloc
 from loaderpool.errors import MemoryLimitError
+from loaderpool.system import fault_points, malloc
 
 __all__ = [
     "create_memory_file",

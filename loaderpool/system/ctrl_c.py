@@ -19,8 +19,8 @@ import threading
 from types import FrameType
 from typing import Any
 
-from loaderpool import clock, fault_points
-from loaderpool.interrupts import InterruptsHeld
+from loaderpool.system import clock, fault_points
+from loaderpool.system.interrupts import InterruptsHeld
 
 __all__ = ["CtrlC", "check_patience", "latest", "note_signals", "told_descriptor", "watch"]
 
