@@ -36,11 +36,12 @@ from loaderpool.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
+    from loaderpool.element.ragged import RaggedArray
+    from loaderpool.element.spec import ArraySpec, ElementSpec
     from loaderpool.loader import Loader
     from loaderpool.loader_iterator import LoaderIterator
     from loaderpool.memory.share import share
     from loaderpool.pool import Pool
-    from loaderpool.ragged import RaggedArray
     from loaderpool.replaying import replay
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from loaderpool.sources.tf_example import parse_example
     from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
-    from loaderpool.spec import ArraySpec, ElementSpec
     from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 
 __version__ = "0.1.0"
@@ -111,17 +111,17 @@ __all__ = [
 # Imported when named. A supervisor imports this package, too, and needs nothing of the trainer's; its start is what the
 # first batch waits for.
 _ON_DEMAND = {
-    "ArraySpec": "spec",
+    "ArraySpec": "element.spec",
     "Cache": "cache.setting",
     "Csv": "sources.csv_rows",
-    "ElementSpec": "spec",
+    "ElementSpec": "element.spec",
     "HDF5": "sources.hdf5",
     "JsonLines": "sources.json_lines",
     "Loader": "loader",
     "LoaderIterator": "loader_iterator",
     "ParquetRows": "sources.parquet_rows",
     "Pool": "pool",
-    "RaggedArray": "ragged",
+    "RaggedArray": "element.ragged",
     "Statistics": "telemetry.statistics",
     "TFRecords": "sources.tfrecords",
     "TarSamples": "sources.tar_samples",

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
+from loaderpool.element.given_spec import read_spec
+from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.functions import check_augment, check_cached, check_functions
-from loaderpool.given_spec import read_spec
 from loaderpool.memory.form import UnitKind, unit_of
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
@@ -20,7 +21,6 @@ from loaderpool.sources import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
-from loaderpool.spec import ElementSpec
 
 # What streams, generators and caches need comes with the first of them: `import loaderpool` is not to wait for it.
 if TYPE_CHECKING:

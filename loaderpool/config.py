@@ -9,8 +9,8 @@ import re
 from typing import Any, Literal
 
 from loaderpool.bucket_settings import BucketSettings
+from loaderpool.element.padding import check_padding
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.padding import check_padding
 from loaderpool.whole_numbers import whole_number
 
 __all__ = [

@@ -16,7 +16,7 @@ from loaderpool.plan.lane_places import LanePlaces
 
 if TYPE_CHECKING:
     from loaderpool.cache.shared import SharedCache
-    from loaderpool.spec import ElementSpec
+    from loaderpool.element.spec import ElementSpec
     from loaderpool.worker.failures import Failure, RowFailure
 
 __all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty", "data_bytes"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from loaderpool.config import LoaderConfig
+from loaderpool.element.spec import ArraySpec, ElementSpec
 from loaderpool.memory.form import BatchForm, UnitKind, batch_form
 from loaderpool.plan.base import BasePlan
-from loaderpool.spec import ArraySpec, ElementSpec
 from loaderpool.spec_choice import choose_padding, choose_spec
 from loaderpool.worker.jobs import Probe
 

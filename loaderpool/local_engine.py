@@ -10,6 +10,7 @@ from typing import Any
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
+from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
 from loaderpool.failures import sample_error
 from loaderpool.form_choice import choose_form, stated_probe
@@ -24,7 +25,6 @@ from loaderpool.plan.order import Plan
 from loaderpool.ring import with_chunk
 from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
-from loaderpool.spec import ElementSpec
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Filled, Job, WorkFailed

@@ -12,6 +12,7 @@ from loaderpool.batch_layout import BatchLayout
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.data_warning import warn_of_data
+from loaderpool.element.spec import ElementSpec
 from loaderpool.engine_failure import EngineFailure
 from loaderpool.errors import (
     ClosedError,
@@ -30,7 +31,6 @@ from loaderpool.pool_run import PoolRun
 from loaderpool.probing import Probing
 from loaderpool.session import Session
 from loaderpool.sources.stream import StreamSource, nothing_there
-from loaderpool.spec import ElementSpec
 from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.cutting import tickets_per_worker

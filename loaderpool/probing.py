@@ -10,6 +10,7 @@ A probe that fails is told as SPEC_FAILED or LOST; the first one may be tried ag
 from __future__ import annotations
 
 from loaderpool.config import LoaderConfig
+from loaderpool.element.spec import ElementSpec
 from loaderpool.form_choice import choose_form, stated_probe
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.messages import Control
@@ -17,7 +18,6 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.ring import with_chunk
 from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.session import Session
-from loaderpool.spec import ElementSpec
 from loaderpool.worker.jobs import Probe
 
 __all__ = ["Probing"]

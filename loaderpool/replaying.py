@@ -6,11 +6,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import check_epoch
+from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.local_engine import LocalEngine
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.global_generators import SavedGlobals
-from loaderpool.spec import ElementSpec, sample_spec
 from loaderpool.whole_numbers import whole_number
 from loaderpool.worker.jobs import WorkFailed
 

@@ -8,9 +8,9 @@ loader` never does, and kept for its turn.
 
 from __future__ import annotations
 
+from loaderpool.element.spec import ElementSpec, widened
 from loaderpool.memory.form import UnitKind
 from loaderpool.plan.base import BasePlan
-from loaderpool.spec import ElementSpec, widened
 from loaderpool.spec_choice import spec_of_whole_batches
 from loaderpool.worker.jobs import Probe
 

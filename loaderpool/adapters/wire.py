@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, widening_code
+from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.form import BatchForm
-from loaderpool.ragged import RaggedArray
-from loaderpool.spec import ArraySpec, ElementSpec, mismatch, widening_code
-from loaderpool.structure import Structure
 
 __all__ = ["Wire"]
 

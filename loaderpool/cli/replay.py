@@ -15,13 +15,13 @@ from rich.table import Table
 from loaderpool.cli.report import plain_table
 from loaderpool.cli.target import load_target
 from loaderpool.cli.terminal import results, say
+from loaderpool.element.describe import sketch_value
+from loaderpool.element.leaf import convert_leaf
+from loaderpool.element.spec import ElementSpec
 from loaderpool.engine_choice import without_workers
 from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.leaf_summary import summarise_leaf
-from loaderpool.leaves import convert_leaf
 from loaderpool.replaying import Call, Replay
-from loaderpool.sketch import sketch_value
-from loaderpool.spec import ElementSpec
 from loaderpool.system import clock
 from loaderpool.worker.failures import describe_failure
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
+from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import Block, FixedLayout, Packing, aligned, packed_nbytes, read_packed
-from loaderpool.ragged import RaggedArray
-from loaderpool.spec import ElementSpec
 
 __all__ = ["CHUNK_BATCHES", "BatchForm", "UnitKind", "batch_form", "read_text", "unit_of"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError
 from loaderpool.sources.advice import refusal
-from loaderpool.structure import Structure
 
 __all__ = ["Columns", "is_array", "is_table", "table_columns", "zip_columns"]
 

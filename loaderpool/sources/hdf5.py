@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError, SpecMismatchError
 from loaderpool.sources.extras import import_extra
 from loaderpool.sources.file_records import fingerprint_of
@@ -17,7 +18,6 @@ from loaderpool.sources.kept_open import KeptOpen
 from loaderpool.sources.open_files import Stamp, check_stamp, missing
 from loaderpool.sources.parts import position_of, row_in_part
 from loaderpool.sources.paths import checked_paths, described_paths
-from loaderpool.structure import Structure
 from loaderpool.system import machine
 
 __all__ = ["HDF5"]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.element.padding import fill_value
+from loaderpool.element.spec import ArraySpec, mismatch
 from loaderpool.memory.layout import Block
-from loaderpool.padding import fill_value
-from loaderpool.spec import ArraySpec, mismatch
 
 __all__ = ["blocks_of_array", "collate"]
 

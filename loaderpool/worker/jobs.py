@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import Start
-from loaderpool.spec import ElementSpec
 from loaderpool.worker.failures import Failure, RowFailure
 
 __all__ = ["Abandoned", "Filled", "Job", "Opened", "Probe", "WorkFailed"]

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
+from loaderpool.element.leaf import convert_leaf
+from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.errors import SourceError, SpecMismatchError
-from loaderpool.leaves import convert_leaf
 from loaderpool.memory.form import UnitKind
 from loaderpool.plan.base import BasePlan
-from loaderpool.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions

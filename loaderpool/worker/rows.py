@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
-from loaderpool.dtypes import can_write
+from loaderpool.element.dtypes import can_write
+from loaderpool.element.leaf import convert_leaf
+from loaderpool.element.padding import padding_of
+from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, mismatch, widening_code
+from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
 from loaderpool.item_names import item_name
-from loaderpool.leaves import convert_leaf
-from loaderpool.padding import padding_of
-from loaderpool.spec import ArraySpec, ElementSpec, Origin, mismatch, widening_code
-from loaderpool.structure import Structure
 
 __all__ = ["Converter", "ReusedBuffer", "RowWriter"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import loaderpool as lp
-from loaderpool.ragged import RaggedArray
+from loaderpool.element.ragged import RaggedArray
 
 from .shapes import Faults, Shape, make
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.element.ragged import RaggedArray
 from loaderpool.passes import Pass
-from loaderpool.ragged import RaggedArray
 from loaderpool.reading import Reading
 from tests.support.batches import Place, assert_same, copied, indices_in, read
 from tests.support.child import run_child

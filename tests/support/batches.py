@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.ragged import RaggedArray
+from loaderpool.element.ragged import RaggedArray
 from tests.support import leaks
 from tests.support.processes import status_of_fork
 

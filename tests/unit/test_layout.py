@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from loaderpool.delivery import Delivery, aligned_empty
+from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
+from loaderpool.element.structure import Structure
 from loaderpool.memory.form import BatchForm, batch_form, read_text
 from loaderpool.memory.layout import (
     ALIGNMENT_BYTES,
@@ -20,11 +23,8 @@ from loaderpool.memory.layout import (
     packed_nbytes,
     read_packed,
 )
-from loaderpool.ragged import RaggedArray
 from loaderpool.ring import with_chunk
-from loaderpool.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.spec_choice import spec_of_batches
-from loaderpool.structure import Structure
 
 LAYOUTS = [
     FixedLayout(((),), (np.dtype(bool),), 1),

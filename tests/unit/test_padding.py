@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.element.padding import check_padding, fill_value, padding_of
+from loaderpool.element.spec import ArraySpec, ElementSpec, as_code, sample_spec, widened
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
-from loaderpool.padding import check_padding, fill_value, padding_of
-from loaderpool.spec import ArraySpec, ElementSpec, as_code, sample_spec, widened
-from loaderpool.structure import Structure
 
 
 class Pair(NamedTuple):

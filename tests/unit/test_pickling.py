@@ -10,8 +10,8 @@ import cloudpickle
 import pytest
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.element.structure import Structure
 from loaderpool.pickling import receive, send
-from loaderpool.structure import Structure
 
 
 def local_class() -> Any:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec
 from loaderpool.errors import SpecMismatchError
-from loaderpool.spec import ArraySpec, ElementSpec, sample_spec
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
 
 ROWS = 4

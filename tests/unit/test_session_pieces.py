@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import loaderpool as lp
 from loaderpool.config import MAX_WORKERS
+from loaderpool.element.spec import sample_spec
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
 from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena, map_whole_file
@@ -32,7 +33,6 @@ from loaderpool.passes import Pass
 from loaderpool.plan.order import Plan
 from loaderpool.reading import Reading
 from loaderpool.ring import Ring, plan_ring
-from loaderpool.spec import sample_spec
 from loaderpool.spec_choice import spec_of_whole_batches
 from loaderpool.system import capacity, machine
 

@@ -18,12 +18,12 @@ import PIL.Image
 import pytest
 
 import loaderpool as lp
-from loaderpool.dtypes import can_write
+from loaderpool.element.dtypes import can_write
+from loaderpool.element.given_spec import read_spec
+from loaderpool.element.leaf import convert_leaf
+from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, sample_spec
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
-from loaderpool.given_spec import read_spec
-from loaderpool.leaves import convert_leaf
-from loaderpool.spec import ArraySpec, ElementSpec, mismatch, sample_spec
-from loaderpool.structure import Structure
 
 ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
 

@@ -13,8 +13,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
-from loaderpool.structure import Structure
 
 
 class Point(NamedTuple):
@@ -197,7 +197,7 @@ def test_a_namedtuple_class_of_main_keeps_its_identity_on_the_way_there_and_back
         import pickle, subprocess, sys
         from typing import NamedTuple
         import cloudpickle
-        from loaderpool.structure import Structure
+        from loaderpool.element.structure import Structure
 
         class Sample(NamedTuple):
             image: object

@@ -13,11 +13,11 @@ import pytest
 import loaderpool as lp
 from loaderpool.arguments import check_arguments
 from loaderpool.delivery import aligned_empty
+from loaderpool.element.ragged import RaggedArray
 from loaderpool.errors import SpecMismatchError
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.plan.global_generators import SavedGlobals
-from loaderpool.ragged import RaggedArray
 from loaderpool.ring import with_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.work import Work

@@ -9,8 +9,7 @@ import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from loaderpool.errors import SpecMismatchError
-from loaderpool.sketch import (
+from loaderpool.element.describe import (
     Kind,
     is_namedtuple,
     kind_name,
@@ -20,6 +19,7 @@ from loaderpool.sketch import (
     sketch_value,
     with_article,
 )
+from loaderpool.errors import SpecMismatchError
 
 __all__ = ["Structure"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from loaderpool.dtypes import can_write
+from loaderpool.element.describe import named, sketch_value
+from loaderpool.element.dtypes import can_write
+from loaderpool.element.spec import ArraySpec
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
-from loaderpool.sketch import named, sketch_value
-from loaderpool.spec import ArraySpec
-from loaderpool.structure import Structure
 
 __all__ = ["check_padding", "fill_value", "padding_of"]
 

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.dtypes import OBJECT, TEXT_KINDS, Text, can_write, read_dtype
+from loaderpool.element.describe import is_namedtuple, named, sketch_parts
+from loaderpool.element.dtypes import OBJECT, TEXT_KINDS, Text, can_write, read_dtype
+from loaderpool.element.leaf import convert_leaf
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 from loaderpool.item_names import item_name
-from loaderpool.leaves import convert_leaf
-from loaderpool.sketch import is_namedtuple, named, sketch_parts
-from loaderpool.structure import Structure
 
 __all__ = ["ArraySpec", "ElementSpec", "Origin", "as_code", "mismatch", "sample_spec", "widened", "widening_code"]
 

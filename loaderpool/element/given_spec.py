@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from loaderpool.element.spec import ArraySpec, ElementSpec
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
-from loaderpool.spec import ArraySpec, ElementSpec
-from loaderpool.structure import Structure
 
 __all__ = ["read_spec"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.dtypes import OBJECT, TEXT_KINDS, native, refusal
+from loaderpool.element.describe import named
+from loaderpool.element.dtypes import OBJECT, TEXT_KINDS, native, refusal
 from loaderpool.errors import SpecMismatchError
-from loaderpool.sketch import named
 
 __all__ = ["convert_leaf"]
 
