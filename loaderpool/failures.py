@@ -17,7 +17,7 @@ from loaderpool.errors import (
     SpecMismatchError,
     WorkerLostError,
 )
-from loaderpool.item_names import generated_item, item_name
+from loaderpool.plan.generator_positions import generated_item, item_name
 from loaderpool.source_lines import with_source_lines
 from loaderpool.worker.failures import (
     LOST_PIPES_STATUS,

@@ -19,13 +19,13 @@ from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.global_generators import GlobalsGuard, SavedGlobals
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.ring import with_chunk
 from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.worker.global_rng import GlobalsGuard, SavedGlobals
 from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Filled, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems

@@ -10,8 +10,8 @@ from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.local_engine import LocalEngine
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.whole_numbers import whole_number
+from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import WorkFailed
 
 if TYPE_CHECKING:

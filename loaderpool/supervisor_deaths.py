@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from loaderpool.errors import SupervisorLostError
-from loaderpool.item_names import item_name
+from loaderpool.plan.generator_positions import item_name
 from loaderpool.supervisor.restart_limit import RestartLimit
 from loaderpool.system import clock
 

@@ -20,8 +20,8 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "boot", "bucket_settings", "errors", "foreign_names", "item_names", "leaf_summary", "signatures", "system",
-        "whole_numbers", "worker_info",
+        "boot", "bucket_settings", "errors", "foreign_names", "leaf_summary", "signatures", "system", "whole_numbers",
+        "worker_info",
     },
     {"cache", "config", "element", "memory", "messages", "pickling", "plan", "sources", "telemetry"},
     {"worker"},

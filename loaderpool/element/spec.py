@@ -15,7 +15,7 @@ from loaderpool.element.dtypes import OBJECT, TEXT_KINDS, Text, can_write, read_
 from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
-from loaderpool.item_names import item_name
+from loaderpool.plan.generator_positions import item_name
 
 __all__ = ["ArraySpec", "ElementSpec", "Origin", "as_code", "mismatch", "sample_spec", "widened", "widening_code"]
 

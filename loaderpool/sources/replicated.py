@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.item_names import MOST_GENERATORS
+from loaderpool.plan.generator_positions import MOST_GENERATORS
 from loaderpool.sources.advice import listed
 from loaderpool.sources.copy_check import asks_which_copy
 

@@ -9,7 +9,7 @@ from loaderpool.cache.entries import dump, load
 from loaderpool.cache.shared import SharedCache, Store
 from loaderpool.cache.words import Trouble
 from loaderpool.errors import CacheError
-from loaderpool.plan.global_generators import GlobalsWatch
+from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.strays import end_stray
 
 __all__ = ["CachedFunction"]

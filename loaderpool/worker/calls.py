@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
-from loaderpool.plan.global_generators import GlobalsWatch
+from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.strays import end_stray
 
 if TYPE_CHECKING:

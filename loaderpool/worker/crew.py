@@ -22,10 +22,10 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError
 from loaderpool.memory.form import UnitKind
-from loaderpool.plan.global_generators import GlobalsWatch
 from loaderpool.worker.batches import bounds_in
 from loaderpool.worker.calls import Calls, Maker, refuse_draws
 from loaderpool.worker.exclusions import Exclusions
+from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.jobs import Filled, Job, Opened
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.reuse import share_memory

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.global_generators import GlobalsWatch
 from loaderpool.plan.keys import stream_key
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import Permutation
 from loaderpool.plan.window import shuffled
+from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.jobs import Job
 from loaderpool.worker.lane import BuffersReused, Lane
 from loaderpool.worker.progress import Progress

@@ -17,7 +17,7 @@ from loaderpool.element.padding import padding_of
 from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, mismatch, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
-from loaderpool.item_names import item_name
+from loaderpool.plan.generator_positions import item_name
 
 __all__ = ["Converter", "ReusedBuffer", "RowWriter"]
 

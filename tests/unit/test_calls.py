@@ -10,8 +10,8 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.arguments import check_arguments
-from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.worker.calls import Calls
+from loaderpool.worker.global_rng import SavedGlobals
 
 
 def calls_of(fn: Any, **settings: Any) -> Calls:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.plan.permutation import Permutation
+from loaderpool.worker.global_rng import SavedGlobals
 
 
 def test_tiny_batches_pay_for_the_order_and_for_the_global_generators_once_for_many(

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.plan import global_generators
-from loaderpool.plan.global_generators import GlobalsGuard, GlobalsWatch, SavedGlobals
 from loaderpool.plan.sample_streams import SampleStreams
+from loaderpool.worker import global_rng
+from loaderpool.worker.global_rng import GlobalsGuard, GlobalsWatch, SavedGlobals
 from tests.support.child import run_child
 from tests.support.draws import global_draws
 
@@ -63,10 +63,10 @@ def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gl
     """A watch of either kind; the second is what is left where memory is not laid out as expected."""
     if request.param == "whole state":
         monkeypatch.setattr(
-            global_generators, "_words_at", lambda address, count: memoryview(bytes(4 * count)).cast("I")
+            global_rng, "_words_at", lambda address, count: memoryview(bytes(4 * count)).cast("I")
         )
     watch = GlobalsWatch()
-    peeks = watch._look_at_python != random.getstate, watch._look_at_numpy is not global_generators._numpy_state
+    peeks = watch._look_at_python != random.getstate, watch._look_at_numpy is not global_rng._numpy_state
     assert peeks == (request.param == "peek",) * 2
     return watch
 
@@ -142,7 +142,7 @@ def test_the_watch_imports_nothing_and_sees_draws_of_who_imports_it_first() -> N
     result = run_child(f"""
         import itertools, os, sys
         import numpy as np
-        from loaderpool.plan.global_generators import GlobalsWatch
+        from loaderpool.worker.global_rng import GlobalsWatch
 
         watch, numbers = GlobalsWatch(), itertools.count()
         if "numpy.random" in sys.modules:  # NumPy 1

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.plan.keys import stream_key
 from loaderpool.plan.sample_streams import BATCH_KIND, SAMPLE_KIND, SampleStreams
+from loaderpool.worker.global_rng import SavedGlobals
 from tests.support.draws import global_draws
 
 

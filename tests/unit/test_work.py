@@ -17,8 +17,8 @@ from loaderpool.element.ragged import RaggedArray
 from loaderpool.errors import SpecMismatchError
 from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
-from loaderpool.plan.global_generators import SavedGlobals
 from loaderpool.ring import with_chunk
+from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.work import Work
 from tests.support.batches import assert_same, copied
