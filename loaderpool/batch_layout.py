@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from loaderpool.config import LoaderConfig
 from loaderpool.listeners import Listener
-from loaderpool.messages import Control, join32
-from loaderpool.pickling import put_object
 from loaderpool.plan.base import BasePlan
 from loaderpool.probing import Probing
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.session import Session
 from loaderpool.sharing import Sharing
+from loaderpool.transport.messages import Control, join32
+from loaderpool.transport.pickling import put_object
 
 __all__ = ["BatchLayout"]
 

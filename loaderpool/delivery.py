@@ -17,7 +17,7 @@ from loaderpool.plan.lane_places import LanePlaces
 if TYPE_CHECKING:
     from loaderpool.cache.shared import SharedCache
     from loaderpool.element.spec import ElementSpec
-    from loaderpool.worker.failures import Failure, RowFailure
+    from loaderpool.transport.reports import Failure, RowFailure
 
 __all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty", "data_bytes"]
 

@@ -14,7 +14,7 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.tally import Tally, failed_indices
 
 if TYPE_CHECKING:
-    from loaderpool.worker.failures import Failure
+    from loaderpool.transport.reports import Failure
 
 __all__ = ["ErrorBudget"]
 

@@ -6,7 +6,6 @@ import dataclasses
 import sys
 from typing import Any, TypeVar
 
-from loaderpool.bundling import OURS, OwnError
 from loaderpool.errors import (
     LoaderpoolError,
     SampleError,
@@ -19,7 +18,8 @@ from loaderpool.errors import (
 )
 from loaderpool.plan.generator_positions import generated_item, item_name
 from loaderpool.source_lines import with_source_lines
-from loaderpool.worker.failures import (
+from loaderpool.transport.bundles import OURS, OwnError
+from loaderpool.transport.reports import (
     LOST_PIPES_STATUS,
     Failure,
     LostReport,

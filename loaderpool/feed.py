@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from loaderpool.bundling import what_ended
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.failures import reading_error
 from loaderpool.frame_source import FrameSource, NextFrame, StreamFailed
@@ -31,6 +30,7 @@ from loaderpool.memory.rooms import Rooms, room_bytes
 from loaderpool.plan.order import Plan
 from loaderpool.session import Session
 from loaderpool.system import fault_points
+from loaderpool.transport.bundles import what_ended
 
 __all__ = ["Ahead", "Feed"]
 

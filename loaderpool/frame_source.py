@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from loaderpool.bundling import Frame, frames
 from loaderpool.errors import LoaderpoolError
+from loaderpool.transport.bundles import Frame, frames
 
 __all__ = ["FrameSource", "NextFrame", "OwnFrames", "StreamFailed"]
 

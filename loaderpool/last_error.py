@@ -50,7 +50,7 @@ def _without_frames(error: BaseException) -> BaseException:
 
 def _copied(error: BaseException) -> BaseException:
     """Made without calling the class, which may be the user's and do anything."""
-    from loaderpool.worker.failures import original_of  # which `import loaderpool` shall not wait for
+    from loaderpool.transport.reports import original_of  # which `import loaderpool` shall not wait for
 
     cls = type(error)
     builtin: Any = cls

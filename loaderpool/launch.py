@@ -15,10 +15,10 @@ import subprocess
 import sys
 from typing import Any
 
-from loaderpool import boot
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, machine
+from loaderpool.transport import child_process
 
 __all__ = ["Launched", "environment", "inherited", "launch", "search_path"]
 
@@ -103,10 +103,10 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
                 "max_restarts": max_restarts,
                 "first_ticket": first_ticket,
             }
-            file, nbytes = boot.write_settings(start)
+            file, nbytes = child_process.write_settings(start)
             theirs.callback(os.close, file)
             process = subprocess.Popen(
-                boot.command("loaderpool.supervisor.engine", file, nbytes, "loaderpool-supervisor"),
+                child_process.command("loaderpool.supervisor.engine", file, nbytes, "loaderpool-supervisor"),
                 pass_fds=[control_read, completions_write, their_socket.fileno(), arena.descriptor, file],
                 stdin=subprocess.DEVNULL,
                 stdout=inherited(sys.__stdout__, 1),

@@ -16,8 +16,8 @@ from typing import Protocol
 from loaderpool.errors import PoolBrokenError
 from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
-from loaderpool.messages import READ_BYTES, Words, unpack_all
 from loaderpool.system import clock, ctrl_c, fault_points, machine
+from loaderpool.transport.messages import READ_BYTES, Words, unpack_all
 
 __all__ = ["Link", "tickets_after"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from loaderpool.attachments import Attachment
-from loaderpool.messages import Notice, Words
+from loaderpool.transport.messages import Notice, Words
+from loaderpool.transport.notices import Attachment
 
 __all__ = ["Listener", "Listeners"]
 

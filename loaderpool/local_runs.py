@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from loaderpool.bundling import OURS
 from loaderpool.delivery import Delivery
 from loaderpool.failures import source_error
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
-from loaderpool.worker.failures import describe_failure
+from loaderpool.transport.bundles import OURS
+from loaderpool.transport.reports import describe_failure
 
 __all__ = ["GeneratorRun", "IndexedRun", "LaneEnded", "LocalRun", "MakeBatch", "StreamReading", "StreamRun"]
 

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.batch_layout import BatchLayout
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
@@ -24,7 +23,6 @@ from loaderpool.errors import (
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.feed import Ahead, Feed
 from loaderpool.memory.form import BatchForm, UnitKind
-from loaderpool.messages import Control, Notice, Words, join32
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun
@@ -37,6 +35,8 @@ from loaderpool.supervisor.cutting import tickets_per_worker
 from loaderpool.supervisor.placing import place, put_shipment
 from loaderpool.system import machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
+from loaderpool.transport.messages import Control, Notice, Words, join32
+from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.updates import Updates
 
 __all__ = ["PoolEngine"]

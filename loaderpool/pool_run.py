@@ -11,13 +11,13 @@ import numpy.typing as npt
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.lane_shelf import LaneShelf
 from loaderpool.memory.layout import is_empty
-from loaderpool.messages import Control
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.ring import Ring
 from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.stretch import Stretch
 from loaderpool.system import clock, fault_points
+from loaderpool.transport.messages import Control
 
 if TYPE_CHECKING:
     from loaderpool.batch_layout import BatchLayout

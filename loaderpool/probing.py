@@ -13,11 +13,11 @@ from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
 from loaderpool.form_choice import choose_form, stated_probe
 from loaderpool.memory.form import BatchForm, UnitKind
-from loaderpool.messages import Control
 from loaderpool.plan.base import BasePlan
 from loaderpool.ring import with_chunk
 from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.session import Session
+from loaderpool.transport.messages import Control
 from loaderpool.worker.jobs import Probe
 
 __all__ = ["Probing"]

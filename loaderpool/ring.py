@@ -17,10 +17,10 @@ from loaderpool.memory.extents import Extent
 from loaderpool.memory.form import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.memory.lease import Lender
-from loaderpool.messages import Control, unpack_all
 from loaderpool.session import Session
 from loaderpool.supervisor.cutting import TICKETS_PER_WORKER
 from loaderpool.system import capacity
+from loaderpool.transport.messages import Control, unpack_all
 
 __all__ = ["Ring", "RingPlan", "plan_ring", "with_chunk"]
 

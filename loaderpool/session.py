@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from loaderpool.attachments import Attachment, Lost, read_attachment, receive_notice
 from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError
 from loaderpool.fork_warning import warn_of
@@ -24,10 +23,11 @@ from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.memory.lease import ReturnPipe
-from loaderpool.messages import Control, Notice, Words, pack
 from loaderpool.supervisor_deaths import SupervisorDeaths
 from loaderpool.system import ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
+from loaderpool.transport.messages import Control, Notice, Words, pack
+from loaderpool.transport.notices import Attachment, Lost, read_attachment, receive_notice
 
 if TYPE_CHECKING:
     from loaderpool.supervisor.fork_check import ForkObstacle

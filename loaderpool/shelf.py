@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from loaderpool.errors import LoaderpoolError
-from loaderpool.worker.failures import RowFailure
+from loaderpool.transport.reports import RowFailure
 
 __all__ = ["Arrival", "OrderedShelf", "Shelf", "UnorderedShelf"]
 

@@ -10,15 +10,15 @@ import functools
 import pickle
 from typing import TYPE_CHECKING
 
-from loaderpool.attachments import Attachment, read_attachment
 from loaderpool.errors import LoaderpoolError
 from loaderpool.failures import lost_error, sample_error
 from loaderpool.memory.extents import Extent
-from loaderpool.messages import Control, Status, Words, join32, split32
-from loaderpool.pickling import put_object
 from loaderpool.plan.base import BasePlan, Start
 from loaderpool.shelf import Arrival, Shelf
-from loaderpool.worker.failures import Failure, LostReport
+from loaderpool.transport.messages import Control, Status, Words, join32, split32
+from loaderpool.transport.notices import Attachment, read_attachment
+from loaderpool.transport.pickling import put_object
+from loaderpool.transport.reports import Failure, LostReport
 
 if TYPE_CHECKING:
     from loaderpool.feed import Feed

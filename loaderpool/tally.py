@@ -10,7 +10,7 @@ from loaderpool.delivery import Delivery
 from loaderpool.system import clock
 
 if TYPE_CHECKING:
-    from loaderpool.worker.failures import Failure
+    from loaderpool.transport.reports import Failure
 
 __all__ = ["Tally", "failed_indices"]
 

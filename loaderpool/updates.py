@@ -7,10 +7,10 @@ import dataclasses
 from typing import Any
 
 from loaderpool.memory.extents import Extent
-from loaderpool.messages import Control
 from loaderpool.session import Session
 from loaderpool.supervisor.placing import put_shipment
 from loaderpool.supervisor.shipping import ship
+from loaderpool.transport.messages import Control
 
 __all__ = ["Updates"]
 

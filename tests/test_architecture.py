@@ -20,20 +20,20 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
     {
-        "boot", "bucket_settings", "errors", "foreign_names", "leaf_summary", "signatures", "system", "whole_numbers",
+        "bucket_settings", "errors", "foreign_names", "leaf_summary", "signatures", "system", "whole_numbers",
         "worker_info",
     },
-    {"cache", "config", "element", "memory", "messages", "pickling", "plan", "sources", "telemetry"},
+    {"cache", "config", "element", "memory", "plan", "sources", "telemetry", "transport"},
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "attachments", "batch_layout", "bundling", "data_warning", "delivery", "engine_choice",
-        "engine_failure", "error_budget", "failures", "feed", "fingerprint", "fork_warning", "form_choice",
-        "frame_source", "functions", "lane_log", "lane_shelf", "last_error", "launch", "lengths", "link", "listeners",
-        "loader", "loader_cache", "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool",
-        "pool_engine", "pool_run", "probing", "reader", "reading", "replaying", "ring", "saved_state", "second_look",
-        "session", "sharing", "shelf", "snapshot", "source_lines", "spec_choice", "stream_feeds", "stretch",
-        "supervisor_deaths", "tally", "updates",
+        "arguments", "batch_layout", "data_warning", "delivery", "engine_choice", "engine_failure", "error_budget",
+        "failures", "feed", "fingerprint", "fork_warning", "form_choice", "frame_source", "functions", "lane_log",
+        "lane_shelf", "last_error", "launch", "lengths", "link", "listeners", "loader", "loader_cache",
+        "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool", "pool_engine", "pool_run",
+        "probing", "reader", "reading", "replaying", "ring", "saved_state", "second_look", "session", "sharing",
+        "shelf", "snapshot", "source_lines", "spec_choice", "stream_feeds", "stretch", "supervisor_deaths", "tally",
+        "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

@@ -23,7 +23,7 @@ from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.leaf_summary import summarise_leaf
 from loaderpool.replaying import Call, Replay
 from loaderpool.system import clock
-from loaderpool.worker.failures import describe_failure
+from loaderpool.transport.reports import describe_failure
 
 __all__ = ["replay"]
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool import messages
 from loaderpool.memory import forks
 from loaderpool.memory.arena import Arena
 from loaderpool.system import interrupts
+from loaderpool.transport import messages
 
 __all__ = ["Lender", "ReturnPipe"]
 

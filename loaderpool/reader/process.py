@@ -25,7 +25,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loaderpool.bundling import Frame, frames, what_ended
 from loaderpool.memory.arena import Arena
 from loaderpool.reader.words import HEADER, LARGE_BYTES, ORDER, Order, Told
 from loaderpool.sources.stream import StreamSource, read_batches
@@ -33,7 +32,8 @@ from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.system import fault_points, machine, malloc, role
-from loaderpool.worker.failures import describe_failure
+from loaderpool.transport.bundles import Frame, frames, what_ended
+from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.hygiene import settle_libraries
 from loaderpool.worker.strays import end_stray, look_for_strays
 

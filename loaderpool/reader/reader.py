@@ -11,7 +11,7 @@ import subprocess
 
 from loaderpool.reader.words import ORDER, Order
 from loaderpool.system import capacity, clock, fault_points, machine
-from loaderpool.worker.failures import LostReport, Verdict
+from loaderpool.transport.reports import LostReport, Verdict
 
 __all__ = ["GRACE_S", "Reader", "ReaderGoneError"]
 

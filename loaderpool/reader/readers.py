@@ -15,12 +15,12 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from loaderpool import boot
 from loaderpool.errors import ClosedError, PoolBrokenError
 from loaderpool.launch import environment, inherited, search_path
 from loaderpool.memory.arena import Arena
 from loaderpool.reader.reader import GRACE_S, Reader
 from loaderpool.system import capacity, clock, fault_points, machine
+from loaderpool.transport import child_process
 
 __all__ = ["Readers"]
 
@@ -133,10 +133,10 @@ class Readers:
                     "files": crossing[2:],
                     "place": self._place,
                 }
-                file, nbytes = boot.write_settings(start)
+                file, nbytes = child_process.write_settings(start)
                 theirs.callback(os.close, file)
                 process = subprocess.Popen(
-                    boot.command(
+                    child_process.command(
                         "loaderpool.reader.process", file, nbytes, "loaderpool-reader"
                     ),
                     pass_fds=[file, *crossing],

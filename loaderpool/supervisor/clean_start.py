@@ -53,7 +53,7 @@ class CleanStart:
         """
         import subprocess  # few supervisors ever come here
 
-        from loaderpool import boot
+        from loaderpool.transport import child_process
 
         changes = payloads.changes.file()
         files = [[loader, *found] for loader, found in payloads.parcels.by_loader().items()]
@@ -62,10 +62,10 @@ class CleanStart:
         settings = {**self._common, **descriptors, "number": number, "cell": cell, "changes": changes}
         settings["files"] = files
         settings["places"] = [(loader, *place) for loader, place in payloads.places.items()]
-        file, nbytes = boot.write_settings(settings)
+        file, nbytes = child_process.write_settings(settings)
         try:
             return subprocess.Popen(
-                boot.command("loaderpool.supervisor.clean_worker", file, nbytes, f"loaderpool-worker-{number}"),
+                child_process.command("loaderpool.supervisor.clean_worker", file, nbytes, f"loaderpool-worker-{number}"),
                 pass_fds=[file, *inherited],
                 stdin=subprocess.DEVNULL,
                 cwd=self._directory if self._directory and os.path.isdir(self._directory) else None,

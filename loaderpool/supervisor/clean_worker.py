@@ -15,7 +15,7 @@ from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.supervisor.watch import StackFile
 from loaderpool.system import role
-from loaderpool.worker.failures import describe_failure
+from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.hygiene import become_worker, serve, settle_libraries
 from loaderpool.worker.jobs import WorkFailed
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop

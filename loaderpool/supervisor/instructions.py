@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loaderpool.worker.failures import Verdict
+from loaderpool.transport.reports import Verdict
 
 __all__ = [
     "Close",

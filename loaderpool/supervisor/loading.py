@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.memory.arena import Arena, map_private
-from loaderpool.pickling import get_object
 from loaderpool.supervisor.changes import Change, Changes
 from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.unshipping import unship
+from loaderpool.transport.pickling import get_object
 
 __all__ = ["Payloads"]
 

@@ -7,7 +7,7 @@ import os
 import select
 import socket
 
-from loaderpool.messages import MESSAGE_BYTES, Control, unpack_all
+from loaderpool.transport.messages import MESSAGE_BYTES, Control, unpack_all
 
 __all__ = ["Parcels"]
 

@@ -13,9 +13,9 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.datafile import DataFile
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
-from loaderpool.pickling import put_object
 from loaderpool.supervisor.shipping import Shipment
 from loaderpool.system.interrupts import checkpoint
+from loaderpool.transport.pickling import put_object
 
 __all__ = ["Placement", "place", "put_shipment"]
 

@@ -21,10 +21,10 @@ from loaderpool.supervisor.clean_start import CleanStart
 from loaderpool.supervisor.fork_check import ForkCheck
 from loaderpool.supervisor.forked import ForkedProcess
 from loaderpool.supervisor.loading import Payloads
-from loaderpool.supervisor.outlet import Outlet
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
 from loaderpool.system import machine, role
+from loaderpool.transport.outlet import Outlet
 from loaderpool.worker.hygiene import become_worker
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from typing import NamedTuple
 
-from loaderpool.messages import Notice, Order, Status, join32, pack
+from loaderpool.transport.messages import Notice, Order, Status, join32, pack
 
 __all__ = ["LaneRecords", "LastWords", "LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
 

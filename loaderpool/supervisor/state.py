@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from loaderpool.messages import Control, Notice, Order, Status, Words, pack, split32
 from loaderpool.supervisor.cutting import MOST_TICKETS, TICKETS_PER_WORKER
 from loaderpool.supervisor.inquest import Inquest, Step
 from loaderpool.supervisor.instructions import (
@@ -30,7 +29,8 @@ from loaderpool.supervisor.instructions import (
 from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import LastWords, LoaderRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
-from loaderpool.worker.failures import Verdict
+from loaderpool.transport.messages import Control, Notice, Order, Status, Words, pack, split32
+from loaderpool.transport.reports import Verdict
 
 __all__ = ["SupervisorState"]
 

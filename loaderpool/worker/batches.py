@@ -15,10 +15,10 @@ from loaderpool.config import LoaderConfig
 from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import Block, Packing
 from loaderpool.plan.base import bounds_of
+from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Maker
 from loaderpool.worker.collate import blocks_of_array, collate
 from loaderpool.worker.exclusions import Exclusions
-from loaderpool.worker.failures import RowFailure
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter

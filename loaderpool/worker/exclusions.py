@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from loaderpool.worker.failures import Failure, describe_lost, describe_timeout
+from loaderpool.transport.reports import Failure, describe_lost, describe_timeout
 
 __all__ = ["Exclusions"]
 

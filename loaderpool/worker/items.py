@@ -133,7 +133,7 @@ class StreamedItems:
         if bundle.pickling == Pickling.PLAIN:
             items = pickle.loads(pickled, buffers=buffers)
         else:
-            from loaderpool.pickling import receive
+            from loaderpool.transport.pickling import receive
 
             items = receive(pickled, buffers)
         self._rows = bundle.rows

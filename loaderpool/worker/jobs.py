@@ -12,7 +12,7 @@ import numpy.typing as npt
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import Start
-from loaderpool.worker.failures import Failure, RowFailure
+from loaderpool.transport.reports import Failure, RowFailure
 
 __all__ = ["Abandoned", "Filled", "Job", "Opened", "Probe", "WorkFailed"]
 

@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.layout import Packing
-from loaderpool.messages import (
+from loaderpool.plan.base import Start
+from loaderpool.system import clock, fault_points, machine
+from loaderpool.transport.messages import (
     READ_BYTES,
     Notice,
     Order,
@@ -35,13 +37,11 @@ from loaderpool.messages import (
     split32,
     unpack_all,
 )
-from loaderpool.pickling import get_object
-from loaderpool.plan.base import Start
-from loaderpool.system import clock, fault_points, machine
-from loaderpool.worker.failures import LOST_PIPES_STATUS, Failure, describe_failure
+from loaderpool.transport.pickling import get_object
+from loaderpool.transport.pipes import send_descriptor, send_with_bytes, write_message
+from loaderpool.transport.reports import LOST_PIPES_STATUS, Failure, describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
-from loaderpool.worker.sending import send_descriptor, send_with_bytes, write_message
 from loaderpool.worker.strays import end_stray
 from loaderpool.worker.work import Work
 

@@ -23,9 +23,9 @@ from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.memory.form import UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.system import clock
+from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
-from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import WorkItems
 from loaderpool.worker.jobs import Probe, WorkFailed
 from loaderpool.worker.lane import GeneratorRaised

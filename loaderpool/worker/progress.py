@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from loaderpool.memory.board import Board, Field
 from loaderpool.system import clock
-from loaderpool.worker.failures import describe_failure
+from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.strays import end_stray
 

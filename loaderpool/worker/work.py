@@ -20,10 +20,10 @@ from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order_ahead import OrderAhead
 from loaderpool.system import clock
+from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls, Maker
 from loaderpool.worker.exclusions import Exclusions
-from loaderpool.worker.failures import describe_failure
 from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, Probe, WorkFailed
 from loaderpool.worker.lane import GeneratorRaised

@@ -28,24 +28,35 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.attachments import receive_notice
 from loaderpool.link import Link
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.lease import ReturnPipe
-from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
 from loaderpool.plan.order import Plan
 from loaderpool.session import Session
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor import watch
-from loaderpool.supervisor.outlet import Outlet, SocketOutlet
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
+from loaderpool.transport.messages import (
+    Control,
+    Notice,
+    Order,
+    Report,
+    Status,
+    Words,
+    join32,
+    pack,
+    split32,
+    unpack_all,
+)
+from loaderpool.transport.notices import receive_notice
+from loaderpool.transport.outlet import Outlet, SocketOutlet
+from loaderpool.transport.pipes import send_descriptor
 from loaderpool.worker import loop
 from loaderpool.worker.items import PlannedItems
 from loaderpool.worker.jobs import Abandoned, Filled, Job
-from loaderpool.worker.sending import send_descriptor
 from tests.support.child import run_child
 from tests.support.hand_pool import consume, first, hand_pool
 from tests.support.processes import descendants, parents

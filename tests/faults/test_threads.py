@@ -17,7 +17,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import WorkerLostError
-from loaderpool.worker.failures import describe_timeout
+from loaderpool.transport.reports import describe_timeout
 from tests.support.processes import wait_gone
 
 ITEMS = 96

@@ -17,7 +17,7 @@ import loaderpool as lp
 from loaderpool.errors import ArgumentError, WorkerLostError
 from loaderpool.failures import lost_error
 from loaderpool.memory.board import Field
-from loaderpool.worker.failures import LostReport, Verdict
+from loaderpool.transport.reports import LostReport, Verdict
 
 ITEMS, BATCH = 96, 4
 

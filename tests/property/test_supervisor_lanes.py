@@ -15,9 +15,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from loaderpool.errors import PoolBrokenError
 from loaderpool.lane_shelf import LaneShelf
-from loaderpool.messages import Control, Order, Status, Words, split32, unpack_all
 from loaderpool.shelf import Arrival
 from loaderpool.supervisor import instructions as s
+from loaderpool.transport.messages import Control, Order, Status, Words, split32, unpack_all
 from tests.property.test_supervisor_state import BATCH_ROWS, PHASES, ModelWorker, Supervision
 
 PER_EPOCH = 1 << 40  # nobody knows how many batches there are

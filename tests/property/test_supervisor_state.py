@@ -12,10 +12,10 @@ import hypothesis.strategies as st
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, split32, unpack_all
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
+from loaderpool.transport.messages import Control, Notice, Order, Report, Status, Words, join32, split32, unpack_all
 
 PER_EPOCH, BATCH_ROWS, LAST_ROWS = 7, 4, 2
 FULL = PER_EPOCH - 1

@@ -24,15 +24,26 @@ from loaderpool.errors import ClosedError, MemoryLimitError
 from loaderpool.listeners import Listeners
 from loaderpool.local_engine import LocalEngine
 from loaderpool.memory.arena import Arena
-from loaderpool.messages import Control, Notice, Order, Report, Status, Words, join32, pack, split32, unpack_all
 from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
-from loaderpool.pickling import get_object
 from loaderpool.pool_engine import PoolEngine
 from loaderpool.reading import Reading
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
+from loaderpool.transport.messages import (
+    Control,
+    Notice,
+    Order,
+    Report,
+    Status,
+    Words,
+    join32,
+    pack,
+    split32,
+    unpack_all,
+)
+from loaderpool.transport.pickling import get_object
 from loaderpool.worker.jobs import Job
 
 __all__ = ["HandPool", "HandSession", "check_all_slots_free", "consume", "first", "hand_pool", "read_in_any_order"]

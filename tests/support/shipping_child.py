@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loaderpool.pickling import receive
 from loaderpool.supervisor.shipping import Shipment
+from loaderpool.transport.pickling import receive
 
 __all__ = ["in_child"]
 

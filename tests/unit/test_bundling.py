@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from loaderpool.bundling import Frame, OwnError, frames, what_ended
 from loaderpool.errors import ClosedError, SourceError, UnpicklableError
 from loaderpool.memory.feed_table import FEED_TABLE_BYTES, Bundle, FeedTable, Pickling
-from loaderpool.worker.failures import Failure
+from loaderpool.transport.bundles import Frame, OwnError, frames, what_ended
+from loaderpool.transport.reports import Failure
 from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Abandoned, Job
 

@@ -15,7 +15,7 @@ from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.order import Plan
 from loaderpool.tally import Tally
-from loaderpool.worker.failures import RowFailure, describe_failure
+from loaderpool.transport.reports import RowFailure, describe_failure
 
 ROWS = 4
 NO_FORM: Any = None

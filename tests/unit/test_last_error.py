@@ -12,7 +12,7 @@ import pytest
 from loaderpool.errors import LoaderpoolError, SampleError
 from loaderpool.failures import sample_error
 from loaderpool.last_error import LastError
-from loaderpool.worker.failures import describe_failure
+from loaderpool.transport.reports import describe_failure
 
 
 class Demanding(Exception):

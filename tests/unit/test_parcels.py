@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderpool.messages import Control, pack
 from loaderpool.supervisor import parcels
 from loaderpool.supervisor.parcels import Parcels
 from loaderpool.system import machine
+from loaderpool.transport.messages import Control, pack
 
 pytestmark = pytest.mark.no_leaks
 

@@ -11,7 +11,7 @@ import pytest
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.element.structure import Structure
-from loaderpool.pickling import receive, send
+from loaderpool.transport.pickling import receive, send
 
 
 def local_class() -> Any:

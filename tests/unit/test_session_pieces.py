@@ -27,7 +27,6 @@ from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.form import BatchForm, batch_form
 from loaderpool.memory.lease import Lender, ReturnPipe
-from loaderpool.messages import MESSAGE_BYTES, Control, pack, unpack_all
 from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
 from loaderpool.plan.order import Plan
@@ -35,6 +34,7 @@ from loaderpool.reading import Reading
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.spec_choice import spec_of_whole_batches
 from loaderpool.system import capacity, machine
+from loaderpool.transport.messages import MESSAGE_BYTES, Control, pack, unpack_all
 
 
 class Pipe:

@@ -13,7 +13,7 @@ import pytest
 
 from loaderpool import failures
 from loaderpool.source_lines import with_source_lines
-from loaderpool.worker.failures import LostReport, Verdict, describe_failure
+from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
 CELL = "/tmp/ipykernel_4711/1234.py"  # as ipykernel names a cell: no such file
 SOURCE = "def load(item):\n    raise ValueError(\n        item)\n\ndef outer(item):\n    return load(item)\n"

@@ -9,8 +9,8 @@ import pytest
 from loaderpool.engine_failure import EngineFailure
 from loaderpool.errors import LoaderpoolError
 from loaderpool.listeners import Listeners
-from loaderpool.messages import Notice, Words
 from loaderpool.supervisor_deaths import SupervisorDeaths
+from loaderpool.transport.messages import Notice, Words
 
 
 class Engine:

@@ -9,7 +9,7 @@ import select
 import socket
 from typing import Generic, TypeVar
 
-from loaderpool.worker.sending import try_send_with_bytes
+from loaderpool.transport.pipes import try_send_with_bytes
 
 __all__ = ["Outlet", "SocketOutlet"]
 

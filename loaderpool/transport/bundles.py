@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SourceError, UnpicklableError
 from loaderpool.memory.feed_table import Pickling
-from loaderpool.worker.failures import Failure, describe_failure
+from loaderpool.transport.reports import Failure, describe_failure
 
 __all__ = ["OURS", "Frame", "OwnError", "frames", "what_ended"]
 
@@ -90,7 +90,7 @@ def _pickled(items: list[Any], first: int) -> tuple[Pickling, bytes, list[memory
         return (Pickling.PLAIN, *_dumped(items, _plain))
     except Exception:  # of a class that this process alone has, say; or it cannot be pickled at all
         pass
-    from loaderpool.pickling import send
+    from loaderpool.transport.pickling import send
 
     try:
         return (Pickling.OURS, *_dumped(items, send))
@@ -162,7 +162,7 @@ def _is_importable(named: Any) -> bool:
 
 def _unpicklable(items: list[Any], first: int) -> UnpicklableError | None:
     """The error that names the item; None where each of them alone can be pickled."""
-    from loaderpool.pickling import send
+    from loaderpool.transport.pickling import send
 
     for position, item in enumerate(items, first):
         try:

@@ -219,7 +219,7 @@ def _travels(value: Any) -> bytes | None:
     """The value's pickle, where it can be read back."""
     import cloudpickle
 
-    from loaderpool.pickling import receive
+    from loaderpool.transport.pickling import receive
 
     try:
         pickled: bytes = cloudpickle.dumps(value)
@@ -233,7 +233,7 @@ def unpickled(failure: Failure) -> Original | None:
     """What travelled of the exception itself, or None."""
     if failure.pickled is None:
         return None
-    from loaderpool.pickling import receive
+    from loaderpool.transport.pickling import receive
 
     try:
         original: Original = receive(failure.pickled)

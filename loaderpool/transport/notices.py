@@ -9,7 +9,7 @@ import socket
 from typing import Any
 
 from loaderpool.memory.arena import map_private
-from loaderpool.messages import MESSAGE_BYTES, Words, unpack_all
+from loaderpool.transport.messages import MESSAGE_BYTES, Words, unpack_all
 
 __all__ = ["Attachment", "Lost", "read_attachment", "receive_notice"]
 
@@ -49,7 +49,7 @@ def receive_notice(source: socket.socket) -> tuple[Words, Attachment | Lost] | N
 
 def read_attachment(attachment: Attachment) -> Any:
     """The object of ours that came with a notice."""
-    from loaderpool.pickling import receive  # with cloudpickle, which `import loaderpool` shall not wait for
+    from loaderpool.transport.pickling import receive  # with cloudpickle, which `import loaderpool` shall not wait for
 
     if isinstance(attachment, tuple):
         mapped, nbytes, _ = attachment
