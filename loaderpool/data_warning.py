@@ -6,7 +6,7 @@ import warnings
 
 from loaderpool.errors import LargeDataWarning
 from loaderpool.fork_warning import level_outside
-from loaderpool.supervisor.shipping import Shipment
+from loaderpool.transport.payload.ship import Shipment
 
 __all__ = ["warn_of_data"]
 

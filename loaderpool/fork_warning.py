@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loaderpool.errors import WorkersNotForkedWarning
 
 if TYPE_CHECKING:
-    from loaderpool.supervisor.fork_check import ForkObstacle
+    from loaderpool.transport.payload.fork_check import ForkObstacle
 
 __all__ = ["level_outside", "warn_of"]
 

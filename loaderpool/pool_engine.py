@@ -32,11 +32,11 @@ from loaderpool.sources.stream import StreamSource, nothing_there
 from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.cutting import tickets_per_worker
-from loaderpool.supervisor.placing import place, put_shipment
 from loaderpool.system import machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
+from loaderpool.transport.payload.placement import place, put_shipment
 from loaderpool.updates import Updates
 
 __all__ = ["PoolEngine"]

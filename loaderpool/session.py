@@ -30,7 +30,7 @@ from loaderpool.transport.messages import Control, Notice, Words, pack
 from loaderpool.transport.notices import Attachment, Lost, read_attachment, receive_notice
 
 if TYPE_CHECKING:
-    from loaderpool.supervisor.fork_check import ForkObstacle
+    from loaderpool.transport.payload.fork_check import ForkObstacle
 
 __all__ = ["Session", "WorkerRecord", "close_all", "live_sessions"]
 

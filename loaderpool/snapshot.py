@@ -9,10 +9,10 @@ from loaderpool.delivery import Engine
 from loaderpool.memory.board import Field
 from loaderpool.pass_book import PassBook
 from loaderpool.pool_engine import PoolEngine
-from loaderpool.supervisor.captured import CapturedData
-from loaderpool.supervisor.placing import Placement
 from loaderpool.system import machine
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+from loaderpool.transport.payload.captured import CapturedData
+from loaderpool.transport.payload.placement import Placement
 
 __all__ = ["take_snapshot"]
 

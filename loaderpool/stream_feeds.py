@@ -17,8 +17,8 @@ from loaderpool.reader.frames import ReadFrames
 from loaderpool.reader.readers import Readers
 from loaderpool.session import Session
 from loaderpool.sources.stream import StreamSource, read_batches
-from loaderpool.supervisor.placing import Placement, place, put_shipment
-from loaderpool.supervisor.shipping import Shipment, ship
+from loaderpool.transport.payload.placement import Placement, place, put_shipment
+from loaderpool.transport.payload.ship import Shipment, ship
 
 __all__ = ["StreamFeeds", "ship_beside"]
 

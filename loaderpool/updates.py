@@ -8,9 +8,9 @@ from typing import Any
 
 from loaderpool.memory.extents import Extent
 from loaderpool.session import Session
-from loaderpool.supervisor.placing import put_shipment
-from loaderpool.supervisor.shipping import ship
 from loaderpool.transport.messages import Control
+from loaderpool.transport.payload.placement import put_shipment
+from loaderpool.transport.payload.ship import ship
 
 __all__ = ["Updates"]
 

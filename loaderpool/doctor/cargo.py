@@ -12,10 +12,10 @@ from loaderpool.doctor.drill import DEADLINE_S, in_time
 from loaderpool.errors import LargeDataWarning, UnpicklableError
 from loaderpool.loader import Loader
 from loaderpool.memory.adoption import is_in_passing, is_shared, why_copied
-from loaderpool.supervisor.framework_imports import FrameworkImports, is_framework
-from loaderpool.supervisor.manifest import Manifest, list_code
-from loaderpool.supervisor.shipping import Shipment, ship
 from loaderpool.system import clock
+from loaderpool.transport.payload.frameworks import FrameworkImports, is_framework
+from loaderpool.transport.payload.inventory import Manifest, list_code
+from loaderpool.transport.payload.ship import Shipment, ship
 
 __all__ = ["cargo_checks"]
 

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 from loaderpool.memory.arena import Arena
 from loaderpool.reader.words import HEADER, LARGE_BYTES, ORDER, Order, Told
 from loaderpool.sources.stream import StreamSource, read_batches
-from loaderpool.supervisor.loading import Payloads
-from loaderpool.supervisor.parcels import Parcels
-from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.system import fault_points, machine, malloc, role
 from loaderpool.transport.bundles import Frame, frames, what_ended
+from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.hygiene import settle_libraries
 from loaderpool.worker.strays import end_stray, look_for_strays

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.supervisor.loading import Payloads
+from loaderpool.transport.payload.loaded import Payloads
 
 if TYPE_CHECKING:
     import subprocess

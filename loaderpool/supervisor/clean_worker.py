@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loaderpool.memory.arena import Arena
-from loaderpool.supervisor.changes import Change, read_changes
-from loaderpool.supervisor.loading import Payloads
-from loaderpool.supervisor.parcels import Parcels
-from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.supervisor.watch import StackFile
 from loaderpool.system import role
+from loaderpool.transport.payload.changes import Change, read_changes
+from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.hygiene import become_worker, serve, settle_libraries
 from loaderpool.worker.jobs import WorkFailed

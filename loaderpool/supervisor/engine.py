@@ -29,18 +29,18 @@ from typing import Any, NamedTuple
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.clean_start import CleanStart
-from loaderpool.supervisor.fork_check import ForkCheck
-from loaderpool.supervisor.loading import Payloads
-from loaderpool.supervisor.open_handles import refuse_open_handles
-from loaderpool.supervisor.parcels import Parcels
 from loaderpool.supervisor.processes import Processes, WorkerProcess
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.supervisor.unshipping import describe_load_error
 from loaderpool.supervisor.watch import STOP_LOOK_MS, SampleWatch
 from loaderpool.system import capacity, clock, fault_points, machine, role
 from loaderpool.transport.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.transport.outlet import Outlet, SocketOutlet
+from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.fork_check import ForkCheck
+from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.open_handles import refuse_open_handles
+from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import LostReport, describe_failure, describe_timeout
 
 __all__ = ["Supervisor", "main"]

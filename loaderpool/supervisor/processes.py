@@ -18,13 +18,13 @@ from typing import Protocol
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.supervisor.clean_start import CleanStart
-from loaderpool.supervisor.fork_check import ForkCheck
 from loaderpool.supervisor.forked import ForkedProcess
-from loaderpool.supervisor.loading import Payloads
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
 from loaderpool.system import machine, role
 from loaderpool.transport.outlet import Outlet
+from loaderpool.transport.payload.fork_check import ForkCheck
+from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.worker.hygiene import become_worker
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 

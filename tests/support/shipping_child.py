@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loaderpool.supervisor.shipping import Shipment
+from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import receive
 
 __all__ = ["in_child"]
@@ -21,7 +21,7 @@ with open(sys.argv[1], "rb") as file:
     path, pickled, buffers, expression = pickle.load(file)
 sys.path[:0] = path
 import cloudpickle
-from loaderpool.supervisor.unshipping import unship
+from loaderpool.transport.payload.unship import unship
 payload = unship(pickled, [memoryview(bytearray(each)) for each in buffers])
 loaded = [name for name in ("tensorflow", "keras") if name in sys.modules]
 result = eval(expression, {"sys": sys, **payload})

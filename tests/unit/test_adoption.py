@@ -21,11 +21,11 @@ from loaderpool.memory.adoption import LEAST_BYTES, place_of, why_copied
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.datafile import DataFile
 from loaderpool.memory.share import share
-from loaderpool.supervisor.loading import Payloads
-from loaderpool.supervisor.parcels import Parcels
-from loaderpool.supervisor.placing import place, put_shipment
-from loaderpool.supervisor.shipping import ship
 from loaderpool.system import capacity, machine
+from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.placement import place, put_shipment
+from loaderpool.transport.payload.ship import ship
 from tests.support.processes import read_pss, status_of_fork
 
 pytestmark = [

@@ -19,17 +19,17 @@ import pytest
 from loaderpool.errors import UnpicklableError
 from loaderpool.sources import as_source
 from loaderpool.sources.packed_captured import PackedDict, PackedList
-from loaderpool.supervisor import captured, packing, references
-from loaderpool.supervisor.plain_data import shorter_form
-from loaderpool.supervisor.shipping import Shipment, ship
-from loaderpool.supervisor.unshipping import unship
+from loaderpool.transport.payload import captured, item_packing, references
+from loaderpool.transport.payload.plain_data import shorter_form
+from loaderpool.transport.payload.ship import Shipment, ship
+from loaderpool.transport.payload.unship import unship
 
 N = 3000
 
 
 @pytest.fixture(autouse=True)
 def _small_lists_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(item_packing, "_LEAST_BYTES", 1 << 10)
     monkeypatch.setattr(captured, "_MUCH_BYTES", 1 << 10)
 
 
@@ -523,11 +523,11 @@ def test_keys_that_are_found_by_identity_stay_objects() -> None:
 
 def test_little_is_neither_packed_nor_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
     training_set = records()
-    monkeypatch.setattr(packing, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(item_packing, "_LEAST_BYTES", 1 << 20)
     monkeypatch.setattr(captured, "_MUCH_BYTES", 8 << 20)
     shipment = ship_fn(lambda i: (training_set[i], random.choice(training_set)))
     assert not shipment.captured and type(variable(loaded(shipment)["fn"], "training_set")) is list
-    few = records()[: packing.LEAST_ITEMS - 1]
+    few = records()[: item_packing.LEAST_ITEMS - 1]
     assert not ship_fn(lambda i: few[i]).captured
 
 

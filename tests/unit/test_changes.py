@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderpool.supervisor.changes import Change, Changes, read_changes
+from loaderpool.transport.payload.changes import Change, Changes, read_changes
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from loaderpool.doctor.drill import in_time
 from loaderpool.doctor.limits import Limits, read_limits
 from loaderpool.doctor.machine_checks import machine_checks
 from loaderpool.doctor.versions import version_checks
-from loaderpool.supervisor.manifest import list_code
+from loaderpool.transport.payload.inventory import list_code
 from loaderpool.tuning.cpus import CpuBudget
 
 GOOD = Limits(

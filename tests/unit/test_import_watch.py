@@ -17,7 +17,7 @@ from zipimport import zipimporter
 
 import pytest
 
-from loaderpool.supervisor.import_watch import ImportWatch
+from loaderpool.transport.payload.import_watch import ImportWatch
 
 
 @pytest.fixture

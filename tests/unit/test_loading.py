@@ -14,10 +14,10 @@ import pytest
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.sequence import BatchSequence
-from loaderpool.supervisor.loading import Payloads
-from loaderpool.supervisor.placing import put_shipment
-from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, ship
 from loaderpool.system import capacity
+from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.placement import put_shipment
+from loaderpool.transport.payload.ship import OUT_OF_BAND_BYTES, ship
 
 LOADER = 7
 

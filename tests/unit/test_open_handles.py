@@ -14,7 +14,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.sources import as_source
-from loaderpool.supervisor.shipping import ship
+from loaderpool.transport.payload.ship import ship
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderpool.supervisor import parcels
-from loaderpool.supervisor.parcels import Parcels
 from loaderpool.system import machine
 from loaderpool.transport.messages import Control, pack
+from loaderpool.transport.payload import descriptors
+from loaderpool.transport.payload.descriptors import Parcels
 
 pytestmark = pytest.mark.no_leaks
 
@@ -69,7 +69,7 @@ def test_what_does_not_come_is_an_error(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, theirs = pair
-    monkeypatch.setattr(parcels, "_ARRIVE_S", 0.01)
+    monkeypatch.setattr(descriptors, "_ARRIVE_S", 0.01)
     with pytest.raises(TimeoutError):
         Parcels(theirs).of(1, 1)
     with pytest.raises(OSError, match="not handed over"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from loaderpool.supervisor.shipping import ship
+from loaderpool.transport.payload.ship import ship
 
 MODULE = """
 import functools, io, logging, sys

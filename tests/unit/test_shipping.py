@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.supervisor.shipping import OUT_OF_BAND_BYTES, Shipment, ship
-from loaderpool.supervisor.unshipping import describe_load_error, unship
+from loaderpool.transport.payload.ship import OUT_OF_BAND_BYTES, Shipment, ship
+from loaderpool.transport.payload.unship import describe_load_error, unship
 from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
@@ -179,7 +179,7 @@ def test_a_payload_of_a_notebook_arrives_and_its_classes_are_the_same_when_they_
         """
         import collections, dataclasses, enum, functools, typing
         import numpy as np
-        from loaderpool.supervisor.shipping import ship
+        from loaderpool.transport.payload.ship import ship
         from tests.support.shipping_child import in_child
 
         assert __name__ == "__main__"
@@ -229,7 +229,7 @@ def test_the_script_is_not_run_again(tmp_path: Path) -> None:
         textwrap.dedent(
             """
             print("ran")
-            from loaderpool.supervisor.shipping import ship
+            from loaderpool.transport.payload.ship import ship
             from tests.support.shipping_child import in_child
 
             def fn(i):

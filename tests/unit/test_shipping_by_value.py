@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from loaderpool.supervisor.framework_imports import FRAMEWORKS, FrameworkImports
-from loaderpool.supervisor.shipping import Shipment, ship
+from loaderpool.transport.payload.frameworks import FRAMEWORKS, FrameworkImports
+from loaderpool.transport.payload.ship import Shipment, ship
 from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
@@ -344,7 +344,7 @@ REAL = """
     import numpy as np
     import data
     from pathlib import Path
-    from loaderpool.supervisor.shipping import ship
+    from loaderpool.transport.payload.ship import ship
     from tests.support.shipping_child import in_child
 
     assert "tensorflow" in sys.modules and "keras" in sys.modules
@@ -412,7 +412,7 @@ def test_with_the_real_tensorflow_and_keras(tmp_path: Path) -> None:
 def test_the_stand_in_has_all_public_names_of_the_real_base(tf: Any) -> None:
     import keras
 
-    from loaderpool.supervisor.keras_stand_in import PyDatasetStandIn
+    from loaderpool.transport.payload.keras_stand_in import PyDatasetStandIn
 
     public = {name for name in dir(keras.utils.PyDataset) if not name.startswith("_")}
     assert public <= set(dir(PyDatasetStandIn))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import LoaderpoolError, UnpicklableError
-from loaderpool.supervisor.shipping import ship
+from loaderpool.transport.payload.ship import ship
 
 LOCK = threading.Lock()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool.supervisor.uses import Scope, other_use
+from loaderpool.transport.payload.uses import Scope, other_use
 
 READS = [
     "",

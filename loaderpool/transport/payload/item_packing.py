@@ -15,7 +15,7 @@ import numpy as np
 from loaderpool.sources.columns import Columns
 from loaderpool.sources.packed import PackedItems, same
 from loaderpool.sources.recognise import Sized
-from loaderpool.supervisor.packer import ItemFailedError, NotPackableError, Packer
+from loaderpool.transport.payload.item_pickler import ItemFailedError, NotPackableError, Packer
 
 __all__ = ["LEAST_ITEMS", "ItemError", "Packing"]
 

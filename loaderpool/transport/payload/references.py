@@ -19,8 +19,8 @@ from typing import Any
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.sources.sequence import attributes_of
-from loaderpool.supervisor.uses import Scope, codes_within
 from loaderpool.system.installed import is_installed
+from loaderpool.transport.payload.uses import Scope, codes_within
 
 __all__ = ["Found", "Reference", "find_long", "values_of"]
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderpool.errors import UnpicklableError
-from loaderpool.supervisor.by_value import FrameworkFreePickler
-from loaderpool.supervisor.captured import Captured, CapturedData
-from loaderpool.supervisor.framework_imports import is_framework_loaded
-from loaderpool.supervisor.offender import describe_offender, describe_shared_file
-from loaderpool.supervisor.packer import flat_bytes
-from loaderpool.supervisor.packing import ItemError, Packing
-from loaderpool.supervisor.reducers import PayloadPickler
-from loaderpool.supervisor.shared_files import find_shared_file
+from loaderpool.transport.payload.by_value import FrameworkFreePickler
+from loaderpool.transport.payload.captured import Captured, CapturedData
+from loaderpool.transport.payload.frameworks import is_framework_loaded
+from loaderpool.transport.payload.item_packing import ItemError, Packing
+from loaderpool.transport.payload.item_pickler import flat_bytes
+from loaderpool.transport.payload.pickler import PayloadPickler
+from loaderpool.transport.payload.shared_files import find_shared_file
+from loaderpool.transport.payload.unpicklable import describe_offender, describe_shared_file
 
 __all__ = ["OUT_OF_BAND_BYTES", "Shipment", "ship"]
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from loaderpool.sources.packed import PackedItems, Parts, part, same
-from loaderpool.supervisor.reducers import PayloadPickler
 from loaderpool.system import capacity
+from loaderpool.transport.payload.pickler import PayloadPickler
 
 __all__ = ["ItemFailedError", "NotPackableError", "Packer", "flat_bytes"]
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.memory.arena import Arena, map_private
-from loaderpool.supervisor.changes import Change, Changes
-from loaderpool.supervisor.parcels import Parcels
-from loaderpool.supervisor.unshipping import unship
+from loaderpool.transport.payload.changes import Change, Changes
+from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.unship import unship
 from loaderpool.transport.pickling import get_object
 
 __all__ = ["Payloads"]

@@ -6,8 +6,8 @@ import dataclasses
 import types
 from typing import Any
 
-from loaderpool.supervisor.by_value import FrameworkFreePickler
-from loaderpool.supervisor.reducers import PayloadPickler
+from loaderpool.transport.payload.by_value import FrameworkFreePickler
+from loaderpool.transport.payload.pickler import PayloadPickler
 
 __all__ = ["Manifest", "list_code"]
 

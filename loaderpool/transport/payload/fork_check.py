@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from loaderpool.supervisor.import_watch import Chain, ImportWatch
 from loaderpool.system import clock, machine
+from loaderpool.transport.payload.import_watch import Chain, ImportWatch
 
 __all__ = ["ForkCheck", "ForkObstacle"]
 

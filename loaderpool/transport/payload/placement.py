@@ -13,8 +13,8 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.datafile import DataFile
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
-from loaderpool.supervisor.shipping import Shipment
 from loaderpool.system.interrupts import checkpoint
+from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import put_object
 
 __all__ = ["Placement", "place", "put_shipment"]

@@ -15,9 +15,9 @@ from typing import IO, Any
 
 from cloudpickle import cloudpickle
 
-from loaderpool.supervisor.framework_imports import FrameworkImports, home_of, is_framework
-from loaderpool.supervisor.keras_stand_in import PyDatasetStandIn, py_dataset_stand_in
-from loaderpool.supervisor.reducers import PayloadPickler
+from loaderpool.transport.payload.frameworks import FrameworkImports, home_of, is_framework
+from loaderpool.transport.payload.keras_stand_in import PyDatasetStandIn, py_dataset_stand_in
+from loaderpool.transport.payload.pickler import PayloadPickler
 
 __all__ = ["FrameworkFreePickler", "FrameworkNeededError"]
 

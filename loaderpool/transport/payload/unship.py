@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from loaderpool.supervisor.open_handles import OpenHandleError
+from loaderpool.transport.payload.open_handles import OpenHandleError
 from loaderpool.transport.pickling import receive
 
 __all__ = ["describe_load_error", "unship"]

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderpool.sources.packed_captured import Elements, PackedDict, PackedList
-from loaderpool.supervisor.packing import LEAST_ITEMS, Packing
-from loaderpool.supervisor.plain_data import are_ints, changing_in, plainness_of, shorter_form
-from loaderpool.supervisor.references import Found, Reference, find_long, values_of
-from loaderpool.supervisor.uses import codes_within, other_use
 from loaderpool.system.installed import is_installed_file
+from loaderpool.transport.payload.item_packing import LEAST_ITEMS, Packing
+from loaderpool.transport.payload.plain_data import are_ints, changing_in, plainness_of, shorter_form
+from loaderpool.transport.payload.references import Found, Reference, find_long, values_of
+from loaderpool.transport.payload.uses import codes_within, other_use
 
 __all__ = ["Captured", "CapturedData"]
 
