@@ -34,8 +34,8 @@ from loaderpool.transport.payload.descriptors import Parcels
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import describe_failure
-from loaderpool.worker.hygiene import settle_libraries
-from loaderpool.worker.strays import end_stray, look_for_strays
+from loaderpool.worker.after_fork import settle_libraries
+from loaderpool.worker.forked_children import end_stray, look_for_strays
 
 __all__ = ["main"]
 

@@ -16,7 +16,7 @@ from loaderpool.transport.payload.descriptors import Parcels
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import describe_failure
-from loaderpool.worker.hygiene import become_worker, serve, settle_libraries
+from loaderpool.worker.after_fork import become_worker, serve, settle_libraries
 from loaderpool.worker.jobs import WorkFailed
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from loaderpool.system import machine
-from loaderpool.worker.hygiene import serve
+from loaderpool.worker.after_fork import serve
 
 __all__ = ["ForkedProcess"]
 

@@ -25,7 +25,7 @@ from loaderpool.system import machine, role
 from loaderpool.transport.outlet import Outlet
 from loaderpool.transport.payload.fork_check import ForkCheck
 from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.worker.hygiene import become_worker
+from loaderpool.worker.after_fork import become_worker
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 
 __all__ = ["Processes", "WorkerProcess"]

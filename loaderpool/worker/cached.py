@@ -9,8 +9,8 @@ from loaderpool.cache.entries import dump, load
 from loaderpool.cache.shared import SharedCache, Store
 from loaderpool.cache.words import Trouble
 from loaderpool.errors import CacheError
+from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.global_rng import GlobalsWatch
-from loaderpool.worker.strays import end_stray
 
 __all__ = ["CachedFunction"]
 

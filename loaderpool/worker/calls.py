@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
+from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.global_rng import GlobalsWatch
-from loaderpool.worker.strays import end_stray
 
 if TYPE_CHECKING:
     from loaderpool.plan.sample_streams import SampleStreams

@@ -40,9 +40,9 @@ from loaderpool.transport.messages import (
 from loaderpool.transport.pickling import get_object
 from loaderpool.transport.pipes import send_descriptor, send_with_bytes, write_message
 from loaderpool.transport.reports import LOST_PIPES_STATUS, Failure, describe_failure
+from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
-from loaderpool.worker.strays import end_stray
 from loaderpool.worker.work import Work
 
 __all__ = ["WorkerChannels", "WorkerLoop"]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from loaderpool.memory.board import Board, Field
 from loaderpool.system import clock
 from loaderpool.transport.reports import describe_failure
+from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
-from loaderpool.worker.strays import end_stray
 
 __all__ = ["Progress"]
 

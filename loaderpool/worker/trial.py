@@ -11,10 +11,10 @@ from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan, bounds_of
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions
+from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.items import WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
-from loaderpool.worker.strays import end_stray
 
 __all__ = ["Trial"]
 

@@ -24,6 +24,7 @@ from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls, Maker
 from loaderpool.worker.exclusions import Exclusions
+from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, Probe, WorkFailed
 from loaderpool.worker.lane import GeneratorRaised
@@ -31,11 +32,10 @@ from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
-from loaderpool.worker.strays import end_stray
 from loaderpool.worker.trial import Trial
 
 if TYPE_CHECKING:
-    from loaderpool.worker.crew import Crew
+    from loaderpool.worker.thread_calls import Crew
 
 __all__ = ["Work"]
 
@@ -114,7 +114,7 @@ class Work:
         self._trial = Trial(self._calls, self.plan, self.items, self.unit, self._progress, self._exclusions)
         self._crew: Crew | None = None
         if threads > 1:
-            from loaderpool.worker.crew import Crew
+            from loaderpool.worker.thread_calls import Crew
 
             self._crew = Crew(self._calls, threads, self.config, self.unit, self._progress, self._exclusions)
         self._row_ns = self._latest_row_ns = 0

@@ -118,7 +118,7 @@ def test_a_sample_that_hangs_is_named_with_its_stack(settings: dict[str, Any]) -
     assert caught.value.index == 41
     assert delivered == list(range(41 // settings["batch_size"] * settings["batch_size"]))
     assert "in bad" in caught.value.remote_traceback.split("\n\n")[0], "the first stack is the one that hangs"
-    assert "worker/team.py" not in caught.value.remote_traceback
+    assert "worker/threads.py" not in caught.value.remote_traceback
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["small batches", "large batches"])
@@ -199,7 +199,7 @@ def test_a_child_forked_on_a_thread_ends_where_it_comes_back(tmp_path: Path) -> 
 
 
 def test_the_stacks_are_those_of_threads_in_the_users_code() -> None:
-    own = '  File "/x/loaderpool/worker/team.py", line 1 in make'
+    own = '  File "/x/loaderpool/worker/threads.py", line 1 in make'
     stacks = "\n".join(
         [
             "Thread 0x1 (most recent call first):", '  File "/u/read.py", line 7 in fetch', own, own, "",

@@ -277,7 +277,7 @@ def test_the_first_failing_row_is_named_and_all_calls_are_over_before_it_is_told
             one.fill(1)
         assert not running
         assert caught.value.failure.index == 10
-        assert "worker/team.py" not in caught.value.failure.traceback_text
+        assert "worker/threads.py" not in caught.value.failure.traceback_text
         assert "in fn" in caught.value.failure.traceback_text
         assert one.make(0).tolist() == list(range(8)), "the threads live"
 

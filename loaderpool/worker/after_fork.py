@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from loaderpool.system import machine, malloc
-from loaderpool.worker.strays import look_for_strays
+from loaderpool.worker.forked_children import look_for_strays
 
 __all__ = ["become_worker", "serve", "settle_libraries"]
 

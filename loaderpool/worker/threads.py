@@ -24,9 +24,9 @@ import numpy.typing as npt
 from loaderpool.memory.board import Board
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
+from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
-from loaderpool.worker.strays import end_stray
 
 __all__ = ["Planned", "Team", "Turn"]
 

@@ -29,7 +29,7 @@ from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.jobs import Filled, Job, Opened
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.reuse import share_memory
-from loaderpool.worker.team import Planned, Team, Turn
+from loaderpool.worker.threads import Planned, Team, Turn
 
 __all__ = ["Crew"]
 
