@@ -106,7 +106,7 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
             file, nbytes = child_process.write_settings(start)
             theirs.callback(os.close, file)
             process = subprocess.Popen(
-                child_process.command("loaderpool.supervisor.engine", file, nbytes, "loaderpool-supervisor"),
+                child_process.command("loaderpool.supervisor.main_loop", file, nbytes, "loaderpool-supervisor"),
                 pass_fds=[control_read, completions_write, their_socket.fileno(), arena.descriptor, file],
                 stdin=subprocess.DEVNULL,
                 stdout=inherited(sys.__stdout__, 1),

@@ -31,7 +31,7 @@ from loaderpool.session import Session
 from loaderpool.sources.stream import StreamSource, nothing_there
 from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
-from loaderpool.supervisor.cutting import tickets_per_worker
+from loaderpool.supervisor.scheduler import tickets_per_worker
 from loaderpool.system import machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.messages import Control, Notice, Words, join32

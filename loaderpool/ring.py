@@ -18,7 +18,7 @@ from loaderpool.memory.form import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.memory.lease import Lender
 from loaderpool.session import Session
-from loaderpool.supervisor.cutting import TICKETS_PER_WORKER
+from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER
 from loaderpool.system import capacity
 from loaderpool.transport.messages import Control, unpack_all
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from loaderpool.supervisor.cutting import TicketCutter
 from loaderpool.supervisor.instructions import Instruction, ToTrainer, ToWorker, Unload
 from loaderpool.supervisor.records import LaneRecords, LoaderRecord, RunRecord, SlotRecord, Ticket
 from loaderpool.supervisor.roster import Roster
+from loaderpool.supervisor.scheduler import TicketCutter
 from loaderpool.transport.messages import Notice, Order, Status, Words, pack, split32
 
 __all__ = ["Ledger"]

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
-from loaderpool.supervisor.clean_start import CleanStart
-from loaderpool.supervisor.forked import ForkedProcess
+from loaderpool.supervisor.exec_start import CleanStart
+from loaderpool.supervisor.fork_worker import ForkedProcess
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
 from loaderpool.system import machine, role

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loaderpool.supervisor.cutting import MOST_TICKETS, TICKETS_PER_WORKER
 from loaderpool.supervisor.records import Ticket, WorkerRecord
+from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
 
 __all__ = ["Roster"]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from loaderpool.supervisor.cutting import MOST_TICKETS, TICKETS_PER_WORKER
 from loaderpool.supervisor.inquest import Inquest, Step
 from loaderpool.supervisor.instructions import (
     Close,
@@ -29,6 +28,7 @@ from loaderpool.supervisor.instructions import (
 from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import LastWords, LoaderRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
+from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
 from loaderpool.transport.messages import Control, Notice, Order, Status, Words, pack, split32
 from loaderpool.transport.reports import Verdict
 

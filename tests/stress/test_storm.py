@@ -107,7 +107,7 @@ class Bent(shapes._Sample):
     assert re.search(r"HANG: round 0 \(single batches, .*, pass 0 still ran after 4 s", result.stderr)
     assert "in take_pass" in result.stderr  # the trainer's
     assert re.search(r"---- worker \d+ ----.* in __call__.*---- supervisor", result.stderr, re.DOTALL)
-    assert "loaderpool/supervisor/engine.py" in result.stderr.partition("---- supervisor")[2]
+    assert "loaderpool/supervisor/main_loop.py" in result.stderr.partition("---- supervisor")[2]
 
 
 def only_single(bent: str) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from loaderpool.supervisor.cutting import MOST_TICKETS, TicketCutter, tickets_per_worker
 from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
+from loaderpool.supervisor.scheduler import MOST_TICKETS, TicketCutter, tickets_per_worker
 
 SLOTS = 500
 

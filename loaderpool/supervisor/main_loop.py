@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor import instructions as s
-from loaderpool.supervisor.clean_start import CleanStart
+from loaderpool.supervisor.exec_start import CleanStart
 from loaderpool.supervisor.processes import Processes, WorkerProcess
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState

@@ -65,7 +65,7 @@ class CleanStart:
         file, nbytes = child_process.write_settings(settings)
         try:
             return subprocess.Popen(
-                child_process.command("loaderpool.supervisor.clean_worker", file, nbytes, f"loaderpool-worker-{number}"),
+                child_process.command("loaderpool.supervisor.exec_worker", file, nbytes, f"loaderpool-worker-{number}"),
                 pass_fds=[file, *inherited],
                 stdin=subprocess.DEVNULL,
                 cwd=self._directory if self._directory and os.path.isdir(self._directory) else None,
