@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.memory.form import BatchForm
+from loaderpool.memory.batch_format import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES, PackedCounts, packed_counts
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces

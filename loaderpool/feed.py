@@ -24,9 +24,9 @@ from typing import NamedTuple
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.failures import reading_error
 from loaderpool.frame_source import FrameSource, NextFrame, StreamFailed
+from loaderpool.memory.extent_pool import Rooms, room_bytes
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
-from loaderpool.memory.rooms import Rooms, room_bytes
 from loaderpool.plan.order import Plan
 from loaderpool.session import Session
 from loaderpool.system import fault_points

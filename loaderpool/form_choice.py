@@ -6,7 +6,7 @@ import math
 
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ArraySpec, ElementSpec
-from loaderpool.memory.form import BatchForm, UnitKind, batch_form
+from loaderpool.memory.batch_format import BatchForm, UnitKind, batch_form
 from loaderpool.plan.base import BasePlan
 from loaderpool.spec_choice import choose_padding, choose_spec
 from loaderpool.worker.jobs import Probe

@@ -21,7 +21,7 @@ from loaderpool.errors import (
 )
 from loaderpool.fingerprint import Fingerprint
 from loaderpool.loader_iterator import LoaderIterator
-from loaderpool.memory.form import BatchForm
+from loaderpool.memory.batch_format import BatchForm
 from loaderpool.pass_book import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
 from loaderpool.reading import Position

@@ -15,8 +15,8 @@ from loaderpool.errors import SourceError
 from loaderpool.failures import sample_error
 from loaderpool.form_choice import choose_form, stated_probe
 from loaderpool.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
+from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.memory.board import BOARD_BYTES
-from loaderpool.memory.form import BatchForm, UnitKind
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces

@@ -22,7 +22,7 @@ from loaderpool.errors import (
 )
 from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.feed import Ahead, Feed
-from loaderpool.memory.form import BatchForm, UnitKind
+from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun

@@ -12,7 +12,7 @@ from __future__ import annotations
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
 from loaderpool.form_choice import choose_form, stated_probe
-from loaderpool.memory.form import BatchForm, UnitKind
+from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.ring import with_chunk
 from loaderpool.second_look import SECOND, SecondLook

@@ -13,8 +13,8 @@ from collections.abc import Container
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.listeners import Listener
+from loaderpool.memory.batch_format import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.extents import Extent
-from loaderpool.memory.form import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.memory.lease import Lender
 from loaderpool.session import Session

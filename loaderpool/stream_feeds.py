@@ -9,8 +9,8 @@ from loaderpool.config import LoaderConfig
 from loaderpool.errors import UnpicklableError
 from loaderpool.feed import Ahead, Feed
 from loaderpool.frame_source import FrameSource, OwnFrames
+from loaderpool.memory.extent_pool import Rooms
 from loaderpool.memory.extents import Extent
-from loaderpool.memory.rooms import Rooms
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.reader.frames import ReadFrames

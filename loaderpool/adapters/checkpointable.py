@@ -33,7 +33,7 @@ from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.errors import ClosedError, SpecMismatchError, StateError
-from loaderpool.memory.form import BatchForm
+from loaderpool.memory.batch_format import BatchForm
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.reading import Position, Reading
 from loaderpool.saved_state import read_state, write_state

@@ -15,7 +15,7 @@ from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
-from loaderpool.memory.form import BatchForm
+from loaderpool.memory.batch_format import BatchForm
 
 __all__ = ["Wire"]
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError
-from loaderpool.memory.form import UnitKind
+from loaderpool.memory.batch_format import UnitKind
 from loaderpool.worker.batches import bounds_in
 from loaderpool.worker.calls import Calls, Maker, refuse_draws
 from loaderpool.worker.exclusions import Exclusions

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
+from loaderpool.memory.batch_format import BatchForm, UnitKind, unit_of
 from loaderpool.memory.board import Board
-from loaderpool.memory.form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order_ahead import OrderAhead

@@ -12,7 +12,7 @@ from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure
-from loaderpool.memory.form import BatchForm, batch_form, read_text
+from loaderpool.memory.batch_format import BatchForm, batch_form, read_text
 from loaderpool.memory.layout import (
     ALIGNMENT_BYTES,
     Block,

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.memory.arena import Arena
+from loaderpool.memory.extent_pool import Rooms, room_bytes
 from loaderpool.memory.extents import PAGE_BYTES
-from loaderpool.memory.rooms import Rooms, room_bytes
 
 
 @given(st.integers(1, 1 << 40))

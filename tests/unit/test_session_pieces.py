@@ -23,9 +23,9 @@ from loaderpool.element.spec import sample_spec
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
 from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena, map_whole_file
+from loaderpool.memory.batch_format import BatchForm, batch_form
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
-from loaderpool.memory.form import BatchForm, batch_form
 from loaderpool.memory.lease import Lender, ReturnPipe
 from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
