@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from loaderpool.config import LoaderConfig
-from loaderpool.listeners import Listener
 from loaderpool.plan.base import BasePlan
 from loaderpool.probing import Probing
 from loaderpool.ring import Ring, plan_ring
-from loaderpool.session import Session
 from loaderpool.sharing import Sharing
+from loaderpool.trainer.session.routing import Listener
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, join32
 from loaderpool.transport.pickling import put_object
 

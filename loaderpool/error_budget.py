@@ -54,7 +54,9 @@ class ErrorBudget:
         for failures in delivery.failures():
             self._errors += sum(len(failed_indices(failure)) for failure in failures)
             if failures and not self._policy.allows(self._errors, self._plan.rows_per_epoch):
-                from loaderpool.failures import sample_error  # which `import loaderpool` shall not wait for
+                from loaderpool.trainer.session.remote_errors import (
+                    sample_error,  # which `import loaderpool` shall not wait for
+                )
 
                 self._make_error = functools.partial(
                     sample_error,

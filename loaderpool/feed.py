@@ -22,14 +22,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.failures import reading_error
 from loaderpool.frame_source import FrameSource, NextFrame, StreamFailed
 from loaderpool.memory.extent_pool import Rooms, room_bytes
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 from loaderpool.plan.order import Plan
-from loaderpool.session import Session
 from loaderpool.system import fault_points
+from loaderpool.trainer.session.remote_errors import reading_error
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.bundles import what_ended
 
 __all__ = ["Ahead", "Feed"]

@@ -110,8 +110,8 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
 def _called(
     config: LoaderConfig, arguments: Mapping[str, Any], where: dict[str, Any], size: int
 ) -> npt.NDArray[np.int64]:
-    from loaderpool.failures import lost_error, sample_error
     from loaderpool.loader import Loader  # which begins with this module
+    from loaderpool.trainer.session.remote_errors import lost_error, sample_error
 
     lengths = np.empty(size, np.int64)
     make: Callable[..., LoaderpoolError]

@@ -10,7 +10,7 @@ from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import SharedCache, plan_in_memory, plan_on_disk
 from loaderpool.cache.words import Trouble
 from loaderpool.errors import CacheError, CacheWarning
-from loaderpool.fork_warning import level_outside
+from loaderpool.trainer.session.warnings import level_outside
 
 __all__ = ["CacheWatch", "make_cache"]
 

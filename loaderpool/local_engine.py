@@ -12,7 +12,6 @@ from loaderpool.config import LoaderConfig
 from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
-from loaderpool.failures import sample_error
 from loaderpool.form_choice import choose_form, stated_probe
 from loaderpool.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
 from loaderpool.memory.batch_format import BatchForm, UnitKind
@@ -25,6 +24,7 @@ from loaderpool.ring import with_chunk
 from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.trainer.session.remote_errors import sample_error
 from loaderpool.worker.global_rng import GlobalsGuard, SavedGlobals
 from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Filled, Job, WorkFailed

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from loaderpool.delivery import Delivery
-from loaderpool.failures import source_error
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
+from loaderpool.trainer.session.remote_errors import source_error
 from loaderpool.transport.bundles import OURS
 from loaderpool.transport.reports import describe_failure
 

@@ -13,7 +13,7 @@ from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
 if TYPE_CHECKING:
-    from loaderpool.session import Session
+    from loaderpool.trainer.session.session import Session
 
 __all__ = ["Pool", "resolve_workers"]
 
@@ -82,7 +82,7 @@ class Pool:
 
     def _start(self) -> Session:
         """The session; started now unless another thread has."""
-        from loaderpool.session import Session  # with subprocess and sockets: not at import
+        from loaderpool.trainer.session.session import Session  # with subprocess and sockets: not at import
 
         with InterruptsHeld(), self._turn():
             if self._is_closed:

@@ -10,7 +10,6 @@ from typing import Any
 from loaderpool.batch_layout import BatchLayout
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
-from loaderpool.data_warning import warn_of_data
 from loaderpool.element.spec import ElementSpec
 from loaderpool.engine_failure import EngineFailure
 from loaderpool.errors import (
@@ -20,20 +19,21 @@ from loaderpool.errors import (
     SourceError,
     SupervisorLostError,
 )
-from loaderpool.failures import lost_error, sample_error, setup_error
 from loaderpool.feed import Ahead, Feed
 from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun
 from loaderpool.probing import Probing
-from loaderpool.session import Session
 from loaderpool.sources.stream import StreamSource, nothing_there
 from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.scheduler import tickets_per_worker
 from loaderpool.system import machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
+from loaderpool.trainer.session.data_warning import warn_of_data
+from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import place, put_shipment

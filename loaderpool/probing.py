@@ -16,7 +16,7 @@ from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.ring import with_chunk
 from loaderpool.second_look import SECOND, SecondLook
-from loaderpool.session import Session
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control
 from loaderpool.worker.jobs import Probe
 

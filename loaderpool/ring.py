@@ -12,14 +12,14 @@ import weakref
 from collections.abc import Container
 
 from loaderpool.errors import MemoryLimitError
-from loaderpool.listeners import Listener
 from loaderpool.memory.batch_format import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import FixedLayout
-from loaderpool.memory.lease import Lender
-from loaderpool.session import Session
 from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER
 from loaderpool.system import capacity
+from loaderpool.trainer.session.lease import Lender
+from loaderpool.trainer.session.routing import Listener
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, unpack_all
 
 __all__ = ["Ring", "RingPlan", "plan_ring", "with_chunk"]

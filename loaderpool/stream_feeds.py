@@ -15,8 +15,8 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.reader.frames import ReadFrames
 from loaderpool.reader.readers import Readers
-from loaderpool.session import Session
 from loaderpool.sources.stream import StreamSource, read_batches
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.payload.placement import Placement, place, put_shipment
 from loaderpool.transport.payload.ship import Shipment, ship
 

@@ -11,10 +11,10 @@ import pickle
 from typing import TYPE_CHECKING
 
 from loaderpool.errors import LoaderpoolError
-from loaderpool.failures import lost_error, sample_error
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan, Start
 from loaderpool.shelf import Arrival, Shelf
+from loaderpool.trainer.session.remote_errors import lost_error, sample_error
 from loaderpool.transport.messages import Control, Status, Words, join32, split32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.pickling import put_object

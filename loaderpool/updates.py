@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from loaderpool.memory.extents import Extent
-from loaderpool.session import Session
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control
 from loaderpool.transport.payload.placement import put_shipment
 from loaderpool.transport.payload.ship import ship

@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import threading
 
-from loaderpool.session import close_all
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.trainer.session.session import close_all
 
 __all__ = ["exit_gate"]
 

@@ -13,12 +13,12 @@ import pickle
 from typing import NamedTuple
 
 from loaderpool.errors import ClosedError, PoolBrokenError
-from loaderpool.failures import reader_lost_error, reading_error, setup_error
 from loaderpool.frame_source import StreamFailed
 from loaderpool.plan.order import Plan
 from loaderpool.reader.reader import GRACE_S, Reader, ReaderGoneError
 from loaderpool.reader.readers import Readers
 from loaderpool.reader.words import HEADER, Told
+from loaderpool.trainer.session.remote_errors import reader_lost_error, reading_error, setup_error
 
 __all__ = ["ReadFrames"]
 

@@ -16,10 +16,10 @@ import threading
 from collections.abc import Sequence
 
 from loaderpool.errors import ClosedError, PoolBrokenError
-from loaderpool.launch import environment, inherited, search_path
 from loaderpool.memory.arena import Arena
 from loaderpool.reader.reader import GRACE_S, Reader
 from loaderpool.system import capacity, clock, fault_points, machine
+from loaderpool.trainer.session.launch import environment, inherited, search_path
 from loaderpool.transport import child_process
 
 __all__ = ["Readers"]

@@ -87,7 +87,7 @@ def test_a_ctrl_c_while_the_interpreter_ends_is_no_noise() -> None:
     result = run_child("""
         import os, signal
         import loaderpool as lp
-        from loaderpool.session import Session
+        from loaderpool.trainer.session.session import Session
         loader = lp.Loader(range(10**6), lambda item: item, batch_size=4, workers=2)
         batches = iter(loader)
         next(batches)

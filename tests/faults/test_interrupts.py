@@ -24,10 +24,10 @@ import pytest
 import loaderpool as lp
 from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import SharedCache, plan_in_memory
-from loaderpool.session import Session, live_sessions
 from loaderpool.system import ctrl_c, undoing
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
 from loaderpool.system.undoing import Undoing, undo_orphans
+from loaderpool.trainer.session.session import Session, live_sessions
 from loaderpool.transport.messages import Control
 from tests.support.child import run_child
 from tests.support.interrupts import CountBytecodes, interrupted_at

@@ -28,17 +28,17 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.link import Link
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
-from loaderpool.memory.lease import ReturnPipe
 from loaderpool.plan.order import Plan
-from loaderpool.session import Session
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor import watch
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
+from loaderpool.trainer.session.lease import ReturnPipe
+from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.session.supervisor_process import Link
 from loaderpool.transport.messages import (
     Control,
     Notice,

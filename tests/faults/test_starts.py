@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from loaderpool.session import Session
+from loaderpool.trainer.session.session import Session
 from tests.support import leaks
 from tests.support.child import run_child
 

@@ -15,8 +15,8 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ArgumentError, WorkerLostError
-from loaderpool.failures import lost_error
 from loaderpool.memory.board import Field
+from loaderpool.trainer.session.remote_errors import lost_error
 from loaderpool.transport.reports import LostReport, Verdict
 
 ITEMS, BATCH = 96, 4

@@ -21,7 +21,6 @@ import numpy as np
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, MemoryLimitError
-from loaderpool.listeners import Listeners
 from loaderpool.local_engine import LocalEngine
 from loaderpool.memory.arena import Arena
 from loaderpool.pass_book import PassBook
@@ -31,6 +30,7 @@ from loaderpool.reading import Reading
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
+from loaderpool.trainer.session.routing import Listeners
 from loaderpool.transport.messages import (
     Control,
     Notice,

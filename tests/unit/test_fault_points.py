@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loaderpool.link import tickets_after
 from loaderpool.system import fault_points
+from loaderpool.trainer.session.supervisor_process import tickets_after
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from loaderpool.errors import LoaderpoolError, SampleError
-from loaderpool.failures import sample_error
 from loaderpool.last_error import LastError
+from loaderpool.trainer.session.remote_errors import sample_error
 from loaderpool.transport.reports import describe_failure
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-import loaderpool.session
+import loaderpool.trainer.session.session
 from loaderpool.pool import Pool
 
 # How long a thread that must not come through is waited for; one that does come through is seen at once.
@@ -39,7 +39,7 @@ class StandIn:
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     monkeypatch.setattr(StandIn, "made", [], raising=False)
     monkeypatch.setattr(StandIn, "on_start", lambda: None, raising=False)
-    monkeypatch.setattr(loaderpool.session, "Session", StandIn)
+    monkeypatch.setattr(loaderpool.trainer.session.session, "Session", StandIn)
     return StandIn.made
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from loaderpool import pool_run
 from loaderpool.errors import ClosedError, MemoryLimitError
-from loaderpool.memory.lease import Lender
 from loaderpool.pool_engine import PoolEngine
 from loaderpool.pool_run import PoolRun
 from loaderpool.shelf import Arrival, UnorderedShelf
 from loaderpool.stretch import Stretch
+from loaderpool.trainer.session.lease import Lender
 from loaderpool.transport.messages import Control
 from tests.support.hand_pool import HandPool, check_all_slots_free, consume, first, hand_pool
 

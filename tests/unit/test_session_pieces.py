@@ -21,12 +21,10 @@ import loaderpool as lp
 from loaderpool.config import MAX_WORKERS
 from loaderpool.element.spec import sample_spec
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
-from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.batch_format import BatchForm, batch_form
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
-from loaderpool.memory.lease import Lender, ReturnPipe
 from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
 from loaderpool.plan.order import Plan
@@ -34,6 +32,8 @@ from loaderpool.reading import Reading
 from loaderpool.ring import Ring, plan_ring
 from loaderpool.spec_choice import spec_of_whole_batches
 from loaderpool.system import capacity, machine
+from loaderpool.trainer.session.lease import Lender, ReturnPipe
+from loaderpool.trainer.session.routing import Listeners
 from loaderpool.transport.messages import MESSAGE_BYTES, Control, pack, unpack_all
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loaderpool import failures
-from loaderpool.source_lines import with_source_lines
+from loaderpool.trainer.session import remote_errors
+from loaderpool.trainer.session.source_lines import with_source_lines
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
 CELL = "/tmp/ipykernel_4711/1234.py"  # as ipykernel names a cell: no such file
@@ -95,14 +95,14 @@ def test_all_errors_of_workers_have_them(cell: dict[str, Any], monkeypatch: pyte
             patch.setattr(linecache, "cache", {})
             failure = describe_failure(error, epoch=0, worker=1, index=3)
     assert "return load(item)" not in failure.traceback_text
-    sample = failures.sample_error(failure)
+    sample = remote_errors.sample_error(failure)
     assert "    return load(item)\n" in str(sample) and "    return load(item)\n" in sample.remote_traceback
-    source = failures.source_error(failure, 3)
+    source = remote_errors.source_error(failure, 3)
     assert "    return load(item)\n" in str(source) and "    return load(item)\n" in source.remote_traceback
-    setup = failures.sample_error(dataclasses.replace(failure, is_setup=True))
+    setup = remote_errors.sample_error(dataclasses.replace(failure, is_setup=True))
     assert "    return load(item)\n" in str(setup)
     stacks = f'  File "{CELL}", line 6 in outer'
-    lost = failures.lost_error(LostReport(Verdict.ALONE, 3, 0, -11, 17, 5, stacks))
+    lost = remote_errors.lost_error(LostReport(Verdict.ALONE, 3, 0, -11, 17, 5, stacks))
     assert str(lost).endswith("    return load(item)")
 
 

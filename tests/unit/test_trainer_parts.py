@@ -8,8 +8,8 @@ import pytest
 
 from loaderpool.engine_failure import EngineFailure
 from loaderpool.errors import LoaderpoolError
-from loaderpool.listeners import Listeners
-from loaderpool.supervisor_deaths import SupervisorDeaths
+from loaderpool.trainer.session.routing import Listeners
+from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
 from loaderpool.transport.messages import Notice, Words
 
 

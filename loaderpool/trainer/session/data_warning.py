@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from loaderpool.errors import LargeDataWarning
-from loaderpool.fork_warning import level_outside
+from loaderpool.trainer.session.warnings import level_outside
 from loaderpool.transport.payload.ship import Shipment
 
 __all__ = ["warn_of_data"]

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from loaderpool.errors import PoolBrokenError
-from loaderpool.launch import launch
 from loaderpool.memory.arena import Arena
 from loaderpool.system import clock, ctrl_c, fault_points, machine
+from loaderpool.trainer.session.launch import launch
 from loaderpool.transport.messages import READ_BYTES, Words, unpack_all
 
 __all__ = ["Link", "tickets_after"]

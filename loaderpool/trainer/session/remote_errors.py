@@ -17,7 +17,7 @@ from loaderpool.errors import (
     WorkerLostError,
 )
 from loaderpool.plan.generator_positions import generated_item, item_name
-from loaderpool.source_lines import with_source_lines
+from loaderpool.trainer.session.source_lines import with_source_lines
 from loaderpool.transport.bundles import OURS, OwnError
 from loaderpool.transport.reports import (
     LOST_PIPES_STATUS,

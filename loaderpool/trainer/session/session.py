@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError
-from loaderpool.fork_warning import warn_of
-from loaderpool.link import Link
-from loaderpool.listeners import Listeners
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
-from loaderpool.memory.lease import ReturnPipe
-from loaderpool.supervisor_deaths import SupervisorDeaths
 from loaderpool.system import ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
+from loaderpool.trainer.session.lease import ReturnPipe
+from loaderpool.trainer.session.routing import Listeners
+from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
+from loaderpool.trainer.session.supervisor_process import Link
+from loaderpool.trainer.session.warnings import warn_of
 from loaderpool.transport.messages import Control, Notice, Words, pack
 from loaderpool.transport.notices import Attachment, Lost, read_attachment, receive_notice
 
