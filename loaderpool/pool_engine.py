@@ -19,14 +19,12 @@ from loaderpool.errors import (
     SourceError,
     SupervisorLostError,
 )
-from loaderpool.feed import Ahead, Feed
 from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.pool_run import PoolRun
 from loaderpool.probing import Probing
 from loaderpool.sources.stream import StreamSource, nothing_there
-from loaderpool.stream_feeds import StreamFeeds, ship_beside
 from loaderpool.stretch import Stretch
 from loaderpool.supervisor.scheduler import tickets_per_worker
 from loaderpool.system import machine
@@ -34,6 +32,8 @@ from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.trainer.session.data_warning import warn_of_data
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
 from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.stream.feed import Ahead, Feed
+from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import place, put_shipment

@@ -21,8 +21,8 @@ from loaderpool.transport.messages import Control
 
 if TYPE_CHECKING:
     from loaderpool.batch_layout import BatchLayout
-    from loaderpool.feed import Feed
     from loaderpool.pool_engine import PoolEngine
+    from loaderpool.trainer.stream.feed import Feed
 
 __all__ = ["PoolRun"]
 

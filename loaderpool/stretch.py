@@ -21,8 +21,8 @@ from loaderpool.transport.pickling import put_object
 from loaderpool.transport.reports import Failure, LostReport
 
 if TYPE_CHECKING:
-    from loaderpool.feed import Feed
     from loaderpool.pool_engine import PoolEngine
+    from loaderpool.trainer.stream.feed import Feed
 
 __all__ = ["Stretch"]
 

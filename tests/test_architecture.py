@@ -27,11 +27,11 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "batch_layout", "delivery", "engine_choice", "engine_failure", "error_budget", "feed",
-        "fingerprint", "form_choice", "frame_source", "functions", "lane_log", "lane_shelf", "last_error", "lengths",
-        "loader", "loader_cache", "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool",
-        "pool_engine", "pool_run", "probing", "reader", "reading", "replaying", "ring", "saved_state", "second_look",
-        "sharing", "shelf", "snapshot", "spec_choice", "stream_feeds", "stretch", "tally", "trainer", "updates",
+        "arguments", "batch_layout", "delivery", "engine_choice", "engine_failure", "error_budget", "fingerprint",
+        "form_choice", "functions", "lane_log", "lane_shelf", "last_error", "lengths", "loader", "loader_cache",
+        "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool", "pool_engine", "pool_run",
+        "probing", "reading", "replaying", "ring", "saved_state", "second_look", "sharing", "shelf", "snapshot",
+        "spec_choice", "stretch", "tally", "trainer", "updates",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 
-from loaderpool.reader.words import ORDER, Order
 from loaderpool.system import capacity, clock, fault_points, machine
+from loaderpool.trainer.stream.reader.words import ORDER, Order
 from loaderpool.transport.reports import LostReport, Verdict
 
 __all__ = ["GRACE_S", "Reader", "ReaderGoneError"]

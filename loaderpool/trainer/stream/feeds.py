@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import UnpicklableError
-from loaderpool.feed import Ahead, Feed
-from loaderpool.frame_source import FrameSource, OwnFrames
 from loaderpool.memory.extent_pool import Rooms
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
-from loaderpool.reader.frames import ReadFrames
-from loaderpool.reader.readers import Readers
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.stream.feed import Ahead, Feed
+from loaderpool.trainer.stream.frames import FrameSource, OwnFrames
+from loaderpool.trainer.stream.reader.frames import ReadFrames
+from loaderpool.trainer.stream.reader.readers import Readers
 from loaderpool.transport.payload.placement import Placement, place, put_shipment
 from loaderpool.transport.payload.ship import Shipment, ship
 

@@ -13,12 +13,12 @@ import pickle
 from typing import NamedTuple
 
 from loaderpool.errors import ClosedError, PoolBrokenError
-from loaderpool.frame_source import StreamFailed
 from loaderpool.plan.order import Plan
-from loaderpool.reader.reader import GRACE_S, Reader, ReaderGoneError
-from loaderpool.reader.readers import Readers
-from loaderpool.reader.words import HEADER, Told
 from loaderpool.trainer.session.remote_errors import reader_lost_error, reading_error, setup_error
+from loaderpool.trainer.stream.frames import StreamFailed
+from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader, ReaderGoneError
+from loaderpool.trainer.stream.reader.readers import Readers
+from loaderpool.trainer.stream.reader.words import HEADER, Told
 
 __all__ = ["ReadFrames"]
 

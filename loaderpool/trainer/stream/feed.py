@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.frame_source import FrameSource, NextFrame, StreamFailed
 from loaderpool.memory.extent_pool import Rooms, room_bytes
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
@@ -30,6 +29,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.system import fault_points
 from loaderpool.trainer.session.remote_errors import reading_error
 from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.stream.frames import FrameSource, NextFrame, StreamFailed
 from loaderpool.transport.bundles import what_ended
 
 __all__ = ["Ahead", "Feed"]

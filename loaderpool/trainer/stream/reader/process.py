@@ -26,9 +26,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.memory.arena import Arena
-from loaderpool.reader.words import HEADER, LARGE_BYTES, ORDER, Order, Told
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, machine, malloc, role
+from loaderpool.trainer.stream.reader.words import HEADER, LARGE_BYTES, ORDER, Order, Told
 from loaderpool.transport.bundles import Frame, frames, what_ended
 from loaderpool.transport.payload.descriptors import Parcels
 from loaderpool.transport.payload.loaded import Payloads

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 from loaderpool.errors import ClosedError, PoolBrokenError
 from loaderpool.memory.arena import Arena
-from loaderpool.reader.reader import GRACE_S, Reader
 from loaderpool.system import capacity, clock, fault_points, machine
 from loaderpool.trainer.session.launch import environment, inherited, search_path
+from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader
 from loaderpool.transport import child_process
 
 __all__ = ["Readers"]
@@ -137,7 +137,7 @@ class Readers:
                 theirs.callback(os.close, file)
                 process = subprocess.Popen(
                     child_process.command(
-                        "loaderpool.reader.process", file, nbytes, "loaderpool-reader"
+                        "loaderpool.trainer.stream.reader.process", file, nbytes, "loaderpool-reader"
                     ),
                     pass_fds=[file, *crossing],
                     stdin=subprocess.DEVNULL,
