@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from loaderpool.arguments import CheckedArguments
-from loaderpool.delivery import Engine
 from loaderpool.pool import Pool
 from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.trainer.engine.delivery import Engine
 
 if TYPE_CHECKING:
     from loaderpool.cache.shared import SharedCache
@@ -70,14 +70,14 @@ def _start(
     config = checked.config
     arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, checked.stream, shared)
     if (pool is None and config.workers == 0) or not _workers_are_allowed:
-        from loaderpool.local_engine import LocalEngine
+        from loaderpool.trainer.engine.local_engine import LocalEngine
 
         return LocalEngine(*arguments), None
     if pool is None:
         pool = own_pool = own_pool or Pool(config.workers, config.max_restarts)
     session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
     try:
-        from loaderpool.pool_engine import PoolEngine
+        from loaderpool.trainer.engine.pool_engine import PoolEngine
 
         return PoolEngine(session, *arguments), own_pool
     except BaseException:

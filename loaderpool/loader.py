@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loaderpool.arguments import check_arguments, with_lengths
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
-from loaderpool.delivery import Engine
 from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import (
     ArgumentError,
@@ -29,6 +28,7 @@ from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.system import role
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
+from loaderpool.trainer.engine.delivery import Engine
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from loaderpool.config import LoaderConfig
-from loaderpool.delivery import Engine, EngineRun
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.last_error import LastError
 from loaderpool.plan.base import BasePlan
 from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.tally import Tally
+from loaderpool.trainer.engine.delivery import Engine, EngineRun
 
 __all__ = ["EpochHooks", "PassBook"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from loaderpool.delivery import Delivery, EngineRun
 from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.pass_book import PassBook
 from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.system.interrupts import wait_for_the_end
+from loaderpool.trainer.engine.delivery import Delivery, EngineRun
 
 __all__ = ["Pass"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from loaderpool.delivery import Delivery, EngineRun
 from loaderpool.errors import StateError
 from loaderpool.lane_log import LaneLog
 from loaderpool.plan.base import BasePlan, Start
 from loaderpool.plan.lane_places import LanePlaces
+from loaderpool.trainer.engine.delivery import Delivery, EngineRun
 
 __all__ = ["Frontier", "PassLog", "Position", "Reading"]
 

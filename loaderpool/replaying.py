@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.config import check_epoch
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
-from loaderpool.local_engine import LocalEngine
 from loaderpool.plan.base import BasePlan
+from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.whole_numbers import whole_number
 from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import WorkFailed

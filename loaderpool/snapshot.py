@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from loaderpool.cache.words import CacheCounts
-from loaderpool.delivery import Engine
 from loaderpool.memory.board import Field
 from loaderpool.pass_book import PassBook
-from loaderpool.pool_engine import PoolEngine
 from loaderpool.system import machine
 from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+from loaderpool.trainer.engine.delivery import Engine
+from loaderpool.trainer.engine.pool_engine import PoolEngine
 from loaderpool.transport.payload.captured import CapturedData
 from loaderpool.transport.payload.placement import Placement
 

@@ -6,8 +6,8 @@ import collections
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from loaderpool.delivery import Delivery
 from loaderpool.system import clock
+from loaderpool.trainer.engine.delivery import Delivery
 
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure

@@ -27,11 +27,9 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "batch_layout", "delivery", "engine_choice", "engine_failure", "error_budget", "fingerprint",
-        "form_choice", "functions", "lane_log", "lane_shelf", "last_error", "lengths", "loader", "loader_cache",
-        "loader_iterator", "local_engine", "local_runs", "pass_book", "passes", "pool", "pool_engine", "pool_run",
-        "probing", "reading", "replaying", "ring", "saved_state", "second_look", "sharing", "shelf", "snapshot",
-        "spec_choice", "stretch", "tally", "trainer", "updates",
+        "arguments", "engine_choice", "error_budget", "fingerprint", "functions", "lane_log", "last_error", "lengths",
+        "loader", "loader_cache", "loader_iterator", "pass_book", "passes", "pool", "reading", "replaying",
+        "saved_state", "snapshot", "tally", "trainer",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

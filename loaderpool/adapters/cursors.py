@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from loaderpool.adapters.exit_gate import exit_gate
-from loaderpool.delivery import data_bytes
 from loaderpool.errors import ClosedError
 from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
 from loaderpool.reading import Frontier, Position, Reading
+from loaderpool.trainer.engine.delivery import data_bytes
 
 __all__ = ["Cursor", "Cursors", "EpochIsOver"]
 

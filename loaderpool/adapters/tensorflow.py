@@ -28,13 +28,13 @@ from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
-from loaderpool.delivery import data_bytes
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.passes import Pass
 from loaderpool.reading import Reading
 from loaderpool.saved_state import check_resumable
 from loaderpool.system import ctrl_c, malloc
+from loaderpool.trainer.engine.delivery import data_bytes
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader

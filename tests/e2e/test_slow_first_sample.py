@@ -13,7 +13,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.config import LoaderConfig
 from loaderpool.element.given_spec import read_spec
-from loaderpool.form_choice import stated_probe
+from loaderpool.trainer.engine.form_choice import stated_probe
 from tests.support.child import run_child
 
 SIZE = 40

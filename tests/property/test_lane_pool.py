@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.errors import MemoryLimitError
-from loaderpool.ring import Ring
 from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.trainer.engine.ring import Ring
 from loaderpool.transport.messages import Control
 from tests.support.hand_pool import check_all_slots_free, hand_pool, read_in_any_order
 

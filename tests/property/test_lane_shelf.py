@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.lane_log import LaneLog
-from loaderpool.lane_shelf import LaneShelf
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.shelf import Arrival
+from loaderpool.trainer.engine.lane_reorder import LaneShelf
+from loaderpool.trainer.engine.reorder_buffer import Arrival
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 

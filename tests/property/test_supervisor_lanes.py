@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from loaderpool.errors import PoolBrokenError
-from loaderpool.lane_shelf import LaneShelf
-from loaderpool.shelf import Arrival
 from loaderpool.supervisor import instructions as s
+from loaderpool.trainer.engine.lane_reorder import LaneShelf
+from loaderpool.trainer.engine.reorder_buffer import Arrival
 from loaderpool.transport.messages import Control, Order, Status, Words, split32, unpack_all
 from tests.property.test_supervisor_state import BATCH_ROWS, PHASES, ModelWorker, Supervision
 

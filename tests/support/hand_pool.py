@@ -21,15 +21,15 @@ import numpy as np
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, MemoryLimitError
-from loaderpool.local_engine import LocalEngine
 from loaderpool.memory.arena import Arena
 from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
-from loaderpool.pool_engine import PoolEngine
 from loaderpool.reading import Reading
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
+from loaderpool.trainer.engine.local_engine import LocalEngine
+from loaderpool.trainer.engine.pool_engine import PoolEngine
 from loaderpool.trainer.session.routing import Listeners
 from loaderpool.transport.messages import (
     Control,

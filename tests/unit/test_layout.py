@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure
@@ -23,8 +22,9 @@ from loaderpool.memory.layout import (
     packed_nbytes,
     read_packed,
 )
-from loaderpool.ring import with_chunk
-from loaderpool.spec_choice import spec_of_batches
+from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
+from loaderpool.trainer.engine.ring import with_chunk
+from loaderpool.trainer.engine.spec_choice import spec_of_batches
 
 LAYOUTS = [
     FixedLayout(((),), (np.dtype(bool),), 1),

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool import pool_run
 from loaderpool.errors import ClosedError, MemoryLimitError
-from loaderpool.pool_engine import PoolEngine
-from loaderpool.pool_run import PoolRun
-from loaderpool.shelf import Arrival, UnorderedShelf
-from loaderpool.stretch import Stretch
+from loaderpool.trainer.engine import subscription
+from loaderpool.trainer.engine.pool_engine import PoolEngine
+from loaderpool.trainer.engine.reorder_buffer import Arrival, UnorderedShelf
+from loaderpool.trainer.engine.run import Stretch
+from loaderpool.trainer.engine.subscription import PoolRun
 from loaderpool.trainer.session.lease import Lender
 from loaderpool.transport.messages import Control
 from tests.support.hand_pool import HandPool, check_all_slots_free, consume, first, hand_pool
@@ -295,9 +295,9 @@ def test_an_interrupt_on_the_way_to_the_consumer_loses_no_slot(
             now.setattr(PoolRun, "_may_lend", interrupted)
         elif where == "copying":
             now.setattr(PoolRun, "_may_lend", lambda *_: False)
-            now.setattr(pool_run, "aligned_empty", interrupted)
+            now.setattr(subscription, "aligned_empty", interrupted)
         else:
-            now.setattr(pool_run, "Delivery", interrupted)
+            now.setattr(subscription, "Delivery", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(begun)
     gc.collect()
@@ -331,7 +331,7 @@ def test_a_ring_without_room_is_tried_again_by_the_next_who_asks(
     small.session.settle()
     before = small.session.arena.extents.taken_bytes
     with monkeypatch.context() as full:
-        full.setattr("loaderpool.ring.Ring._take_extent", lambda self: full_machine())
+        full.setattr("loaderpool.trainer.engine.ring.Ring._take_extent", lambda self: full_machine())
         for _ in range(3):
             with pytest.raises(MemoryLimitError, match="full"):
                 small.engine.form()
@@ -352,7 +352,7 @@ def test_slots_that_cannot_be_replaced_end_the_wait_of_all(monkeypatch: pytest.M
         assert first(begun, 1) == [0]
         slot_bytes = pool.ring.plan.slot_bytes
         assert slot_bytes < 2 * 100_000 * 8, "none of the large ones was made so far"
-        monkeypatch.setattr("loaderpool.ring.Ring._take_extent", lambda self: full_machine())
+        monkeypatch.setattr("loaderpool.trainer.engine.ring.Ring._take_extent", lambda self: full_machine())
         with pytest.raises(MemoryLimitError, match="full"):
             consume(begun)
         with pytest.raises(MemoryLimitError, match="full"):

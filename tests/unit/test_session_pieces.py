@@ -29,9 +29,9 @@ from loaderpool.pass_book import PassBook
 from loaderpool.passes import Pass
 from loaderpool.plan.order import Plan
 from loaderpool.reading import Reading
-from loaderpool.ring import Ring, plan_ring
-from loaderpool.spec_choice import spec_of_whole_batches
 from loaderpool.system import capacity, machine
+from loaderpool.trainer.engine.ring import Ring, plan_ring
+from loaderpool.trainer.engine.spec_choice import spec_of_whole_batches
 from loaderpool.trainer.session.lease import Lender, ReturnPipe
 from loaderpool.trainer.session.routing import Listeners
 from loaderpool.transport.messages import MESSAGE_BYTES, Control, pack, unpack_all

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from loaderpool.engine_failure import EngineFailure
 from loaderpool.errors import LoaderpoolError
+from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.session.routing import Listeners
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
 from loaderpool.transport.messages import Notice, Words

@@ -12,12 +12,12 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.arguments import check_arguments
-from loaderpool.delivery import aligned_empty
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.errors import SpecMismatchError
-from loaderpool.form_choice import choose_form
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
-from loaderpool.ring import with_chunk
+from loaderpool.trainer.engine.delivery import aligned_empty
+from loaderpool.trainer.engine.form_choice import choose_form
+from loaderpool.trainer.engine.ring import with_chunk
 from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.work import Work

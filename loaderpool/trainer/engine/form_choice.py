@@ -8,7 +8,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ArraySpec, ElementSpec
 from loaderpool.memory.batch_format import BatchForm, UnitKind, batch_form
 from loaderpool.plan.base import BasePlan
-from loaderpool.spec_choice import choose_padding, choose_spec
+from loaderpool.trainer.engine.spec_choice import choose_padding, choose_spec
 from loaderpool.worker.jobs import Probe
 
 __all__ = ["choose_form", "stated_probe"]

@@ -12,10 +12,10 @@ import gc
 from typing import TYPE_CHECKING
 
 from loaderpool.errors import MemoryLimitError
-from loaderpool.ring import Ring
+from loaderpool.trainer.engine.ring import Ring
 
 if TYPE_CHECKING:
-    from loaderpool.pool_run import PoolRun
+    from loaderpool.trainer.engine.subscription import PoolRun
 
 __all__ = ["Sharing"]
 

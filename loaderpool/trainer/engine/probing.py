@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
-from loaderpool.form_choice import choose_form, stated_probe
 from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
-from loaderpool.ring import with_chunk
-from loaderpool.second_look import SECOND, SecondLook
+from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
+from loaderpool.trainer.engine.ring import with_chunk
+from loaderpool.trainer.engine.second_look import SECOND, SecondLook
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control
 from loaderpool.worker.jobs import Probe

@@ -9,21 +9,21 @@ from typing import Any
 
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
-from loaderpool.delivery import Delivery, aligned_empty
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
-from loaderpool.form_choice import choose_form, stated_probe
-from loaderpool.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
 from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
-from loaderpool.ring import with_chunk
-from loaderpool.second_look import SECOND, SecondLook
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
+from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
+from loaderpool.trainer.engine.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
+from loaderpool.trainer.engine.ring import with_chunk
+from loaderpool.trainer.engine.second_look import SECOND, SecondLook
 from loaderpool.trainer.session.remote_errors import sample_error
 from loaderpool.worker.global_rng import GlobalsGuard, SavedGlobals
 from loaderpool.worker.items import StreamedItems

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan, Start
-from loaderpool.shelf import Arrival, Shelf
+from loaderpool.trainer.engine.reorder_buffer import Arrival, Shelf
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error
 from loaderpool.transport.messages import Control, Status, Words, join32, split32
 from loaderpool.transport.notices import Attachment, read_attachment
@@ -21,7 +21,7 @@ from loaderpool.transport.pickling import put_object
 from loaderpool.transport.reports import Failure, LostReport
 
 if TYPE_CHECKING:
-    from loaderpool.pool_engine import PoolEngine
+    from loaderpool.trainer.engine.pool_engine import PoolEngine
     from loaderpool.trainer.stream.feed import Feed
 
 __all__ = ["Stretch"]

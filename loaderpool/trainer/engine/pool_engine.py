@@ -7,11 +7,9 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loaderpool.batch_layout import BatchLayout
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
-from loaderpool.engine_failure import EngineFailure
 from loaderpool.errors import (
     ClosedError,
     MemoryLimitError,
@@ -22,13 +20,16 @@ from loaderpool.errors import (
 from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.pool_run import PoolRun
-from loaderpool.probing import Probing
 from loaderpool.sources.stream import StreamSource, nothing_there
-from loaderpool.stretch import Stretch
 from loaderpool.supervisor.scheduler import tickets_per_worker
 from loaderpool.system import machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
+from loaderpool.trainer.engine.batch_layout import BatchLayout
+from loaderpool.trainer.engine.engine_failure import EngineFailure
+from loaderpool.trainer.engine.probing import Probing
+from loaderpool.trainer.engine.run import Stretch
+from loaderpool.trainer.engine.source_updates import Updates
+from loaderpool.trainer.engine.subscription import PoolRun
 from loaderpool.trainer.session.data_warning import warn_of_data
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
 from loaderpool.trainer.session.session import Session
@@ -37,7 +38,6 @@ from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import place, put_shipment
-from loaderpool.updates import Updates
 
 __all__ = ["PoolEngine"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.shelf import Arrival
+from loaderpool.trainer.engine.reorder_buffer import Arrival
 
 __all__ = ["LaneShelf"]
 

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from loaderpool.delivery import Delivery
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
+from loaderpool.trainer.engine.delivery import Delivery
 from loaderpool.trainer.session.remote_errors import source_error
 from loaderpool.transport.bundles import OURS
 from loaderpool.transport.reports import describe_failure

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from loaderpool.config import LoaderConfig
 from loaderpool.plan.base import BasePlan
-from loaderpool.probing import Probing
-from loaderpool.ring import Ring, plan_ring
-from loaderpool.sharing import Sharing
+from loaderpool.trainer.engine.probing import Probing
+from loaderpool.trainer.engine.ring import Ring, plan_ring
+from loaderpool.trainer.engine.slot_quotas import Sharing
 from loaderpool.trainer.session.routing import Listener
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, join32

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.delivery import Delivery, aligned_empty
-from loaderpool.lane_shelf import LaneShelf
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.ring import Ring
-from loaderpool.shelf import Arrival, OrderedShelf, Shelf, UnorderedShelf
-from loaderpool.stretch import Stretch
 from loaderpool.system import clock, fault_points
+from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
+from loaderpool.trainer.engine.lane_reorder import LaneShelf
+from loaderpool.trainer.engine.reorder_buffer import Arrival, OrderedShelf, Shelf, UnorderedShelf
+from loaderpool.trainer.engine.ring import Ring
+from loaderpool.trainer.engine.run import Stretch
 from loaderpool.transport.messages import Control
 
 if TYPE_CHECKING:
-    from loaderpool.batch_layout import BatchLayout
-    from loaderpool.pool_engine import PoolEngine
+    from loaderpool.trainer.engine.batch_layout import BatchLayout
+    from loaderpool.trainer.engine.pool_engine import PoolEngine
     from loaderpool.trainer.stream.feed import Feed
 
 __all__ = ["PoolRun"]
