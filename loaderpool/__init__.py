@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from loaderpool.sources.tf_example import parse_example
     from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
-    from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+    from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
 
 __version__ = "0.1.0"
 
@@ -122,11 +122,11 @@ _ON_DEMAND = {
     "ParquetRows": "sources.parquet_rows",
     "Pool": "pool",
     "RaggedArray": "element.ragged",
-    "Statistics": "telemetry.statistics",
+    "Statistics": "trainer.epochs.statistics",
     "TFRecords": "sources.tfrecords",
     "TarSamples": "sources.tar_samples",
     "TextLines": "sources.text_lines",
-    "WorkerStatistics": "telemetry.statistics",
+    "WorkerStatistics": "trainer.epochs.statistics",
     "interleave": "sources.interleave",
     "mix": "sources.mix",
     "parse_example": "sources.tf_example",

@@ -54,7 +54,7 @@ def start_engine(
             undo.callback(own_pool.close)
         shared = None
         if payload["cache"] is not None:
-            from loaderpool.loader_cache import make_cache  # which `import loaderpool` shall not wait for
+            from loaderpool.trainer.epochs.cache_watch import make_cache  # which `import loaderpool` shall not wait for
 
             with InterruptsAllowed():  # it pickles function and source
                 shared = make_cache(payload["cache"], payload, checked.plan.size)

@@ -18,17 +18,17 @@ from loaderpool.errors import (
     ForeignProcessError,
     SourceError,
 )
-from loaderpool.fingerprint import Fingerprint
 from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.batch_format import BatchForm
-from loaderpool.pass_book import EpochHooks, PassBook
 from loaderpool.pool import Pool, resolve_workers
-from loaderpool.reading import Position
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.system import role
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 from loaderpool.trainer.engine.delivery import Engine
+from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, PassBook
+from loaderpool.trainer.epochs.identity import Fingerprint
+from loaderpool.trainer.epochs.position import Position
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from loaderpool.cache.setting import Cache
     from loaderpool.lengths import Lengths
-    from loaderpool.telemetry.statistics import Statistics
+    from loaderpool.trainer.epochs.statistics import Statistics
 
 __all__ = ["Loader"]
 
@@ -179,7 +179,7 @@ class Loader:
             if pool is not None or self._own_pool is not None or shared is not None:
                 self._undoing = Undoing(self, functools.partial(end_engine, self._engine, self._own_pool))
         if shared is not None:
-            from loaderpool.loader_cache import CacheWatch  # which `import loaderpool` shall not wait for
+            from loaderpool.trainer.epochs.cache_watch import CacheWatch  # which `import loaderpool` shall not wait for
 
             self._book.at_end = CacheWatch(shared)
 
@@ -376,7 +376,7 @@ class Loader:
             StateError: it would be a guess: two iterators are live, or tf.data has fetched ahead; or the loader's data
                 changes between epochs, by hooks of the user's.
         """
-        from loaderpool.saved_state import find_position
+        from loaderpool.trainer.epochs.saved_state import find_position
 
         return self._state_at(find_position(self._book, batches_taken))
 
@@ -392,7 +392,7 @@ class Loader:
         Raises:
             StateError: it is of another loader; says what differs.
         """
-        from loaderpool.saved_state import check_resumable, read_state
+        from loaderpool.trainer.epochs.saved_state import check_resumable, read_state
 
         check_resumable(self._stream, self._book)
         position = read_state(state, self._fingerprint, self._plan)
@@ -401,7 +401,7 @@ class Loader:
             self._book.resume_at(position)
 
     def _state_at(self, position: Position) -> dict[str, Any]:
-        from loaderpool.saved_state import check_resumable, write_state
+        from loaderpool.trainer.epochs.saved_state import check_resumable, write_state
 
         check_resumable(self._stream, self._book)
         return write_state(position, self._fingerprint, self._plan)
@@ -420,7 +420,7 @@ class Loader:
 
     def statistics(self) -> Statistics:
         """A snapshot of counts and rates."""
-        from loaderpool.snapshot import take_snapshot
+        from loaderpool.trainer.epochs.snapshot import take_snapshot
 
         return take_snapshot(self._book, self._engine)
 

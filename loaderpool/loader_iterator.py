@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.pass_book import PassBook
-from loaderpool.passes import Pass
-from loaderpool.reading import Position, Reading
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 from loaderpool.trainer.engine.delivery import Delivery, data_bytes
+from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.position import Position, Reading
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader

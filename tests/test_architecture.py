@@ -27,9 +27,8 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {
-        "arguments", "engine_choice", "error_budget", "fingerprint", "functions", "lane_log", "last_error", "lengths",
-        "loader", "loader_cache", "loader_iterator", "pass_book", "passes", "pool", "reading", "replaying",
-        "saved_state", "snapshot", "tally", "trainer",
+        "arguments", "engine_choice", "functions", "lengths", "loader", "loader_iterator", "pool", "replaying",
+        "trainer",
     },
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip

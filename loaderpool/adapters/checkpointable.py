@@ -35,9 +35,9 @@ from loaderpool.adapters.wire import Wire
 from loaderpool.errors import ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.batch_format import BatchForm
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.reading import Position, Reading
-from loaderpool.saved_state import read_state, write_state
 from loaderpool.system import clock
+from loaderpool.trainer.epochs.position import Position, Reading
+from loaderpool.trainer.epochs.saved_state import read_state, write_state
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader

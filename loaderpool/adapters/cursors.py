@@ -18,10 +18,10 @@ import numpy as np
 
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.errors import ClosedError
-from loaderpool.pass_book import PassBook
-from loaderpool.passes import Pass
-from loaderpool.reading import Frontier, Position, Reading
 from loaderpool.trainer.engine.delivery import data_bytes
+from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.position import Frontier, Position, Reading
 
 __all__ = ["Cursor", "Cursors", "EpochIsOver"]
 

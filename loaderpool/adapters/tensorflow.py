@@ -30,11 +30,11 @@ from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.wire import Wire
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.adoption import LEAST_BYTES
-from loaderpool.passes import Pass
-from loaderpool.reading import Reading
-from loaderpool.saved_state import check_resumable
 from loaderpool.system import ctrl_c, malloc
 from loaderpool.trainer.engine.delivery import data_bytes
+from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.position import Reading
+from loaderpool.trainer.epochs.saved_state import check_resumable
 
 if TYPE_CHECKING:
     from loaderpool.loader import Loader

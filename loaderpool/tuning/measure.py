@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from loaderpool.errors import ArgumentError
 from loaderpool.system import clock
-from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
 from loaderpool.tuning.contention import queued_s
 from loaderpool.tuning.window import Measurement, Window
 

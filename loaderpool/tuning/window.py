@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from loaderpool.telemetry.statistics import WorkerStatistics
+from loaderpool.trainer.epochs.statistics import WorkerStatistics
 
 __all__ = ["Measurement", "Window"]
 

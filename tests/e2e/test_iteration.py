@@ -16,8 +16,8 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.element.ragged import RaggedArray
-from loaderpool.passes import Pass
-from loaderpool.reading import Reading
+from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.position import Reading
 from tests.support.batches import Place, assert_same, copied, indices_in, read
 from tests.support.child import run_child
 

@@ -22,14 +22,14 @@ import numpy as np
 import loaderpool as lp
 from loaderpool.errors import ClosedError, MemoryLimitError
 from loaderpool.memory.arena import Arena
-from loaderpool.pass_book import PassBook
-from loaderpool.passes import Pass
-from loaderpool.reading import Reading
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
 from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.trainer.engine.pool_engine import PoolEngine
+from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.position import Reading
 from loaderpool.trainer.session.routing import Listeners
 from loaderpool.transport.messages import (
     Control,

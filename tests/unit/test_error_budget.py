@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.config import ErrorPolicy
-from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.order import Plan
-from loaderpool.tally import Tally
 from loaderpool.trainer.engine.delivery import Delivery
+from loaderpool.trainer.epochs.counters import Tally
+from loaderpool.trainer.epochs.error_budget import ErrorBudget
 from loaderpool.transport.reports import RowFailure, describe_failure
 
 ROWS = 4

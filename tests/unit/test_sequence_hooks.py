@@ -10,8 +10,8 @@ import pytest
 from loaderpool.adapters.keras import SequenceHooks
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.pass_book import PassBook
 from loaderpool.plan.order import Plan
+from loaderpool.trainer.epochs.epoch_tracker import PassBook
 
 
 class Shuffling:

@@ -25,13 +25,13 @@ from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.batch_format import BatchForm, batch_form
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
-from loaderpool.pass_book import PassBook
-from loaderpool.passes import Pass
 from loaderpool.plan.order import Plan
-from loaderpool.reading import Reading
 from loaderpool.system import capacity, machine
 from loaderpool.trainer.engine.ring import Ring, plan_ring
 from loaderpool.trainer.engine.spec_choice import spec_of_whole_batches
+from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.position import Reading
 from loaderpool.trainer.session.lease import Lender, ReturnPipe
 from loaderpool.trainer.session.routing import Listeners
 from loaderpool.transport.messages import MESSAGE_BYTES, Control, pack, unpack_all

@@ -12,7 +12,7 @@ import pytest
 from loaderpool.cli.report import tune_table
 from loaderpool.errors import ArgumentError
 from loaderpool.system import capacity
-from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
+from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
 from loaderpool.tuning import (
     Measurement,
     Watcher,

@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from loaderpool.errors import StateError
-from loaderpool.lane_log import LaneLog
 from loaderpool.plan.base import BasePlan, Start
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.trainer.engine.delivery import Delivery, EngineRun
+from loaderpool.trainer.epochs.lane_log import LaneLog
 
 __all__ = ["Frontier", "PassLog", "Position", "Reading"]
 

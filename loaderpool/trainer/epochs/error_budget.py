@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from loaderpool.config import ErrorPolicy
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.base import BasePlan
-from loaderpool.tally import Tally, failed_indices
 from loaderpool.trainer.engine.delivery import Delivery
+from loaderpool.trainer.epochs.counters import Tally, failed_indices
 
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from loaderpool.error_budget import ErrorBudget
 from loaderpool.errors import ClosedError, LoaderpoolError
-from loaderpool.pass_book import PassBook
-from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.system.interrupts import wait_for_the_end
 from loaderpool.trainer.engine.delivery import Delivery, EngineRun
+from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.error_budget import ErrorBudget
+from loaderpool.trainer.epochs.position import PassLog, Position, Reading
 
 __all__ = ["Pass"]
 

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError
-from loaderpool.last_error import LastError
 from loaderpool.plan.base import BasePlan
-from loaderpool.reading import PassLog, Position, Reading
 from loaderpool.system.interrupts import InterruptsAllowed
-from loaderpool.tally import Tally
 from loaderpool.trainer.engine.delivery import Engine, EngineRun
+from loaderpool.trainer.epochs.counters import Tally
+from loaderpool.trainer.epochs.last_error import LastError
+from loaderpool.trainer.epochs.position import PassLog, Position, Reading
 
 __all__ = ["EpochHooks", "PassBook"]
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from loaderpool.config import MAX_EPOCH
 from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
-from loaderpool.fingerprint import Fingerprint
-from loaderpool.pass_book import PassBook
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.reading import Position
 from loaderpool.sources.stream import StreamSource
+from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.identity import Fingerprint
+from loaderpool.trainer.epochs.position import Position
 
 __all__ = ["check_resumable", "find_position", "read_state", "write_state"]
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 from loaderpool.cache.words import CacheCounts
 from loaderpool.memory.board import Field
-from loaderpool.pass_book import PassBook
 from loaderpool.system import machine
-from loaderpool.telemetry.statistics import Statistics, WorkerStatistics
 from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.engine.pool_engine import PoolEngine
+from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
 from loaderpool.transport.payload.captured import CapturedData
 from loaderpool.transport.payload.placement import Placement
 
