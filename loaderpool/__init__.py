@@ -38,11 +38,7 @@ if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
     from loaderpool.element.ragged import RaggedArray
     from loaderpool.element.spec import ArraySpec, ElementSpec
-    from loaderpool.loader import Loader
-    from loaderpool.loader_iterator import LoaderIterator
     from loaderpool.memory.share import share
-    from loaderpool.pool import Pool
-    from loaderpool.replaying import replay
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
     from loaderpool.sources.interleave import interleave
@@ -55,6 +51,10 @@ if TYPE_CHECKING:
     from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
     from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
+    from loaderpool.trainer.loader import Loader
+    from loaderpool.trainer.loader_iterator import LoaderIterator
+    from loaderpool.trainer.pool import Pool
+    from loaderpool.trainer.replay import replay
 
 __version__ = "0.1.0"
 
@@ -117,10 +117,10 @@ _ON_DEMAND = {
     "ElementSpec": "element.spec",
     "HDF5": "sources.hdf5",
     "JsonLines": "sources.json_lines",
-    "Loader": "loader",
-    "LoaderIterator": "loader_iterator",
+    "Loader": "trainer.loader",
+    "LoaderIterator": "trainer.loader_iterator",
     "ParquetRows": "sources.parquet_rows",
-    "Pool": "pool",
+    "Pool": "trainer.pool",
     "RaggedArray": "element.ragged",
     "Statistics": "trainer.epochs.statistics",
     "TFRecords": "sources.tfrecords",
@@ -130,7 +130,7 @@ _ON_DEMAND = {
     "interleave": "sources.interleave",
     "mix": "sources.mix",
     "parse_example": "sources.tf_example",
-    "replay": "replaying",
+    "replay": "trainer.replay",
     "share": "memory.share",
     "zip_sources": "sources.zipped",
 }

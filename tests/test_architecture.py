@@ -19,24 +19,18 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
-    {
-        "bucket_settings", "errors", "foreign_names", "leaf_summary", "signatures", "system", "whole_numbers",
-        "worker_info",
-    },
+    {"bucket_settings", "errors", "signatures", "system", "whole_numbers", "worker_info"},
     {"cache", "config", "element", "memory", "plan", "sources", "telemetry", "transport"},
     {"worker"},
     {"supervisor"},
-    {
-        "arguments", "engine_choice", "functions", "lengths", "loader", "loader_iterator", "pool", "replaying",
-        "trainer",
-    },
+    {"trainer"},
     {"adapters", "cli", "doctor", "tuning"},
 )  # fmt: skip
 # The package itself hands out what the trainer's side defines; so it stands on that floor, and nothing below knows it.
 ROOT_FLOOR = 4
 
 # Methods that only forward to a higher floor, imported when they are called: from where, to where.
-FORWARDS = {("loaderpool.loader", "loaderpool.adapters")}
+FORWARDS = {("loaderpool.trainer.loader", "loaderpool.adapters")}
 
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
@@ -216,36 +210,36 @@ BREAKERS = [
     (unassigned, "loaderpool.novelty", "", 1),
     (unassigned, "loaderpool.memory.anything", "", 0),
     (upward, "loaderpool.plan.order", "from loaderpool.worker import loop", 1),
-    (upward, "loaderpool.plan.order", "def f():\n    import loaderpool.pool", 1),
+    (upward, "loaderpool.plan.order", "def f():\n    import loaderpool.trainer.pool", 1),
     (upward, "loaderpool.plan.order", "from ..supervisor import state", 1),
-    (upward, "loaderpool.plan.order", "import importlib\nimportlib.import_module('loaderpool.loader')", 1),
+    (upward, "loaderpool.plan.order", "import importlib\nimportlib.import_module('loaderpool.trainer.loader')", 1),
     (upward, "loaderpool.config", "from loaderpool import __version__", 1),
     (upward, "loaderpool.errors", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import loaderpool.plan", 1),
-    (upward, "loaderpool.loader", "from loaderpool.adapters import tensorflow", 1),
-    (upward, "loaderpool.loader", "def f():\n    from loaderpool.adapters import tensorflow", 0),
-    (upward, "loaderpool.loader", "def f():\n    from loaderpool.cli import main", 1),
+    (upward, "loaderpool.trainer.loader", "from loaderpool.adapters import tensorflow", 1),
+    (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.adapters import tensorflow", 0),
+    (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.cli import main", 1),
     (upward, "loaderpool.worker.loop", "import loaderpool.system.machine\nfrom . import rows\nimport numpy", 0),
     (outside, "loaderpool.worker.loop", "import tensorflow as tf", 1),
     (outside, "loaderpool.tuning.measure", "def f():\n    from keras.utils import PyDataset", 1),
-    (outside, "loaderpool.loader", "import pandas.core", 1),
+    (outside, "loaderpool.trainer.loader", "import pandas.core", 1),
     (outside, "loaderpool.sources.hdf5", "import h5py", 1),
     (outside, "loaderpool.sources.hdf5", "def f():\n    import h5py", 0),
-    (outside, "loaderpool.loader", "def f():\n    import h5py", 1),
-    (outside, "loaderpool.loader", "import typing\nif typing.TYPE_CHECKING:\n    import tensorflow as tf", 0),
+    (outside, "loaderpool.trainer.loader", "def f():\n    import h5py", 1),
+    (outside, "loaderpool.trainer.loader", "import typing\nif typing.TYPE_CHECKING:\n    import tensorflow as tf", 0),
     (outside, "loaderpool.adapters.keras", "import keras, tensorflow, os.path, numpy.typing", 0),
     (linux_only, "loaderpool.memory.arena", "import os\nos.memfd_create('x')", 1),
     (linux_only, "loaderpool.memory.arena", "from os import pidfd_open", 1),
     (linux_only, "loaderpool.memory.arena", "import os\ngetattr(os, 'posix_fallocate')", 1),
     (linux_only, "loaderpool.system.machine", "import os\nos.memfd_create('x')", 0),
-    (shared_locks, "loaderpool.pool", "import multiprocess\nq = multiprocess.get_context().Queue()", 1),
-    (shared_locks, "loaderpool.pool", "import multiprocessing as mp\nmp.Lock()", 1),
-    (shared_locks, "loaderpool.pool", "from multiprocess.synchronize import Event", 1),
-    (shared_locks, "loaderpool.pool", "import multiprocess, threading\nthreading.Lock()", 0),
-    (clocks, "loaderpool.pool", "import time\ntime.perf_counter()", 1),
-    (clocks, "loaderpool.pool", "import time as t\nt.monotonic()", 1),
-    (clocks, "loaderpool.pool", "from time import monotonic_ns as now", 1),
-    (clocks, "loaderpool.pool", "import datetime\ndatetime.datetime.now()", 1),
-    (clocks, "loaderpool.pool", "import time\ntime.sleep(1)\nimport loaderpool.system.clock", 0),
+    (shared_locks, "loaderpool.trainer.pool", "import multiprocess\nq = multiprocess.get_context().Queue()", 1),
+    (shared_locks, "loaderpool.trainer.pool", "import multiprocessing as mp\nmp.Lock()", 1),
+    (shared_locks, "loaderpool.trainer.pool", "from multiprocess.synchronize import Event", 1),
+    (shared_locks, "loaderpool.trainer.pool", "import multiprocess, threading\nthreading.Lock()", 0),
+    (clocks, "loaderpool.trainer.pool", "import time\ntime.perf_counter()", 1),
+    (clocks, "loaderpool.trainer.pool", "import time as t\nt.monotonic()", 1),
+    (clocks, "loaderpool.trainer.pool", "from time import monotonic_ns as now", 1),
+    (clocks, "loaderpool.trainer.pool", "import datetime\ndatetime.datetime.now()", 1),
+    (clocks, "loaderpool.trainer.pool", "import time\ntime.sleep(1)\nimport loaderpool.system.clock", 0),
     (clocks, "loaderpool.system.clock", "import time\ntime.monotonic()", 0),
 ]
 

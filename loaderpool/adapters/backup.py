@@ -21,7 +21,7 @@ import numpy as np
 from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
 
 if TYPE_CHECKING:
-    from loaderpool.loader import Loader
+    from loaderpool.trainer.loader import Loader
 
 __all__ = ["BackupCallback"]
 

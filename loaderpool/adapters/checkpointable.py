@@ -40,7 +40,7 @@ from loaderpool.trainer.epochs.position import Position, Reading
 from loaderpool.trainer.epochs.saved_state import read_state, write_state
 
 if TYPE_CHECKING:
-    from loaderpool.loader import Loader
+    from loaderpool.trainer.loader import Loader
 
 __all__ = ["Fetch", "most_at_once", "scan"]
 

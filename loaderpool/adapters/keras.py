@@ -23,7 +23,7 @@ from loaderpool.sources.sequence import BatchSequence, attributes_of
 
 if TYPE_CHECKING:
     from loaderpool.adapters.backup import BackupCallback
-    from loaderpool.loader import Loader
+    from loaderpool.trainer.loader import Loader
 
 __all__ = ["BackupCallback", "FlowHooks", "SequenceHooks", "loader_from_sequence"]
 

@@ -37,7 +37,7 @@ from loaderpool.trainer.epochs.position import Reading
 from loaderpool.trainer.epochs.saved_state import check_resumable
 
 if TYPE_CHECKING:
-    from loaderpool.loader import Loader
+    from loaderpool.trainer.loader import Loader
 
 __all__ = ["as_dataset", "restore_malloc"]
 

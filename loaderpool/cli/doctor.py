@@ -19,7 +19,7 @@ from loaderpool.doctor.drill import pool_checks
 from loaderpool.doctor.limits import read_limits
 from loaderpool.doctor.machine_checks import machine_checks
 from loaderpool.doctor.versions import version_checks
-from loaderpool.engine_choice import without_workers
+from loaderpool.trainer.start import without_workers
 
 __all__ = ["doctor"]
 

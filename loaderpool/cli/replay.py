@@ -18,11 +18,11 @@ from loaderpool.cli.terminal import results, say
 from loaderpool.element.describe import sketch_value
 from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ElementSpec
-from loaderpool.engine_choice import without_workers
 from loaderpool.errors import ArgumentError, SpecMismatchError
-from loaderpool.leaf_summary import summarise_leaf
-from loaderpool.replaying import Call, Replay
 from loaderpool.system import clock
+from loaderpool.trainer.leaf_summary import summarise_leaf
+from loaderpool.trainer.replay import Call, Replay
+from loaderpool.trainer.start import without_workers
 from loaderpool.transport.reports import describe_failure
 
 __all__ = ["replay"]

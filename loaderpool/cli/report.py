@@ -11,7 +11,7 @@ from rich.table import Table
 
 import loaderpool
 from loaderpool.doctor.checks import Check
-from loaderpool.loader import Loader
+from loaderpool.trainer.loader import Loader
 from loaderpool.tuning import Comparison, CpuBudget, Recommendation, Window
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from loaderpool.loader import Loader
+from loaderpool.trainer.loader import Loader
 
 __all__ = ["TargetFailedError", "load_target"]
 

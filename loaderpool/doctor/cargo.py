@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loaderpool.arguments import payload_of
 from loaderpool.doctor.checks import Check, bytes_in_words
 from loaderpool.doctor.drill import DEADLINE_S, in_time
 from loaderpool.errors import LargeDataWarning, UnpicklableError
-from loaderpool.loader import Loader
 from loaderpool.memory.adoption import is_in_passing, is_shared, why_copied
 from loaderpool.system import clock
+from loaderpool.trainer.arguments import payload_of
+from loaderpool.trainer.loader import Loader
 from loaderpool.transport.payload.frameworks import FrameworkImports, is_framework
 from loaderpool.transport.payload.inventory import Manifest, list_code
 from loaderpool.transport.payload.ship import Shipment, ship

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.doctor.checks import Check
-from loaderpool.loader import Loader
 from loaderpool.system import clock
+from loaderpool.trainer.loader import Loader
 
 __all__ = ["DEADLINE_S", "in_time", "pool_checks"]
 

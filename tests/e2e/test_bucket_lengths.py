@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.replaying import Replay
+from loaderpool.trainer.replay import Replay
 from tests.support.batches import Place, assert_same, read
 from tests.support.child import run_child
 from tests.support.sounds import BY_LENGTH, frames_of, load_sound

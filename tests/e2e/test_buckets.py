@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.replaying import Replay
+from loaderpool.trainer.replay import Replay
 from tests.support.batches import Place, assert_same, read
 from tests.support.processes import parents
 from tests.support.sounds import BY_LENGTH, SOUNDS, frames_of, load_sound

@@ -343,7 +343,7 @@ class TestAugmentAlone:
             assert error.value.index == 13
 
     def test_replay_runs_both(self, log: Log) -> None:
-        from loaderpool.replaying import Replay
+        from loaderpool.trainer.replay import Replay
 
         with lp.Loader(range(ITEMS), decoder(log), **settings(cache="memory", workers=0)) as loader:
             batch = read(loader)[2]

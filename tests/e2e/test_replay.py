@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.engine_choice import without_workers
 from loaderpool.errors import ArgumentError
-from loaderpool.replaying import Replay
+from loaderpool.trainer.replay import Replay
+from loaderpool.trainer.start import without_workers
 from tests.support.child import ChildResult, run_child
 
 SIZE = 50

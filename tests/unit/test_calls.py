@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from loaderpool.arguments import check_arguments
+from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.global_rng import SavedGlobals
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool import foreign_names
+from loaderpool.trainer import foreign_names
 
 # PyTorch's DataLoader, tf.data, Keras' PyDataset, Grain, Ray Data: all that has a counterpart here, or needs none.
 BROUGHT = {

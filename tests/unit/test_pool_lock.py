@@ -11,7 +11,7 @@ import pytest
 
 import loaderpool as lp
 import loaderpool.trainer.session.session
-from loaderpool.pool import Pool
+from loaderpool.trainer.pool import Pool
 
 # How long a thread that must not come through is waited for; one that does come through is seen at once.
 GRACE_S = 0.1

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.arguments import check_arguments
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
+from loaderpool.trainer.arguments import check_arguments
 from loaderpool.trainer.engine.delivery import aligned_empty
 from loaderpool.trainer.engine.form_choice import choose_form
 from loaderpool.trainer.engine.ring import with_chunk

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.arguments import check_arguments
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
+from loaderpool.trainer.arguments import check_arguments
 from loaderpool.trainer.engine.delivery import aligned_empty
 from loaderpool.trainer.engine.form_choice import choose_form
 from loaderpool.trainer.engine.ring import with_chunk

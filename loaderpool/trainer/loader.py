@@ -8,9 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from loaderpool.arguments import check_arguments, with_lengths
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
-from loaderpool.engine_choice import end_engine, start_engine
 from loaderpool.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -18,25 +16,27 @@ from loaderpool.errors import (
     ForeignProcessError,
     SourceError,
 )
-from loaderpool.loader_iterator import LoaderIterator
 from loaderpool.memory.batch_format import BatchForm
-from loaderpool.pool import Pool, resolve_workers
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.system import role
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
+from loaderpool.trainer.arguments import check_arguments, with_lengths
 from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, PassBook
 from loaderpool.trainer.epochs.identity import Fingerprint
 from loaderpool.trainer.epochs.position import Position
+from loaderpool.trainer.loader_iterator import LoaderIterator
+from loaderpool.trainer.pool import Pool, resolve_workers
+from loaderpool.trainer.start import end_engine, start_engine
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import tensorflow as tf
 
     from loaderpool.cache.setting import Cache
-    from loaderpool.lengths import Lengths
     from loaderpool.trainer.epochs.statistics import Statistics
+    from loaderpool.trainer.lengths import Lengths
 
 __all__ = ["Loader"]
 
@@ -152,7 +152,9 @@ class Loader:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "_unknown")}
         if _unknown:
-            from loaderpool.foreign_names import unknown_arguments  # which `import loaderpool` shall not wait for
+            from loaderpool.trainer.foreign_names import (
+                unknown_arguments,  # which `import loaderpool` shall not wait for
+            )
 
             raise unknown_arguments("Loader", _unknown, arguments)
         self._arguments: dict[str, Any] = arguments
@@ -271,7 +273,7 @@ class Loader:
             ImportError: TensorFlow is not installed.
         """
         if _unknown:
-            from loaderpool.foreign_names import unknown_arguments
+            from loaderpool.trainer.foreign_names import unknown_arguments
 
             raise unknown_arguments("as_dataset", _unknown, ("epochs", "prefetch", "device", "checkpointable"))
         from loaderpool.adapters.tensorflow import as_dataset
@@ -346,7 +348,7 @@ class Loader:
         """
         unknown = sorted(name for name in changes if name not in self._arguments or name.startswith("_"))
         if unknown:
-            from loaderpool.foreign_names import unknown_arguments
+            from loaderpool.trainer.foreign_names import unknown_arguments
 
             raise unknown_arguments("Loader", unknown, self._arguments)
         stream = self._stream

@@ -10,23 +10,23 @@ from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.element.given_spec import read_spec
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.functions import check_augment, check_cached, check_functions
 from loaderpool.memory.batch_format import UnitKind, unit_of
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.pool import Pool, resolve_workers
 from loaderpool.signatures import parameters_of
 from loaderpool.sources import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
+from loaderpool.trainer.functions import check_augment, check_cached, check_functions
+from loaderpool.trainer.pool import Pool, resolve_workers
 
 # What streams, generators and caches need comes with the first of them: `import loaderpool` is not to wait for it.
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
-    from loaderpool.lengths import Lengths
-    from loaderpool.loader import Loader
+    from loaderpool.trainer.lengths import Lengths
+    from loaderpool.trainer.loader import Loader
     from loaderpool.worker.lanes import LaneItems
 
 __all__ = ["CheckedArguments", "check_arguments", "payload_of", "with_lengths"]
@@ -150,7 +150,10 @@ def _lengths_given(bucket_by: Any, size: int) -> Lengths | None:
     """The items' lengths, if the user gave them and no function."""
     if bucket_by is None:
         return None
-    from loaderpool.lengths import is_length_function, read_lengths  # which `import loaderpool` shall not wait for
+    from loaderpool.trainer.lengths import (  # which `import loaderpool` shall not wait for
+        is_length_function,
+        read_lengths,
+    )
 
     return None if is_length_function(bucket_by) else read_lengths(bucket_by, size)
 
@@ -160,7 +163,7 @@ def with_lengths(checked: CheckedArguments, arguments: dict[str, Any]) -> tuple[
 
     Ownership: as `lengths.find_lengths`.
     """
-    from loaderpool.lengths import find_lengths
+    from loaderpool.trainer.lengths import find_lengths
 
     arguments["_lengths"], pool = find_lengths(checked.config, arguments, checked.plan.size)
     try:

@@ -21,8 +21,8 @@ from loaderpool.errors import (
     UnpicklableError,
     WorkerLostError,
 )
-from loaderpool.pool import Pool
 from loaderpool.signatures import check_signature
+from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
@@ -110,7 +110,7 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
 def _called(
     config: LoaderConfig, arguments: Mapping[str, Any], where: dict[str, Any], size: int
 ) -> npt.NDArray[np.int64]:
-    from loaderpool.loader import Loader  # which begins with this module
+    from loaderpool.trainer.loader import Loader  # which begins with this module
     from loaderpool.trainer.session.remote_errors import lost_error, sample_error
 
     lengths = np.empty(size, np.int64)

@@ -15,7 +15,7 @@ from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import WorkFailed
 
 if TYPE_CHECKING:
-    from loaderpool.loader import Loader
+    from loaderpool.trainer.loader import Loader
 
 __all__ = ["Call", "Replay", "replay"]
 

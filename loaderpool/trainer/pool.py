@@ -49,7 +49,9 @@ class Pool:
         **_unknown: NoReturn,
     ) -> None:
         if _unknown:
-            from loaderpool.foreign_names import unknown_arguments  # which `import loaderpool` shall not wait for
+            from loaderpool.trainer.foreign_names import (
+                unknown_arguments,  # which `import loaderpool` shall not wait for
+            )
 
             raise unknown_arguments("Pool", _unknown, ("workers", "max_restarts"))
         checked = check_workers(workers, of_pool=True)

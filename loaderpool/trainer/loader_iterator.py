@@ -16,7 +16,7 @@ from loaderpool.trainer.epochs.epoch_tracker import PassBook
 from loaderpool.trainer.epochs.position import Position, Reading
 
 if TYPE_CHECKING:
-    from loaderpool.loader import Loader
+    from loaderpool.trainer.loader import Loader
 
 __all__ = ["LoaderIterator"]
 

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from loaderpool.arguments import CheckedArguments
-from loaderpool.pool import Pool
 from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.trainer.arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Engine
+from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
     from loaderpool.cache.shared import SharedCache
