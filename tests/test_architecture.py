@@ -24,7 +24,7 @@ FLOORS = (
     {"worker"},
     {"supervisor"},
     {"trainer"},
-    {"adapters", "cli", "doctor", "tuning"},
+    {"adapters", "tools"},
 )  # fmt: skip
 # The package itself hands out what the trainer's side defines; so it stands on that floor, and nothing below knows it.
 ROOT_FLOOR = 4
@@ -36,7 +36,7 @@ FORWARDS = {("loaderpool.trainer.loader", "loaderpool.adapters")}
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
     "loaderpool.adapters": {"keras", "tensorflow"},
-    "loaderpool.cli": {"click", "matplotlib", "rich"},
+    "loaderpool.tools.cli": {"click", "matplotlib", "rich"},
 }
 # And there only in functions: who names a source of files does not wait for its library until one is made.
 OUTSIDE_WHEN_CALLED = {"loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"}}
@@ -217,10 +217,10 @@ BREAKERS = [
     (upward, "loaderpool.errors", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import loaderpool.plan", 1),
     (upward, "loaderpool.trainer.loader", "from loaderpool.adapters import tensorflow", 1),
     (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.adapters import tensorflow", 0),
-    (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.cli import main", 1),
+    (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.tools.cli import main", 1),
     (upward, "loaderpool.worker.loop", "import loaderpool.system.machine\nfrom . import rows\nimport numpy", 0),
     (outside, "loaderpool.worker.loop", "import tensorflow as tf", 1),
-    (outside, "loaderpool.tuning.measure", "def f():\n    from keras.utils import PyDataset", 1),
+    (outside, "loaderpool.tools.tuning.measure", "def f():\n    from keras.utils import PyDataset", 1),
     (outside, "loaderpool.trainer.loader", "import pandas.core", 1),
     (outside, "loaderpool.sources.hdf5", "import h5py", 1),
     (outside, "loaderpool.sources.hdf5", "def f():\n    import h5py", 0),

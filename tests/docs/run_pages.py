@@ -81,7 +81,7 @@ def _run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
 def _run_shell(commands: str) -> tuple[str, str]:
     """What they print, and what went wrong; `loaderpool` and `python` are those of this interpreter."""
     with tempfile.TemporaryDirectory(prefix="loaderpool-bin-") as folder:
-        for name, arguments in (("loaderpool", "-m loaderpool.cli"), ("python", "")):
+        for name, arguments in (("loaderpool", "-m loaderpool.tools.cli"), ("python", "")):
             script = Path(folder, name)
             script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
             script.chmod(0o755)

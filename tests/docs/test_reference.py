@@ -63,7 +63,7 @@ def test_the_error_page_lists_every_error_with_what_else_it_is() -> None:
 def test_the_command_line_page_has_every_option_and_no_other() -> None:
     pytest.importorskip("click", reason="click is not installed: pip install 'loaderpool[cli]'")
     pytest.importorskip("rich", reason="rich is not installed: pip install 'loaderpool[cli]'")
-    from loaderpool.cli.commands import cli
+    from loaderpool.tools.cli.commands import cli
 
     text = _page("reference/cli.md")
     sections = dict(re.findall(r"^## loaderpool (\w+) \[?TARGET\]?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))

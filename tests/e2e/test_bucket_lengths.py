@@ -224,7 +224,7 @@ def test_the_command_line_replays_and_tunes_it(folder: Path) -> None:
     """A replay starts no process, not for lengths either; `tune` asks for each length once."""
 
     def run(*arguments: str) -> str:
-        code = f"import sys\nfrom loaderpool.cli import main\nsys.exit(main({list(arguments)!r}))\n"
+        code = f"import sys\nfrom loaderpool.tools.cli import main\nsys.exit(main({list(arguments)!r}))\n"
         return run_child(code, cwd=folder).check().stdout
 
     text = run("replay", "jobs:loader", "--index", "13", "--epoch", "1")

@@ -92,7 +92,7 @@ def command(project: Path) -> Callable[..., ChildResult]:
     def run(*arguments: str, before: str = "") -> ChildResult:
         return run_child(
             f"import os, sys\nsys.path.pop(0)\n{before}\n"
-            f"from loaderpool.cli import main\nsys.exit(main({list(arguments)!r}))\n",
+            f"from loaderpool.tools.cli import main\nsys.exit(main({list(arguments)!r}))\n",
             cwd=project,
         )
 
@@ -104,7 +104,7 @@ def main_here(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str]]]:
     """Runs `main` in this process, for what ends before any worker starts; gives the status and stderr."""
-    from loaderpool.cli import main
+    from loaderpool.tools.cli import main
 
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -275,7 +275,7 @@ def test_a_missing_extra_is_one_line_of_advice(command: Callable[..., ChildResul
 
 def test_help_and_version(main_here: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]) -> None:
     import loaderpool
-    from loaderpool.cli import main
+    from loaderpool.tools.cli import main
 
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"loaderpool {loaderpool.__version__}\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderpool.doctor.drill import pool_checks
+from loaderpool.tools.doctor.drill import pool_checks
 from tests.support.child import ChildResult, run_child
 
 pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
@@ -47,7 +47,7 @@ def doctor(tmp_path: Path) -> Callable[..., ChildResult]:
     def run(*arguments: str, before: str = "") -> ChildResult:
         return run_child(
             f"import sys\nsys.path.pop(0)\n{before}\n"
-            f"from loaderpool.cli import main\nsys.exit(main({['doctor', *arguments]!r}))\n",
+            f"from loaderpool.tools.cli import main\nsys.exit(main({['doctor', *arguments]!r}))\n",
             cwd=tmp_path,
         )
 

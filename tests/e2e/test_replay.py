@@ -225,7 +225,7 @@ def command(tmp_path: Path) -> Callable[..., ChildResult]:
         feed = f"import io; sys.stdin = io.StringIO({stdin!r})\n" if stdin else ""
         return run_child(
             f"import os, sys\nsys.path.pop(0)\n{before}\n{feed}"
-            f"from loaderpool.cli import main\nsys.exit(main({list(arguments)!r}))\n",
+            f"from loaderpool.tools.cli import main\nsys.exit(main({list(arguments)!r}))\n",
             cwd=tmp_path,
             **options,
         )

@@ -8,13 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from loaderpool.doctor.checks import Check, bytes_in_words
-from loaderpool.doctor.drill import in_time
-from loaderpool.doctor.limits import Limits, read_limits
-from loaderpool.doctor.machine_checks import machine_checks
-from loaderpool.doctor.versions import version_checks
+from loaderpool.tools.doctor.checks import Check, bytes_in_words
+from loaderpool.tools.doctor.drill import in_time
+from loaderpool.tools.doctor.limits import Limits, read_limits
+from loaderpool.tools.doctor.machine_checks import machine_checks
+from loaderpool.tools.doctor.versions import version_checks
+from loaderpool.tools.tuning.cpus import CpuBudget
 from loaderpool.transport.payload.inventory import list_code
-from loaderpool.tuning.cpus import CpuBudget
 
 GOOD = Limits(
     cpus=CpuBudget(8, 8, 8, None),

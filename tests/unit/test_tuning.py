@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from loaderpool.cli.report import tune_table
 from loaderpool.errors import ArgumentError
 from loaderpool.system import capacity
-from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
-from loaderpool.tuning import (
+from loaderpool.tools.cli.report import tune_table
+from loaderpool.tools.tuning import (
     Measurement,
     Watcher,
     Window,
@@ -23,8 +22,9 @@ from loaderpool.tuning import (
     measure_counts,
     recommend,
 )
-from loaderpool.tuning.ideal import cpu_share, ideal_speedup
-from loaderpool.tuning.measure import _differences
+from loaderpool.tools.tuning.ideal import cpu_share, ideal_speedup
+from loaderpool.tools.tuning.measure import _differences
+from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
 
 
 class Machine:

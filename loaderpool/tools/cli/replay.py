@@ -12,14 +12,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from loaderpool.cli.report import plain_table
-from loaderpool.cli.target import load_target
-from loaderpool.cli.terminal import results, say
 from loaderpool.element.describe import sketch_value
 from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.system import clock
+from loaderpool.tools.cli.report import plain_table
+from loaderpool.tools.cli.target import load_target
+from loaderpool.tools.cli.terminal import results, say
 from loaderpool.trainer.leaf_summary import summarise_leaf
 from loaderpool.trainer.replay import Call, Replay
 from loaderpool.trainer.start import without_workers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from loaderpool.tuning.ideal import COMPUTES_ABOVE
-from loaderpool.tuning.window import Measurement
+from loaderpool.tools.tuning.ideal import COMPUTES_ABOVE
+from loaderpool.tools.tuning.window import Measurement
 
 __all__ = ["describe_ideal", "explain_excess", "give_notes", "give_reason"]
 

@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table
 
 import loaderpool
-from loaderpool.doctor.checks import Check
+from loaderpool.tools.doctor.checks import Check
+from loaderpool.tools.tuning import Comparison, CpuBudget, Recommendation, Window
 from loaderpool.trainer.loader import Loader
-from loaderpool.tuning import Comparison, CpuBudget, Recommendation, Window
 
 __all__ = [
     "bench_data",

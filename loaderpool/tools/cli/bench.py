@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from loaderpool.cli.options import read_json, read_seconds
-from loaderpool.cli.report import bench_data, bench_table, workers_table
-from loaderpool.cli.target import load_target
-from loaderpool.cli.terminal import progress, results, say, write_json
-from loaderpool.tuning import cpu_budget, measure
+from loaderpool.tools.cli.options import read_json, read_seconds
+from loaderpool.tools.cli.report import bench_data, bench_table, workers_table
+from loaderpool.tools.cli.target import load_target
+from loaderpool.tools.cli.terminal import progress, results, say, write_json
+from loaderpool.tools.tuning import cpu_budget, measure
 
 __all__ = ["bench"]
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from loaderpool.cli.options import STDOUT
-from loaderpool.cli.report import number
-from loaderpool.tuning import Watcher, Window
+from loaderpool.tools.cli.options import STDOUT
+from loaderpool.tools.cli.report import number
+from loaderpool.tools.tuning import Watcher, Window
 
 __all__ = ["progress", "results", "say", "write_json"]
 

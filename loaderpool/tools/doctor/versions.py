@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from loaderpool.doctor.checks import Check, Status
+from loaderpool.tools.doctor.checks import Check, Status
 
 __all__ = ["version_checks"]
 

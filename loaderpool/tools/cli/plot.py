@@ -9,8 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from loaderpool.cli.report import number
-from loaderpool.tuning import Recommendation
+from loaderpool.tools.cli.report import number
+from loaderpool.tools.tuning import Recommendation
 
 __all__ = ["write_plot"]
 

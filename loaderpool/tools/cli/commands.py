@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 import loaderpool
-from loaderpool.cli.bench import bench
-from loaderpool.cli.doctor import doctor
-from loaderpool.cli.replay import replay
-from loaderpool.cli.tune import tune
+from loaderpool.tools.cli.bench import bench
+from loaderpool.tools.cli.doctor import doctor
+from loaderpool.tools.cli.replay import replay
+from loaderpool.tools.cli.tune import tune
 
 __all__ = ["cli"]
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from loaderpool.errors import ArgumentError
 from loaderpool.system import clock
+from loaderpool.tools.tuning.contention import queued_s
+from loaderpool.tools.tuning.window import Measurement, Window
 from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
-from loaderpool.tuning.contention import queued_s
-from loaderpool.tuning.window import Measurement, Window
 
 __all__ = ["Measurable", "Watcher", "default_counts", "measure", "measure_counts"]
 

@@ -8,7 +8,7 @@ import resource
 import shutil
 
 from loaderpool.system import capacity, machine
-from loaderpool.tuning.cpus import CpuBudget, cpu_budget
+from loaderpool.tools.tuning.cpus import CpuBudget, cpu_budget
 
 __all__ = ["Limits", "read_limits"]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.doctor.checks import Check
 from loaderpool.system import clock
+from loaderpool.tools.doctor.checks import Check
 from loaderpool.trainer.loader import Loader
 
 __all__ = ["DEADLINE_S", "in_time", "pool_checks"]

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loaderpool.doctor.checks import Check, bytes_in_words
-from loaderpool.doctor.drill import DEADLINE_S, in_time
 from loaderpool.errors import LargeDataWarning, UnpicklableError
 from loaderpool.memory.adoption import is_in_passing, is_shared, why_copied
 from loaderpool.system import clock
+from loaderpool.tools.doctor.checks import Check, bytes_in_words
+from loaderpool.tools.doctor.drill import DEADLINE_S, in_time
 from loaderpool.trainer.arguments import payload_of
 from loaderpool.trainer.loader import Loader
 from loaderpool.transport.payload.frameworks import FrameworkImports, is_framework

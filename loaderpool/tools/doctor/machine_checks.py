@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loaderpool.doctor.checks import Check, Status, bytes_in_words
-from loaderpool.doctor.limits import Limits
+from loaderpool.tools.doctor.checks import Check, Status, bytes_in_words
+from loaderpool.tools.doctor.limits import Limits
 
 __all__ = ["machine_checks"]
 

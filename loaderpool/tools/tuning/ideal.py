@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderpool.tuning.window import Measurement
+from loaderpool.tools.tuning.window import Measurement
 
 __all__ = ["COMPUTES_ABOVE", "cpu_share", "ideal_speedup"]
 

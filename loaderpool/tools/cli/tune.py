@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from loaderpool.cli.options import read_counts, read_json, read_plot, read_seconds
-from loaderpool.cli.report import tune_data, tune_table
-from loaderpool.cli.target import load_target
-from loaderpool.cli.terminal import progress, results, say, write_json
-from loaderpool.tuning import cpu_budget, default_counts, measure_counts, recommend
+from loaderpool.tools.cli.options import read_counts, read_json, read_plot, read_seconds
+from loaderpool.tools.cli.report import tune_data, tune_table
+from loaderpool.tools.cli.target import load_target
+from loaderpool.tools.cli.terminal import progress, results, say, write_json
+from loaderpool.tools.tuning import cpu_budget, default_counts, measure_counts, recommend
 
 __all__ = ["tune"]
 
@@ -81,7 +81,7 @@ def tune(
         say(console, "Note: measured without the loader's cache, as in an epoch that fills it; later ones are faster.")
     write_json(console, json_to, tune_data(target, batch_size, cpus, seconds, recommendation))
     if plot_path is not None:
-        from loaderpool.cli.plot import write_plot  # matplotlib takes most of a second to import
+        from loaderpool.tools.cli.plot import write_plot  # matplotlib takes most of a second to import
 
         write_plot(plot_path, target, unit, cpus.usable, recommendation)
         say(console, f"Wrote {plot_path}.")

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from loaderpool.errors import ArgumentError
-from loaderpool.tuning.explain import describe_ideal, explain_excess, give_notes, give_reason
-from loaderpool.tuning.ideal import cpu_share, ideal_speedup
-from loaderpool.tuning.window import Measurement
+from loaderpool.tools.tuning.explain import describe_ideal, explain_excess, give_notes, give_reason
+from loaderpool.tools.tuning.ideal import cpu_share, ideal_speedup
+from loaderpool.tools.tuning.window import Measurement
 
 __all__ = ["Comparison", "Recommendation", "recommend"]
 

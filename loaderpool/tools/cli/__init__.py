@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"loaderpool: {error.name} is missing; install it by: pip install 'loaderpool[cli]'", file=sys.stderr)
         return 1
-    from loaderpool.cli.commands import cli
     from loaderpool.errors import LoaderpoolError
+    from loaderpool.tools.cli.commands import cli
 
     try:
         given = None if arguments is None else list(arguments)
