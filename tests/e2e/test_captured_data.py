@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.tools.doctor.cargo import cargo_checks
+from loaderpool.tools.doctor.payload_checks import cargo_checks
 from tests.e2e.test_data_once import kill_supervisor
 from tests.support.batches import assert_same, read
 from tests.support.child import run_child

@@ -13,11 +13,11 @@ from loaderpool.tools.cli.options import read_json
 from loaderpool.tools.cli.report import doctor_data, plain_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import results, say, write_json
-from loaderpool.tools.doctor.cargo import cargo_checks
 from loaderpool.tools.doctor.checks import Check
 from loaderpool.tools.doctor.drill import pool_checks
 from loaderpool.tools.doctor.limits import read_limits
 from loaderpool.tools.doctor.machine_checks import machine_checks
+from loaderpool.tools.doctor.payload_checks import cargo_checks
 from loaderpool.tools.doctor.versions import version_checks
 from loaderpool.trainer.start import without_workers
 
