@@ -32,7 +32,7 @@ from loaderpool.errors import (
     WorkerLostError,
     WorkersNotForkedWarning,
 )
-from loaderpool.worker_info import WorkerInfo, worker_info
+from loaderpool.sources.worker_info import WorkerInfo, worker_info
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache

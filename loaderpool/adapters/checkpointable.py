@@ -31,7 +31,7 @@ import tensorflow as tf
 from loaderpool.adapters.cursors import Cursor, Cursors, EpochIsOver
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
-from loaderpool.adapters.wire import Wire
+from loaderpool.adapters.tensor_format import Wire
 from loaderpool.errors import ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.batch_format import BatchForm
 from loaderpool.plan.lane_places import LanePlaces

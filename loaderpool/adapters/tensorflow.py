@@ -27,7 +27,7 @@ except ImportError as missing:
 from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
-from loaderpool.adapters.wire import Wire
+from loaderpool.adapters.tensor_format import Wire
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.system import ctrl_c, malloc

@@ -16,8 +16,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
+from loaderpool.cache.counters import Trouble
 from loaderpool.cache.ownership import refuse_others_files
-from loaderpool.cache.words import Trouble
 from loaderpool.errors import CacheError
 from loaderpool.system import clock
 

@@ -13,7 +13,7 @@ import os
 import struct
 import weakref
 
-from loaderpool.cache.words import Trouble
+from loaderpool.cache.counters import Trouble
 from loaderpool.memory.arena import map_whole_file
 from loaderpool.system import capacity, clock
 

@@ -8,9 +8,9 @@ import mmap
 import os
 from typing import Protocol
 
+from loaderpool.cache.counters import COUNTER_BYTES, CacheCell, CacheCounts, Trouble, count
 from loaderpool.cache.memory_store import MOST_BYTES, MemoryStore, table_items
 from loaderpool.cache.setting import MEMORY, Cache
-from loaderpool.cache.words import COUNTER_BYTES, CacheCell, CacheCounts, Trouble, count
 from loaderpool.errors import CacheError
 from loaderpool.memory.arena import map_whole_file
 from loaderpool.system import capacity, machine

@@ -13,8 +13,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from loaderpool.sources.worker_info import worker_info
 from loaderpool.system.installed import is_installed
-from loaderpool.worker_info import worker_info
 
 __all__ = ["asks_which_copy"]
 

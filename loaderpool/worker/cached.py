@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from loaderpool.cache.counters import Trouble
 from loaderpool.cache.entries import dump, load
 from loaderpool.cache.shared import SharedCache, Store
-from loaderpool.cache.words import Trouble
 from loaderpool.errors import CacheError
 from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.global_rng import GlobalsWatch

@@ -17,11 +17,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from loaderpool.plan.generator_positions import first_position
+from loaderpool.sources.worker_info import WorkerInfo, set_worker_info
 from loaderpool.system import clock
 from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.held_items import comes_again, copy_of
 from loaderpool.worker.jobs import Abandoned
-from loaderpool.worker_info import WorkerInfo, set_worker_info
 
 __all__ = ["BuffersReused", "GeneratorError", "GeneratorRaised", "Lane", "Watcher"]
 

@@ -19,11 +19,11 @@ from loaderpool.plan.keys import stream_key
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import Permutation
 from loaderpool.plan.window import shuffled
+from loaderpool.sources.worker_info import WorkerInfo
 from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.jobs import Job
 from loaderpool.worker.lane import BuffersReused, Lane
 from loaderpool.worker.progress import Progress
-from loaderpool.worker_info import WorkerInfo
 
 __all__ = ["LaneItems", "LaneOrder"]
 

@@ -32,7 +32,7 @@ import os, random, signal, sys, time
 from loaderpool.cache.disk_store import prepare
 from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import CachePlan, SharedCache, plan_in_memory
-from loaderpool.cache.words import Trouble
+from loaderpool.cache.counters import Trouble
 
 ITEMS = 200
 def value(item):

@@ -32,7 +32,7 @@ def fetch_of(loader: lp.Loader) -> Any:
     """What `as_dataset(epochs=2, checkpointable=True)` asks, without TensorFlow's iterator around it."""
     from loaderpool.adapters.checkpointable import Fetch, most_at_once
     from loaderpool.adapters.epochs import Epochs
-    from loaderpool.adapters.wire import Wire
+    from loaderpool.adapters.tensor_format import Wire
 
     at_once = most_at_once(loader.form) if loader.config.deterministic else 1
     wire = Wire.of(loader.form, loader.form.spec, at_once)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.plan.order import Plan
+from loaderpool.sources.worker_info import worker_info
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.lane import GeneratorRaised
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.progress import Progress
-from loaderpool.worker_info import worker_info
 
 ROWS = 3
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from loaderpool.cache import disk_store
+from loaderpool.cache.counters import COUNTER_BYTES, Trouble
 from loaderpool.cache.disk_store import FILE_NAME, DiskStore, prepare, stored_bytes
 from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import CachePlan, SharedCache, Store, plan_in_memory
-from loaderpool.cache.words import COUNTER_BYTES, Trouble
 from loaderpool.errors import CacheError
 
 MARK = b"12345678"

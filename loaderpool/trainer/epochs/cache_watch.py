@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from loaderpool.cache.counters import Trouble
 from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import SharedCache, plan_in_memory, plan_on_disk
-from loaderpool.cache.words import Trouble
 from loaderpool.errors import CacheError, CacheWarning
 from loaderpool.trainer.session.warnings import level_outside
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from loaderpool.cache.words import CacheCounts
+from loaderpool.cache.counters import CacheCounts
 from loaderpool.memory.board import Field
 from loaderpool.system import machine
 from loaderpool.trainer.engine.delivery import Engine
