@@ -5,26 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-import re
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
-from loaderpool.bucket_settings import BucketSettings
+from loaderpool.checks import read_bytes_count, whole_number
 from loaderpool.element.padding import check_padding
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.whole_numbers import whole_number
 
 __all__ = [
     "DEFAULT_MAX_RESTARTS",
     "MAX_EPOCH",
     "MAX_THREADS",
     "MAX_WORKERS",
+    "BucketSettings",
     "ErrorPolicy",
     "LoaderConfig",
     "check_epoch",
     "check_max_restarts",
     "check_workers",
-    "read_bytes_count",
-    "whole_number",
 ]
 
 # The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
@@ -38,7 +37,10 @@ DEFAULT_MAX_RESTARTS = (50, 60.0)
 _MAX_RESTARTS = 2**31
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9  # below: nanoseconds that round to 0 would mean "no timeout"
 MAX_EPOCH = 2**62
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+# Bucket numbers are kept in 16 bits an item, which sort in linear time. Nobody has as many batch shapes.
+_MOST_BOUNDARIES = (1 << 16) - 1
+_MAX_LENGTH = 2**63 - 1
+_MAX_ROWS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,57 @@ class ErrorPolicy:
         if self.budget is None:
             return True
         return errors <= (self.budget if isinstance(self.budget, int) else self.budget * rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketSettings:
+    """`boundaries` and `batch_sizes`, checked."""
+
+    boundaries: tuple[int, ...]  # rising; bucket i has the lengths from boundaries[i-1] to below boundaries[i]
+    batch_sizes: tuple[int, ...]  # rows of a full batch of each bucket: one more than boundaries
+
+    @staticmethod
+    def checked(bucket_by: Any, boundaries: Any, batch_sizes: Any, batch_size: int | None) -> BucketSettings | None:
+        """The settings; None where there are no buckets.
+
+        Args:
+            bucket_by: only looked at for None.
+            boundaries: as the user gave it.
+            batch_sizes: likewise; None: `batch_size` for all.
+            batch_size: checked.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: a wrong value, named.
+        """
+        if bucket_by is None:
+            for name, value in (("boundaries", boundaries), ("batch_sizes", batch_sizes)):
+                if value is not None:
+                    raise ArgumentError(f"{name} needs bucket_by: the length of an item, as a function or an array")
+            return None
+        if boundaries is None:
+            raise ArgumentError(
+                "bucket_by needs boundaries: the lengths at which one bucket ends and the next begins, as [100, 200]"
+            )
+        edges = _whole_numbers("boundaries", boundaries, at_most=_MAX_LENGTH)
+        if not 1 <= len(edges) <= _MOST_BOUNDARIES:
+            raise ArgumentError(f"boundaries must be 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}")
+        for number in range(1, len(edges)):
+            if edges[number] <= edges[number - 1]:
+                raise ArgumentError(
+                    f"boundaries must rise, but boundaries[{number}]={edges[number]} is not above "
+                    f"boundaries[{number - 1}]={edges[number - 1]}"
+                )
+        if batch_sizes is None:
+            if batch_size is None:
+                raise ArgumentError("bucket_by needs a batch_size, or batch_sizes: rows of a batch of each bucket")
+            return BucketSettings(edges, (batch_size,) * (len(edges) + 1))
+        sizes = _whole_numbers("batch_sizes", batch_sizes, at_most=_MAX_ROWS)
+        if len(sizes) != len(edges) + 1:
+            raise ArgumentError(
+                f"batch_sizes must have one number for each bucket, {len(edges) + 1} with {len(edges)} boundaries, "
+                f"got {len(sizes)}"
+            )
+        return BucketSettings(edges, sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,30 +241,6 @@ def check_max_restarts(value: Any) -> tuple[int, float] | None:
     return count, window_s
 
 
-def read_bytes_count(name: str, value: Any) -> int | None:
-    """A number of bytes from an int or a text such as "512MiB" or "1.5GB"; None stays None.
-
-    Raises:
-        ArgumentError: not a positive number of bytes.
-        ArgumentTypeError: neither int nor str.
-    """
-    if value is None:
-        return None
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(?:b|bytes)?\s*", value, re.IGNORECASE)
-        if match is None:
-            raise ArgumentError(f'{name} must be bytes such as 536870912 or "512MiB", got {value!r}')
-        amount = float(match[1]) * _UNITS[(match[2] or "").lower()]
-        if not math.isfinite(amount):
-            raise ArgumentError(f"{name} is more bytes than there are anywhere, got {value!r}")
-        count = int(amount)
-    else:
-        count = whole_number(name, value, at_least=1, hint='bytes; "512MiB" is read too')
-    if count < 1:
-        raise ArgumentError(f"{name} must be at least 1 byte, got {value!r}")
-    return count
-
-
 def _flag(name: str, value: Any) -> bool:
     if isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and hasattr(value, "dtype")):
         return bool(value)
@@ -271,3 +300,11 @@ def _error_policy(value: Any) -> ErrorPolicy:
     if not 0 <= number <= (math.inf if isinstance(budget, numbers.Integral) else 1):  # not NaN either
         raise ArgumentError(f"on_error's budget must be a number >= 0 or a rate in 0 .. 1, got {budget!r}")
     return ErrorPolicy(action, int(budget) if isinstance(budget, numbers.Integral) else float(budget))  # type: ignore[arg-type]
+
+
+def _whole_numbers(name: str, value: Any, at_most: int) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
+        raise ArgumentTypeError(f"{name} must be a list of whole numbers, got {value!r} of type {type(value).__name__}")
+    return tuple(
+        whole_number(f"{name}[{number}]", each, at_least=1, at_most=at_most) for number, each in enumerate(value)
+    )

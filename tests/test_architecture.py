@@ -19,8 +19,8 @@ MODULES = read_package(Path(__file__).resolve().parents[1] / PACKAGE)
 
 # Who adds a module or package directly below loaderpool/ says here on which floor, F0 to F5, it stands.
 FLOORS = (
-    {"bucket_settings", "errors", "signatures", "system", "whole_numbers"},
-    {"cache", "config", "element", "memory", "plan", "sources", "telemetry", "transport"},
+    {"checks", "errors", "system"},
+    {"cache", "config", "element", "memory", "plan", "sources", "transport"},
     {"worker"},
     {"supervisor"},
     {"trainer"},

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
-from loaderpool.config import read_bytes_count
+from loaderpool.checks import read_bytes_count
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["MEMORY", "Cache", "as_cache"]

@@ -8,9 +8,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from loaderpool.config import whole_number
+from loaderpool.checks import check_signature, whole_number
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.signatures import check_signature
 from loaderpool.sources.advice import listed
 
 __all__ = ["Interleave", "interleave"]

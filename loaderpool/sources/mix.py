@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal, SupportsIndex
 
-from loaderpool.config import whole_number
+from loaderpool.checks import whole_number
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.checks import parameters_of
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.element.given_spec import read_spec
 from loaderpool.element.spec import ElementSpec
@@ -14,7 +15,6 @@ from loaderpool.memory.batch_format import UnitKind, unit_of
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.signatures import parameters_of
 from loaderpool.sources import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence

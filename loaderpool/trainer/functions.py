@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from loaderpool.checks import check_signature, parameters_of
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.signatures import check_signature, parameters_of
 
 __all__ = ["check_augment", "check_cached", "check_functions"]
 

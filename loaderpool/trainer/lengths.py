@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import whole_number
+from loaderpool.checks import check_signature, whole_number
 from loaderpool.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -21,7 +21,6 @@ from loaderpool.errors import (
     UnpicklableError,
     WorkerLostError,
 )
-from loaderpool.signatures import check_signature
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:

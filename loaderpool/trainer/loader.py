@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch, whole_number
+from loaderpool.checks import whole_number
+from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
 from loaderpool.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.checks import whole_number
 from loaderpool.config import check_epoch
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.local_engine import LocalEngine
-from loaderpool.whole_numbers import whole_number
 from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import WorkFailed
 

@@ -1,1 +1,0 @@
-"""Counters and what is shown of them."""
