@@ -1,1 +1,5 @@
-"""Pure functions from (seed, epoch, position) to indices and random streams: the same bits wherever they run."""
+"""Which index comes when, and with which random stream: pure functions of (seed, epoch, position), the same everywhere.
+
+Runs in: any process. In come the settings and the number of items, out go indices, rows of batches and seeds. It may
+import `system` and `checks`. Open first: `order` (a pass over a source), then `base`.
+"""
