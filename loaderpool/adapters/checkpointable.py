@@ -40,7 +40,7 @@ from loaderpool.trainer.epochs.position import Position, Reading
 from loaderpool.trainer.epochs.saved_state import read_state, write_state
 
 if TYPE_CHECKING:
-    from loaderpool.trainer.loader import Loader
+    from loaderpool.trainer.loader_core import LoaderCore
 
 __all__ = ["Fetch", "most_at_once", "scan"]
 
@@ -131,7 +131,7 @@ class Fetch:
     nothing is `[-1, the process]`.
 
     Args:
-        loader: whose batches.
+        core: of the loader whose batches they are.
         wire: how they travel.
         max_at_once: most batches that one call may give.
         epochs: that one iterator has.
@@ -141,22 +141,22 @@ class Fetch:
 
     def __init__(
         self,
-        loader: Loader,
+        core: LoaderCore,
         wire: Wire,
         max_at_once: int,
         epochs: Epochs,
         first_batches: int,
-        check_length: Callable[[Loader], None],
+        check_length: Callable[[LoaderCore], None],
     ) -> None:
         self.wire = wire
-        self.skips = loader.config.on_error.action == "skip"
-        state = write_state(Position(0), loader._fingerprint, loader._plan)
+        self.skips = core.config.on_error.action == "skip"
+        state = write_state(Position(0), core.fingerprint, core.plan)
         self.nothing: Callable[[Any, Any], Any] = functools.partial(_nothing, wire.specs)
         self.gives_nothing = self.skips or wire.in_chunks  # at times
         self.header = json.dumps(state).encode()
         self._tells = _aliases_arrays()
-        self._loader = loader
-        self._book, self._plan = loader._book, loader._plan
+        self._core = core
+        self._book, self._plan = core.book, core.plan
         self._max_at_once = max_at_once if wire.in_chunks else 1
         self._epochs, self._first_batches = epochs, first_batches
         self._check_length = check_length
@@ -251,7 +251,7 @@ class Fetch:
                     "this iterator was saved before it had given a batch, so nobody knows which epoch it is: set "
                     "loader.epoch to it before the first batch (to 0, if there was none before)"
                 )
-            self._check_length(self._loader)
+            self._check_length(self._core)
         else:
             self._check_place(position, past)
             book.set_epoch(position.epoch)
@@ -273,7 +273,7 @@ class Fetch:
         if header == self.header:
             return
         saved = json.loads(header)
-        read_state(saved, self._loader._fingerprint, self._plan)
+        read_state(saved, self._core.fingerprint, self._plan)
         raise StateError(
             f"this iterator was saved with num_shards={saved['num_shards']}, and goes on only with that: for another "
             "number of shards take the loader's own state_dict(batches_taken=...)"

@@ -37,20 +37,20 @@ from loaderpool.trainer.epochs.position import Reading
 from loaderpool.trainer.epochs.saved_state import check_resumable
 
 if TYPE_CHECKING:
-    from loaderpool.trainer.loader import Loader
+    from loaderpool.trainer.loader_core import LoaderCore
 
 __all__ = ["as_dataset", "restore_malloc"]
 
 _LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 
 
-def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
+def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
     """See `Loader.as_dataset`."""
-    is_endless = loader._book.plan.is_endless
+    is_endless = core.book.plan.is_endless
     if epochs is not None:
         epochs = _whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)
-        per_epoch = loader._book.plan.batches_per_epoch
-        if epochs * per_epoch > _LARGEST_INT64 and not loader._book.plan.is_open:
+        per_epoch = core.book.plan.batches_per_epoch
+        if epochs * per_epoch > _LARGEST_INT64 and not core.book.plan.is_open:
             raise ArgumentError(
                 f"epochs={epochs} with {per_epoch} batches each are more than 2**63 batches: epochs=None is a stream "
                 "without end"
@@ -68,20 +68,20 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     if not isinstance(checkpointable, bool):
         raise ArgumentTypeError(f"checkpointable must be True or False, got {checkpointable!r}")
     if checkpointable:
-        _check_checkpointable(loader, device)
+        _check_checkpointable(core, device)
     ctrl_c.watch()
-    form = loader.form
+    form = core.running_engine().form()
     max_chunk = form.max_chunk
     if checkpointable:
-        max_chunk = most_at_once(form) if loader.config.deterministic else 1
-    wire = Wire.of(form, loader._running_engine().spec(), max_chunk)
-    first_pass = loader._book.next_log()
-    skips = loader.config.on_error.action == "skip"
-    tells_length = not skips and not loader._book.is_backed_up and not loader._book.plan.is_open
+        max_chunk = most_at_once(form) if core.config.deterministic else 1
+    wire = Wire.of(form, core.running_engine().spec(), max_chunk)
+    first_pass = core.book.next_log()
+    skips = core.config.on_error.action == "skip"
+    tells_length = not skips and not core.book.is_backed_up and not core.book.plan.is_open
     passes = Epochs(epochs)
-    source = _Elements(loader, wire, passes, first_pass.batches, tells_length and epochs is not None)
+    source = _Elements(core, wire, passes, first_pass.batches, tells_length and epochs is not None)
     if checkpointable:
-        fetch = Fetch(loader, wire, max_chunk, passes, first_pass.batches, source.check_length)
+        fetch = Fetch(core, wire, max_chunk, passes, first_pass.batches, source.check_length)
         dataset = scan(fetch)
     else:
         dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
@@ -92,7 +92,9 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
     if wire.needs_restoring:
         dataset = dataset.map(tf.autograph.experimental.do_not_convert(wire.restore))
     if tells_length or is_endless:
-        count = tf.data.INFINITE_CARDINALITY if epochs is None else first_pass.batches + (epochs - 1) * len(loader)
+        count = tf.data.INFINITE_CARDINALITY
+        if epochs is not None:
+            count = first_pass.batches + (epochs - 1) * core.batches_per_epoch()
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
     dataset = dataset.with_options(_options(wire, checkpointable))
     if device is not None:
@@ -101,26 +103,26 @@ def as_dataset(loader: Loader, *, epochs: int | None, prefetch: int, device: str
         dataset = dataset.prefetch(prefetch)
     # TensorFlow's registry may keep the generator for ever, so that holds the loader weakly; the dataset holds it, and
     # every dataset made from this one holds this one.
-    dataset._loaderpool_loader = fetch if checkpointable else loader
-    if loader._book.is_backed_up and epochs is not None and not skips and not loader._book.plan.is_open:
+    dataset._loaderpool_loader = fetch if checkpointable else core
+    if core.book.is_backed_up and epochs is not None and not skips and not core.book.plan.is_open:
         # `BackupCallback` ends the epoch in which a training goes on before Keras would. An assertion in C++ would make
         # an error of that, where Keras fetches several steps at once.
-        length = tf.constant(epochs * len(loader), tf.int64)
+        length = tf.constant(epochs * core.batches_per_epoch(), tf.int64)
         dataset.cardinality = lambda: length
     return dataset
 
 
-def _check_checkpointable(loader: Loader, device: str | None) -> None:
+def _check_checkpointable(core: LoaderCore, device: str | None) -> None:
     if device is not None:
         raise ArgumentError(
             f"device={device!r} and checkpointable=True exclude each other: TensorFlow cannot save an iterator that "
             "prefetches to a device. Leave out device: what a tf.function is given goes to its device, too"
         )
-    if loader._book.is_backed_up:
+    if core.book.is_backed_up:
         raise ArgumentError(
             "checkpointable=True and a BackupCallback exclude each other: that one saves the loader's place itself"
         )
-    check_resumable(loader._stream, loader._book)
+    check_resumable(core.stream, core.book)
 
 
 def _check_device(device: Any) -> None:
@@ -193,8 +195,8 @@ def _options(wire: Wire, checkpointable: bool) -> Any:
 class _Elements:
     """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
-    def __init__(self, loader: Loader, wire: Wire, epochs: Epochs, first_batches: int, has_length: bool) -> None:
-        self._loader = weakref.ref(loader)
+    def __init__(self, core: LoaderCore, wire: Wire, epochs: Epochs, first_batches: int, has_length: bool) -> None:
+        self._core = weakref.ref(core)
         self._wire = wire
         self._epochs = epochs
         self._first_batches = first_batches  # of its first epoch, as its length has it
@@ -202,20 +204,20 @@ class _Elements:
         self._leaves_malloc = malloc.keeps_freed_blocks()
 
     def __call__(self) -> Iterator[Any]:
-        loader = self._loader()
-        if loader is None:
+        core = self._core()
+        if core is None:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
         # By now TensorFlow has set the thresholds, see `restore_malloc`.
         if _restores_malloc:
             malloc.keep_freed_blocks()
         elif self._leaves_malloc:  # arrays that can be adopted in place must not come from the heap
             malloc.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
-        self.check_length(loader)
-        return _Stream(_generate(loader, self._wire, self._epochs))
+        self.check_length(core)
+        return _Stream(_generate(core, self._wire, self._epochs))
 
-    def check_length(self, loader: Loader) -> None:
+    def check_length(self, core: LoaderCore) -> None:
         """A dataset has one length: after `load_state_dict` the first one's is shorter than the others'."""
-        now = loader._book.next_log().batches
+        now = core.book.next_log().batches
         if not self._has_length or now == self._first_batches:
             return
         if now < self._first_batches:
@@ -228,11 +230,11 @@ class _Elements:
         )
 
 
-def _generate(loader: Loader, wire: Wire, epochs: Epochs) -> Iterator[Any]:
+def _generate(core: LoaderCore, wire: Wire, epochs: Epochs) -> Iterator[Any]:
     """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
-    book = loader._book
+    book = core.book
     tally = book.tally
-    skips = loader.config.on_error.action == "skip"
+    skips = core.config.on_error.action == "skip"
     has_hooks = book.has_hooks
     done = 0
     reading = Reading()

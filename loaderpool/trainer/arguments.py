@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.checks import parameters_of
@@ -26,7 +26,6 @@ from loaderpool.trainer.pool import Pool, resolve_workers
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
     from loaderpool.trainer.lengths import Lengths
-    from loaderpool.trainer.loader import Loader
     from loaderpool.worker.lanes import LaneItems
 
 __all__ = ["CheckedArguments", "check_arguments", "payload_of", "with_lengths"]
@@ -158,14 +157,16 @@ def _lengths_given(bucket_by: Any, size: int) -> Lengths | None:
     return None if is_length_function(bucket_by) else read_lengths(bucket_by, size)
 
 
-def with_lengths(checked: CheckedArguments, arguments: dict[str, Any]) -> tuple[CheckedArguments, Pool | None]:
+def with_lengths(
+    checked: CheckedArguments, arguments: dict[str, Any], make_loader: Callable[..., Any]
+) -> tuple[CheckedArguments, Pool | None]:
     """The same when `bucket_by` has told the items' lengths, which it writes into `arguments`.
 
-    Ownership: as `lengths.find_lengths`.
+    Ownership: as `lengths.find_lengths`, which is given `make_loader`.
     """
     from loaderpool.trainer.lengths import find_lengths
 
-    arguments["_lengths"], pool = find_lengths(checked.config, arguments, checked.plan.size)
+    arguments["_lengths"], pool = find_lengths(checked.config, arguments, checked.plan.size, make_loader)
     try:
         return check_arguments(arguments), pool
     except BaseException:
@@ -174,9 +175,9 @@ def with_lengths(checked: CheckedArguments, arguments: dict[str, Any]) -> tuple[
         raise
 
 
-def payload_of(loader: Loader) -> dict[str, Any]:
-    """What travels to a loader's workers, put together anew: the loader itself keeps none."""
-    return check_arguments(loader._arguments).payload
+def payload_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What travels to the workers of a loader with these arguments, put together anew: the loader itself keeps none."""
+    return check_arguments(arguments).payload
 
 
 def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:

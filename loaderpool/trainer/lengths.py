@@ -6,6 +6,7 @@ can say how many batches an epoch has, or which, before the last length is known
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,9 @@ def read_lengths(bucket_by: Any, size: int) -> Lengths:
     return _compact(lengths)
 
 
-def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) -> tuple[Lengths, Pool | None]:
+def find_lengths(
+    config: LoaderConfig, arguments: Mapping[str, Any], size: int, make_loader: Callable[..., Any]
+) -> tuple[Lengths, Pool | None]:
     """Call the user's function for each item of the source. Blocks: until the last length is known.
 
     Ownership: the caller closes the pool.
@@ -86,6 +89,7 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
         config: the loader's settings.
         arguments: of `Loader`, by name; `bucket_by` is the function.
         size: items in the source.
+        make_loader: the class `Loader`, by a loader of which the function is called.
 
     Returns:
         The lengths, and the pool that was started for them and shall be the loader's; None where it shares a pool, or
@@ -99,7 +103,8 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
     if pool is None and config.workers != 0:
         pool = made = Pool(config.workers, config.max_restarts)
     try:
-        return _compact(_called(config, arguments, {"workers": 0} if pool is None else {"pool": pool}, size)), made
+        where: dict[str, Any] = {"workers": 0} if pool is None else {"pool": pool}
+        return _compact(_called(config, arguments, size, functools.partial(make_loader, **where))), made
     except BaseException:
         if made is not None:
             made.close()
@@ -107,15 +112,14 @@ def find_lengths(config: LoaderConfig, arguments: Mapping[str, Any], size: int) 
 
 
 def _called(
-    config: LoaderConfig, arguments: Mapping[str, Any], where: dict[str, Any], size: int
+    config: LoaderConfig, arguments: Mapping[str, Any], size: int, make_loader: Callable[..., Any]
 ) -> npt.NDArray[np.int64]:
-    from loaderpool.trainer.loader import Loader  # which begins with this module
     from loaderpool.trainer.session.remote_errors import lost_error, sample_error
 
     lengths = np.empty(size, np.int64)
     make: Callable[..., LoaderpoolError]
     try:
-        loader = Loader(
+        loader = make_loader(
             arguments["source"],
             _LengthOf(arguments["bucket_by"]),
             batch_size=_AT_ONCE,
@@ -124,11 +128,10 @@ def _called(
             setup=arguments["setup"],
             threads_per_worker=config.threads_per_worker,
             max_restarts_per_item=config.max_restarts_per_item,
-            **where,
         )
     except UnpicklableError as error:
         raise UnpicklableError(str(error).replace(_SENT_AS, "bucket_by")) from error.__cause__
-    loader._book.looks_ahead = False
+    loader._core.book.looks_ahead = False
     try:
         with loader:
             filled = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -13,23 +11,17 @@ from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
 from loaderpool.errors import (
     ArgumentError,
     ArgumentTypeError,
-    ClosedError,
-    ForeignProcessError,
     SourceError,
 )
 from loaderpool.memory.batch_format import BatchForm
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.system import role
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.system.undoing import Undoing
 from loaderpool.trainer.arguments import check_arguments, with_lengths
-from loaderpool.trainer.engine.delivery import Engine
-from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, PassBook
-from loaderpool.trainer.epochs.identity import Fingerprint
-from loaderpool.trainer.epochs.position import Position
+from loaderpool.trainer.epochs.epoch_tracker import EpochHooks
+from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
-from loaderpool.trainer.pool import Pool, resolve_workers
-from loaderpool.trainer.start import end_engine, start_engine
+from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -153,53 +145,25 @@ class Loader:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "_unknown")}
         if _unknown:
-            from loaderpool.trainer.foreign_names import (
-                unknown_arguments,  # which `import loaderpool` shall not wait for
-            )
+            from loaderpool.trainer.foreign_names import unknown_arguments  # `import loaderpool` shall not wait for it
 
             raise unknown_arguments("Loader", _unknown, arguments)
-        self._arguments: dict[str, Any] = arguments
         checked, own_pool = check_arguments(arguments), None
         if checked.needs_lengths and role.is_trainer():
-            checked, own_pool = with_lengths(checked, arguments)
-        self._config, self._plan, self._stream = checked.config, checked.plan, checked.stream
-        self._is_without_lengths = checked.needs_lengths  # inside a worker nobody asks for them
-        self._owner_pid = os.getpid()
-        self._engine: Engine | None = None
-        self._own_pool: Pool | None = None
-        self._pool = pool
-        self._is_closed = False
-        self._undoing: Undoing | None = None  # ends what other processes or files have of it
-        # The book outlives the loader in its iterators, so it reaches the engine without holding the loader.
-        self._book = PassBook(_EngineHandle(self), self._config, self._plan, _hooks)
-        self._fingerprint = Fingerprint(source, fn or batch_fn, augment, self._config, self._plan)
-        if not role.is_trainer():
-            return
-        with InterruptsHeld():
-            # The payload is not kept: what travelled is in shared memory, and a local engine has it.
-            self._engine, self._own_pool = start_engine(checked, pool, self._book.epoch, own_pool)
-            shared = self._engine.cache
-            if pool is not None or self._own_pool is not None or shared is not None:
-                self._undoing = Undoing(self, functools.partial(end_engine, self._engine, self._own_pool))
-        if shared is not None:
-            from loaderpool.trainer.epochs.cache_watch import CacheWatch  # which `import loaderpool` shall not wait for
-
-            self._book.at_end = CacheWatch(shared)
+            checked, own_pool = with_lengths(checked, arguments, Loader)
+        self._core = LoaderCore(arguments, checked, own_pool)
 
     # ---- the interface ----
 
     @property
     def config(self) -> LoaderConfig:
         """The settings, checked."""
-        return self._config
+        return self._core.config
 
     @property
     def workers(self) -> int:
         """How many worker processes there are; 0: this process."""
-        pool = self._pool or self._own_pool
-        if pool is not None:  # it may have been resized
-            return pool.workers
-        return 0 if self._config.workers == 0 else resolve_workers(self._config.workers)
+        return self._core.workers
 
     @property
     def element_spec(self) -> Any:
@@ -208,26 +172,26 @@ class Loader:
         Where samples may be padded or ragged, until those of the first batch have been made, at most 64: axes in which
         they differ are None. Where a call makes a whole batch, until the second one has been made, too.
         """
-        return self._running_engine().spec().pack()
+        return self._core.running_engine().spec().pack()
 
     @property
     def form(self) -> BatchForm:
         """How batches are stored and read. Blocks until the first sample has been made."""
-        return self._running_engine().form()
+        return self._core.running_engine().form()
 
     @property
     def epoch(self) -> int:
         """The epoch of the next pass; may be set."""
-        return self._book.epoch
+        return self._core.book.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._book.set_epoch(check_epoch(epoch))
+        self._core.book.set_epoch(check_epoch(epoch))
 
     @property
     def last_error(self) -> BaseException | None:
         """The error that ended the latest failed pass, whole; through `tf.data` only its text arrives."""
-        return self._book.last_error
+        return self._core.book.last_error
 
     def __len__(self) -> int:
         """Batches of this shard in an epoch.
@@ -235,23 +199,14 @@ class Loader:
         Raises:
             TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream or endless.
         """
-        if self._is_without_lengths:
-            self._check_usable()
-        if self._plan.is_endless:
-            raise TypeError("an endless sequence has no number of batches: say steps_per_epoch to fit, or end the loop")
-        if self._plan.is_open:
-            what = "generators" if self._plan.lanes else "a stream"
-            raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
-        if self._config.on_error.action == "skip":
-            raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
-        return self._plan.batches_per_epoch
+        return self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
         return True  # without this `if loader:` would ask for its length, which may be unknown
 
     def __iter__(self) -> LoaderIterator:
-        self._check_usable()
-        return LoaderIterator(self)
+        self._core.check_usable()
+        return LoaderIterator(self._core)
 
     def as_dataset(
         self,
@@ -279,7 +234,7 @@ class Loader:
             raise unknown_arguments("as_dataset", _unknown, ("epochs", "prefetch", "device", "checkpointable"))
         from loaderpool.adapters.tensorflow import as_dataset
 
-        return as_dataset(self, epochs=epochs, prefetch=prefetch, device=device, checkpointable=checkpointable)
+        return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device, checkpointable=checkpointable)
 
     @classmethod
     def from_sequence(cls, sequence: Any, workers: int | Literal["auto"] | None = None, **settings: Any) -> Loader:
@@ -347,13 +302,14 @@ class Loader:
         Raises:
             SourceError: the source is an iterator, which two loaders would read in turn.
         """
-        unknown = sorted(name for name in changes if name not in self._arguments or name.startswith("_"))
+        arguments = self._core.arguments
+        unknown = sorted(name for name in changes if name not in arguments or name.startswith("_"))
         if unknown:
             from loaderpool.trainer.foreign_names import unknown_arguments
 
-            raise unknown_arguments("Loader", unknown, self._arguments)
-        stream = self._stream
-        is_read = stream is not None and (stream.was_opened or self._undoing is not None)  # a pool's at once
+            raise unknown_arguments("Loader", unknown, arguments)
+        stream = self._core.stream
+        is_read = stream is not None and (stream.was_opened or self._core.has_processes)  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
             raise SourceError(
                 f"source is a {stream.kind}, which can be read only once, and this loader reads it: pass another one "
@@ -361,11 +317,11 @@ class Loader:
             )
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
-        hooks = self._book.hooks
+        hooks = self._core.book.hooks
         private: dict[str, Any] = {"_hooks": hooks and hooks.anew()}
         if {"source", "bucket_by"} & changes.keys():
             private["_lengths"] = None
-        return type(self)(**{**self._arguments, **changes, **private})
+        return type(self)(**{**arguments, **changes, **private})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
         """Where the consumer stands, as a small dict that JSON can hold; for `load_state_dict`.
@@ -381,7 +337,7 @@ class Loader:
         """
         from loaderpool.trainer.epochs.saved_state import find_position
 
-        return self._state_at(find_position(self._book, batches_taken))
+        return self._core.state_at(find_position(self._core.book, batches_taken))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next pass be the rest of the saved one; those after it are whole.
@@ -397,17 +353,12 @@ class Loader:
         """
         from loaderpool.trainer.epochs.saved_state import check_resumable, read_state
 
-        check_resumable(self._stream, self._book)
-        position = read_state(state, self._fingerprint, self._plan)
+        core = self._core
+        check_resumable(core.stream, core.book)
+        position = read_state(state, core.fingerprint, core.plan)
         with InterruptsHeld():
-            self._book.drop_parked()
-            self._book.resume_at(position)
-
-    def _state_at(self, position: Position) -> dict[str, Any]:
-        from loaderpool.trainer.epochs.saved_state import check_resumable, write_state
-
-        check_resumable(self._stream, self._book)
-        return write_state(position, self._fingerprint, self._plan)
+            core.book.drop_parked()
+            core.book.resume_at(position)
 
     def resize(self, workers: int) -> None:
         """Have this many workers from now on, also in mid-epoch; the batches stay the same to the bit.
@@ -415,8 +366,8 @@ class Loader:
         Raises:
             ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
         """
-        self._check_usable()
-        pool = self._pool or self._own_pool
+        self._core.check_usable()
+        pool = self._core.pool
         if pool is None:
             raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
         pool.resize(workers)
@@ -425,15 +376,11 @@ class Loader:
         """A snapshot of counts and rates."""
         from loaderpool.trainer.epochs.snapshot import take_snapshot
 
-        return take_snapshot(self._book, self._engine)
+        return take_snapshot(self._core.book, self._core.engine)
 
     def close(self) -> None:
         """End the loader, and its pool if it is its own. Twice is fine; arrays handed out stay valid."""
-        with InterruptsHeld():
-            self._is_closed = True
-            self._book.drop_parked()
-            if self._undoing is not None:
-                self._undoing.now()
+        self._core.close()
 
     def __enter__(self) -> Loader:  # noqa: PYI034 - Self is in typing from 3.11 on
         return self
@@ -442,46 +389,15 @@ class Loader:
         self.close()
 
     def __repr__(self) -> str:
-        where = "closed" if self._is_closed else f"{self.workers} workers"
-        items = "generators" if self._plan.lanes else "a stream" if self._plan.is_open else f"{self._plan.size:,} items"
-        items = "an endless sequence" if self._plan.is_endless else items
+        core = self._core
+        where = "closed" if core.is_closed else f"{core.workers} workers"
+        items = "generators" if core.plan.lanes else "a stream" if core.plan.is_open else f"{core.plan.size:,} items"
+        items = "an endless sequence" if core.plan.is_endless else items
         # Keras shows it where a loader is given to `fit` as it is.
         hint = "for Keras: model.fit(loader.as_dataset())"
-        return f"<loaderpool.Loader of {items}, batch_size={self._config.batch_size}, {where}; {hint}>"
+        return f"<loaderpool.Loader of {items}, batch_size={core.config.batch_size}, {where}; {hint}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "a Loader cannot be pickled: it owns processes. Does the function refer to it? Give it what it needs"
         )
-
-    def _running_engine(self) -> Engine:
-        self._check_usable()
-        assert self._engine is not None
-        return self._engine
-
-    def _check_usable(self) -> None:
-        if self._engine is None:
-            raise ForeignProcessError(
-                f"this loader was constructed inside a loaderpool {role.role()} (pid {os.getpid()}), where it starts "
-                "nothing: only the training process can iterate it"
-            )
-        if self._is_closed:
-            raise ClosedError("this Loader is closed; make a new one")
-        if os.getpid() != self._owner_pid and self.workers:
-            raise ForeignProcessError(
-                f"this loader belongs to process {self._owner_pid}; process {os.getpid()} is a fork of it and must "
-                "make a loader of its own"
-            )
-
-
-class _EngineHandle:
-    """Reaches a loader's engine without keeping the loader alive."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = weakref.ref(loader)
-
-    def __call__(self) -> Engine:
-        loader = self._loader()
-        if loader is None:
-            raise ClosedError("the Loader was dropped and so closed; keep it while you iterate")
-        return loader._running_engine()

@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
@@ -14,9 +14,7 @@ from loaderpool.trainer.engine.delivery import Delivery, data_bytes
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import PassBook
 from loaderpool.trainer.epochs.position import Position, Reading
-
-if TYPE_CHECKING:
-    from loaderpool.trainer.loader import Loader
+from loaderpool.trainer.loader_core import LoaderCore
 
 __all__ = ["LoaderIterator"]
 
@@ -28,9 +26,9 @@ class LoaderIterator(Iterator[Any]):
     batch that was awaited; under `workers=0` that ends the pass, for it came in the middle of your function.
     """
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader  # keeps the pool alive
-        self._book = loader._book
+    def __init__(self, core: LoaderCore) -> None:
+        self._core = core  # keeps the pool alive
+        self._book = core.book
         self._turn = threading.RLock()
         self._reading = Reading()
         self._pass = Pass(self._book, self._reading)
@@ -42,7 +40,7 @@ class LoaderIterator(Iterator[Any]):
         self._left = 0  # of these batches
         self._batch_bytes: int | None = None
         self._pack: Callable[[Sequence[Any]], Any] = _unpacked
-        self._skips = loader.config.on_error.action == "skip"
+        self._skips = core.config.on_error.action == "skip"
         self._has_hooks = self._book.has_hooks
         self._must_tell = self._has_hooks  # the pass of each batch
 
@@ -123,7 +121,7 @@ class LoaderIterator(Iterator[Any]):
         Raises:
             StateError: the loader's data changes between epochs, by hooks of the user's.
         """
-        return self._loader._state_at(self.position)
+        return self._core.state_at(self.position)
 
     @property
     def position(self) -> Position:

@@ -76,12 +76,12 @@ class Replay:
         seeds = loader.config.seed_globals
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
         self._loader = loader.replace(workers=0, seed_globals=bool(seeds), cache=None)
-        engine = self._loader._running_engine()
+        engine = self._loader._core.running_engine()
         assert isinstance(engine, LocalEngine)
         self._engine = engine
         self.call = _find_call(engine, index, check_epoch(epoch))
         self.why_no_out: LoaderpoolError | None = None  # the first sample's error, which leaves `out` None for this one
-        self.has_hooks = self._loader._book.has_hooks  # it runs none, so it sees the data as it is before epoch 0
+        self.has_hooks = self._loader._core.book.has_hooks  # it runs none, so it sees the data as it is before epoch 0
 
     def run(self) -> Any:
         """What the function returns, as it is; a whole batch or element where one call makes that.

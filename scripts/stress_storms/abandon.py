@@ -117,7 +117,7 @@ def _wait_unloaded(pool: lp.Pool, loaders: int) -> None:
 
 def _ahead_bytes(loader: lp.Loader) -> int:
     """Where a stream's items lie that are read ahead: further, the larger the largest chunk was that there ever was."""
-    engine: Any = loader._engine
+    engine: Any = loader._core.engine
     if engine.feeds is None:
         return 0
     held = [extent for feed in engine.feeds._feeds for extent in feed._held.values()]

@@ -153,7 +153,7 @@ def test_going_on_again_and_again_takes_no_memory(on: Place) -> None:
         for _ in range(12):
             loader.load_state_dict(state)
             assert len(list(loader)) == len(loader) - 8
-            taken.append(loader._engine.session.arena.extents.taken_bytes)  # type: ignore[union-attr]
+            taken.append(loader._core.engine.session.arena.extents.taken_bytes)  # type: ignore[union-attr]
         assert taken[-1] == taken[5] > 0
 
 
@@ -199,7 +199,7 @@ def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool
     for index in range(after):
         with shard(index, after) as loader:
             loader.load_state_dict(states[0])
-            plan = loader._book.next_log().plan
+            plan = loader._core.book.next_log().plan
             repeated, left_out = plan.repeated_rows, plan.rows_left_out
             rest = [batch.tolist() for batch in loader]
             assert len(read(loader)) == len(loader)
@@ -314,9 +314,9 @@ def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
             else:
                 assert how["bucket_by"][index] in mine
         others = [text for text in told if "shard_index=1, and this loader's is shard_index=0" in text]
-        tail = f"in the tail of {loader._plan.rows_left_out} rows"
-        assert len(others) == loader._plan.rows_per_epoch == SOUNDS - len(told)
-        assert sum(tail in text for text in told) == loader._plan.rows_left_out == len(told) - len(others)
+        tail = f"in the tail of {loader._core.plan.rows_left_out} rows"
+        assert len(others) == loader._core.plan.rows_per_epoch == SOUNDS - len(told)
+        assert sum(tail in text for text in told) == loader._core.plan.rows_left_out == len(told) - len(others)
 
 
 @pytest.mark.parametrize("action", ["skip", "replace"])

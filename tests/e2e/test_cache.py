@@ -514,7 +514,7 @@ def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(place: P
     chosen = {"batch_size": 5, "augment": np.sum, "cache": "memory", **place(2)}
     with lp.Loader(range(20), lambda item: np.full(100_000, item, np.float64), **chosen) as loader:
         read(loader, 2)
-        kept = os.dup(loader._engine.cache.descriptor)  # type: ignore[union-attr]
+        kept = os.dup(loader._core.engine.cache.descriptor)  # type: ignore[union-attr]
         assert os.fstat(kept).st_blocks * 512 > 15_000_000
     deadline_s = time.monotonic() + 5.0
     while os.fstat(kept).st_blocks * 512 > 500_000 and time.monotonic() < deadline_s:

@@ -380,7 +380,7 @@ def test_what_failed_is_made_again_where_it_is_restored(
 
 
 def live_runs(loader: lp.Loader) -> int:
-    return sum(not run.is_over for run in loader._engine.layout.sharing.active)  # type: ignore[union-attr]
+    return sum(not run.is_over for run in loader._core.engine.layout.sharing.active)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["tiny", "wide"])
@@ -404,7 +404,7 @@ def test_a_place_far_away_costs_the_same(on: Place, tf: Any) -> None:
     with lp.Loader(range(10**12), lambda i: i, batch_size=10, shuffle=True, **on(2)) as loader:
         fetch = loader.as_dataset(checkpointable=True)._loaderpool_loader
         kind, place, items = fetch.next(0, fetch.header, [0, far // 10, 0, 2, 3, -1, far])
-        assert items.ravel().tolist() == loader._plan.indices(3, np.arange(far, far + 20))
+        assert items.ravel().tolist() == loader._core.plan.indices(3, np.arange(far, far + 20))
         assert place.tolist()[:3] == [1, far // 10 + 2, 0] and place.tolist()[4:] == [3, -1, far + 20]
 
 

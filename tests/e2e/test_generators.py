@@ -270,7 +270,7 @@ def test_deaths_in_mid_pass_change_no_bit() -> None:
     with lp.Loader.from_generator(slow, workers=0, **settings) as loader:
         expected = read(loader)
     with lp.Loader.from_generator(slow, workers=3, max_restarts=None, **settings) as loader:
-        session = loader._engine.session  # type: ignore[union-attr]
+        session = loader._core.engine.session  # type: ignore[union-attr]
         got = []
         for number, batch in enumerate(loader):
             got.append(copied(batch))

@@ -573,7 +573,7 @@ def test_oversize_batches_come_in_chunks_too(on: Place) -> None:
 def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None:
     loader = lp.Loader(range(4001), lambda index: np.full(4, index, np.float32), batch_size=4, **on(2))
     counts = []
-    one_pass = Pass(loader._book, Reading())
+    one_pass = Pass(loader._core.book, Reading())
     while True:
         try:
             counts.append(one_pass.next_delivery().count)

@@ -199,7 +199,7 @@ def test_the_ring_keeps_to_the_limit_when_slots_are_outgrown(on: Place) -> None:
     for _ in range(2):
         for number, batch in enumerate(loader):
             assert batch[0].tolist() == grow(number).tolist()
-            extents = loader._engine.layout.ring.extents.values()  # type: ignore[union-attr]
+            extents = loader._core.engine.layout.ring.extents.values()  # type: ignore[union-attr]
             ring_bytes = max(ring_bytes, sum(extent.nbytes for extent in extents))
             del batch
     assert ring_bytes <= 256 << 10

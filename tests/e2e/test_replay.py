@@ -61,7 +61,7 @@ def same(one: Any, other: Any) -> bool:
 def test_a_sample_has_the_bits_of_the_training(fn: Callable[..., Any], settings: dict[str, Any]) -> None:
     with lp.Loader(range(SIZE), fn, batch_size=4, seed=3, workers=2, **settings) as loader:
         epochs = [[row for batch in loader for row in rows_of(batch)] for _ in range(2)]
-        plan = loader._plan
+        plan = loader._core.plan
         for epoch, rows in enumerate(epochs):
             indices = [
                 index

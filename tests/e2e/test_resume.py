@@ -268,7 +268,7 @@ def test_it_costs_the_same_at_any_position(on: Place) -> None:
         state = {**loader.state_dict(), "epoch": 3, "position": far}
         loader.load_state_dict(state)
         first = next(iter(loader)).tolist()
-        plan = loader._plan
+        plan = loader._core.plan
         assert first == plan.indices(3, np.arange(far, far + 10))
 
 

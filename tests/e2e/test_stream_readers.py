@@ -241,7 +241,7 @@ def test_a_pass_of_large_items_is_let_go_of_wherever_it_is(on: Place) -> None:
             time.sleep(0.01 * (stop % 4))
             assert number.tolist() == list(range(4 * (stop % 3), 4 * (stop % 3) + 4))
             del batches
-        feeds = loader._engine.feeds  # type: ignore[union-attr]
+        feeds = loader._core.engine.feeds  # type: ignore[union-attr]
         assert len(feeds._feeds) <= 2
     assert len(set(pids)) <= 3, "one that is late may be replaced, but that is no rule"
 

@@ -348,7 +348,7 @@ def test_passes_give_back_their_memory() -> None:
             read(loader)
             for _batch in loader:
                 break
-            taken.append(len(loader._engine.feeds._feeds))  # type: ignore[union-attr]
+            taken.append(len(loader._core.engine.feeds._feeds))  # type: ignore[union-attr]
         assert max(taken) <= 2, "a pass that is over, whose end the supervisor has not told of yet, and the next"
 
 
@@ -419,7 +419,7 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit(deterministi
     with lp.Loader(
         iter(Numbers(600)), work, batch_size=4, workers=3, max_restarts=None, deterministic=deterministic
     ) as loader:
-        session = loader._engine.session  # type: ignore[union-attr]
+        session = loader._core.engine.session  # type: ignore[union-attr]
         for number, batch in enumerate(loader):
             got.append(copied(batch))
             if number % 15 == 7:
@@ -460,7 +460,7 @@ def test_batches_out_of_order_are_read_and_held_until_none_is_made_again(tmp_pat
         flag.touch()  # for the probe
         next(iter(loader))
         flag.unlink()
-        session = loader._engine.session  # type: ignore[union-attr]
+        session = loader._core.engine.session  # type: ignore[union-attr]
         again = iter(loader)
         got = [number for _ in range(300) for number in next(again).tolist()]
         assert 0 not in got

@@ -369,7 +369,7 @@ def test_a_write_through_the_arena_shows_in_the_tensor(tf: Any, as_dataset: Form
         pytest.skip("this TensorFlow copies every array (2.18 under NumPy 2)")
     with lp.Loader(range(4), wide, batch_size=4, pool=pool) as loader:
         x, _ = next(iter(as_dataset(loader)))
-        arena = loader._engine.session.arena  # type: ignore[union-attr]
+        arena = loader._core.engine.session.arena  # type: ignore[union-attr]
         base = np.frombuffer(arena.map, np.uint8).ctypes.data
         view = np.ndarray((4, *WIDE), np.float32, buffer=arena.map, offset=tensorflow_runtime.address_of(x) - base)
         view[2, 1, 1] = 1234.5
@@ -479,7 +479,7 @@ def test_the_dataset_holds_the_loader_and_dropping_all_ends_the_processes(
     loader = lp.Loader(range(40), wide, batch_size=4, workers=2)
     dataset = as_dataset(loader)
     pids = [worker.pid for worker in loader.statistics().workers]
-    gone = weakref.ref(loader)
+    gone = weakref.ref(loader._core)
     del loader
     kept: Any = dataset
     if stage == "map":

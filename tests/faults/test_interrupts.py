@@ -143,10 +143,10 @@ def bytecodes_of(work: Callable[[], object]) -> int:
 
 def check_all_is_well(loader: lp.Loader, where: str) -> None:
     """A pass comes, is whole and right, and is the only one."""
-    if loader._book.was_placed:  # by a resume that was broken off: the rest of an epoch, say
+    if loader._core.book.was_placed:  # by a resume that was broken off: the rest of an epoch, say
         rows(loader)
     assert rows(loader) == WANTED, where
-    engine: Any = loader._engine
+    engine: Any = loader._core.engine
     assert not loader.workers or len(engine.layout.sharing.active) <= 1, where
 
 
@@ -508,9 +508,9 @@ def test_real_interrupts_at_random_moments_leave_every_next_pass_whole() -> None
                     came += 1
                 timer.join()
                 presses += 1
-                if loader._is_closed:
+                if loader._core.is_closed:
                     loader = make()
-                if loader._book.was_placed:
+                if loader._core.book.was_placed:
                     rows(loader)
                 assert rows(loader) == WANTED, (make, work)
             loader.close()

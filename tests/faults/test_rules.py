@@ -315,7 +315,7 @@ def test_rule_04_no_write_blocks_and_nothing_is_lost_by_it() -> None:
 
     with lp.Loader(range(64), lambda n: np.full(1000, n), batch_size=2, workers=1) as loader:
         held = [next(iter(loader))]
-        with loader._engine.session.lock:  # type: ignore[union-attr]
+        with loader._core.engine.session.lock:  # type: ignore[union-attr]
             within_s(20, held.clear)
 
 
@@ -468,7 +468,7 @@ def test_rule_08_an_abandoned_ticket_is_answered_and_only_then_its_slot_is_free(
 
     with lp.Loader(range(8), fn, batch_size=8, workers=0) as loader:
         loader.element_spec  # noqa: B018
-        work: Any = loader._engine.work  # type: ignore[union-attr]
+        work: Any = loader._core.engine.work  # type: ignore[union-attr]
         words.append(work._progress.words)
         calls.clear()
         with pytest.raises(Abandoned):
@@ -594,11 +594,11 @@ def test_rule_11_a_new_supervisor_has_the_kept_payload_and_the_same_order_of_set
         batches = iter(loader)
         got = [next(batches)]
         captured["value"] = 2
-        before = loader._engine.session.arena  # type: ignore[union-attr]
+        before = loader._core.engine.session.arena  # type: ignore[union-attr]
         os.kill(supervisor_of(loader), signal.SIGKILL)
         got += list(batches)
         assert loader.statistics().supervisor_restarts == 1
-        assert loader._engine.session.arena is before  # type: ignore[union-attr]
+        assert loader._core.engine.session.arena is before  # type: ignore[union-attr]
         assert [n for batch in got for n in batch[0].tolist()] == list(range(400))
         assert {n for batch in got for n in batch[1].tolist()} == {1}
         assert len({text for batch in got for text in batch[2].tolist()}) == 1
@@ -682,7 +682,7 @@ def test_rule_11_a_pool_goes_on_behind_a_death_in_an_import(ends_here: Any, has_
                 for _ in range(2):
                     with pytest.raises(lp.SupervisorLostError, match="while it imported"):
                         list(loader)
-                arena = loader._engine.session.arena  # type: ignore[union-attr]
+                arena = loader._core.engine.session.arena  # type: ignore[union-attr]
                 taken = arena.extents.taken_bytes
             assert arena.extents.taken_bytes < taken, "what it had there is given back"
         assert len(list(lp.Loader(range(8), batch_size=4, pool=pool))) == 2
@@ -712,7 +712,7 @@ def test_rule_11_a_pool_without_loaders_gets_another_supervisor_too() -> None:
         for _ in range(3):
             with lp.Loader(range(8), batch_size=4, pool=pool) as loader:
                 assert len(list(loader)) == 2
-                session = loader._engine.session  # type: ignore[union-attr]
+                session = loader._core.engine.session  # type: ignore[union-attr]
             _wait_until(lambda session=session: session.catch_up() or not session.listeners.by_loader)  # type: ignore[misc]
             os.kill(session._link.pid, signal.SIGKILL)
 

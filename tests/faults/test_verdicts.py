@@ -197,7 +197,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def has_begun(loader: lp.Loader) -> bool:
     """Whether its one worker waits for work: it has noted its pid."""
-    session = loader._engine.session  # type: ignore[union-attr]
+    session = loader._core.engine.session  # type: ignore[union-attr]
     session.catch_up()
     workers = list(session.workers.values())
     return bool(workers) and session.arena.board.read(workers[0].cell, Field.PID) == workers[0].pid

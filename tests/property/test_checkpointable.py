@@ -36,7 +36,7 @@ def fetch_of(loader: lp.Loader) -> Any:
 
     at_once = most_at_once(loader.form) if loader.config.deterministic else 1
     wire = Wire.of(loader.form, loader.form.spec, at_once)
-    return Fetch(loader, wire, at_once, Epochs(EPOCHS), loader._book.next_log().batches, lambda loader: None)
+    return Fetch(loader, wire, at_once, Epochs(EPOCHS), loader._core.book.next_log().batches, lambda loader: None)
 
 
 def start() -> list[int]:

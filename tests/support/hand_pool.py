@@ -184,7 +184,7 @@ class HandPool:
 
     def __init__(self, workers: int, seed: int = 0, **settings: Any) -> None:
         made_here = lp.Loader(workers=0, **settings)
-        local: Any = made_here._engine
+        local: Any = made_here._core.engine
         assert isinstance(local, LocalEngine)
         self.config, self.plan = local.config, local.plan
         self._work, self._runs = local.work, {}  # type: ignore[var-annotated]

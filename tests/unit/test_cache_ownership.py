@@ -88,7 +88,7 @@ class Bomb:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_pickle_that_another_user_has_put_there_is_not_run(tmp_path: Path, workers: int) -> None:
     with lp.Loader(range(4), float, batch_size=2, cache=tmp_path / "cache", workers=0) as loader:
-        plan = loader._engine.cache.plan  # type: ignore[union-attr]
+        plan = loader._core.engine.cache.plan  # type: ignore[union-attr]
         store = DiskStore(plan.where, None, plan.mark)
         for item in range(4):
             store.put(item, pickle.dumps(Bomb(tmp_path / "ran")))

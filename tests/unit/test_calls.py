@@ -16,7 +16,7 @@ from loaderpool.worker.global_rng import SavedGlobals
 
 def calls_of(fn: Any, **settings: Any) -> Calls:
     loader = lp.Loader(range(20), fn, workers=0, **settings)
-    return Calls(check_arguments(loader._arguments).payload)
+    return Calls(check_arguments(loader._core.arguments).payload)
 
 
 def stopping(times: int) -> Callable[[int], int]:
@@ -72,7 +72,7 @@ def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
 )
 @pytest.mark.parametrize("fn", [None, str])
 def test_a_range_gives_what_its_index_has(source: Any, fn: Any) -> None:
-    calls = Calls(check_arguments(lp.Loader(source, fn, workers=0)._arguments).payload)
+    calls = Calls(check_arguments(lp.Loader(source, fn, workers=0)._core.arguments).payload)
     results: list[Any] = []
     calls.samples(0, range(4), [5, 0, 19, 7], results)
     assert results == [(fn or int)(source[index]) for index in (5, 0, 19, 7)]

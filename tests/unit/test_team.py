@@ -34,7 +34,7 @@ class Bench:
 
     def __init__(self, fn: Any, size: int = 24, *, threads: int = THREADS, **settings: Any) -> None:
         loader = lp.Loader(range(size), fn, workers=0, threads_per_worker=threads, **{"batch_size": 8, **settings})
-        payload = check_arguments(loader._arguments).payload
+        payload = check_arguments(loader._core.arguments).payload
         self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, self.words, Board.base(0), worker=0, catches=BaseException)
         self.plan, self.config = payload["plan"], payload["config"]

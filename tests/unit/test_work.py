@@ -31,7 +31,7 @@ class Bench:
 
     def __init__(self, fn: Any = None, size: int = 20, *, source: Any = None, chunk: int = 1, **settings: Any) -> None:
         loader = lp.Loader(range(size) if source is None else source, fn, workers=0, **{"batch_size": 4, **settings})
-        payload = check_arguments(loader._arguments).payload
+        payload = check_arguments(loader._core.arguments).payload
         self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, self.words, Board.base(0), worker=0, catches=Exception)
         self.plan, self.config, self.chunk = payload["plan"], payload["config"], chunk

@@ -57,7 +57,7 @@ def tune(
     counts = counts or default_counts(cpus.usable)
     loader = load_target(target)
     loader.close()  # its own workers would idle beside the measured ones, in memory that those want
-    has_cache = loader._arguments["cache"] is not None
+    has_cache = loader._core.arguments["cache"] is not None
     if has_cache:  # on disk what one number fills would be there for the next; in memory, for the passes of the faster
         loader = loader.replace(cache=None)
     batch_size = loader.config.batch_size

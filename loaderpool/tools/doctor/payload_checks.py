@@ -33,7 +33,7 @@ def cargo_checks(loader: Loader, free_bytes: int, deadline_s: float = DEADLINE_S
         free_bytes: memory that can be taken.
         deadline_s: for the loading and the first sample.
     """
-    payload = payload_of(loader)
+    payload = payload_of(loader._core.arguments)
     started_s = clock.monotonic_s()
     try:
         shipment = ship(payload)

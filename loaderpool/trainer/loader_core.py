@@ -1,0 +1,155 @@
+"""`LoaderCore`: what a loader is made of, for iterators and adapters, which need no more of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from typing import Any
+
+from loaderpool.config import LoaderConfig
+from loaderpool.errors import ClosedError, ForeignProcessError
+from loaderpool.plan.base import BasePlan
+from loaderpool.sources.stream import StreamSource
+from loaderpool.system import role
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.undoing import Undoing
+from loaderpool.trainer.arguments import CheckedArguments
+from loaderpool.trainer.engine.delivery import Engine
+from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, PassBook
+from loaderpool.trainer.epochs.identity import Fingerprint
+from loaderpool.trainer.epochs.position import Position
+from loaderpool.trainer.pool import Pool, resolve_workers
+from loaderpool.trainer.start import end_engine, start_engine
+
+__all__ = ["LoaderCore"]
+
+
+class LoaderCore:
+    """A loader's settings, plan, passes and engine. The pool ends when the last one drops that looks at it.
+
+    Construction starts the engine, in the background; inside a worker there is none.
+
+    Args:
+        arguments: of `Loader`, by name.
+        checked: what they come to.
+        own_pool: what was started for the loader already, or None.
+    """
+
+    def __init__(self, arguments: dict[str, Any], checked: CheckedArguments, own_pool: Pool | None) -> None:
+        self.arguments = arguments
+        self.config: LoaderConfig = checked.config
+        self.plan: BasePlan = checked.plan
+        self.stream: StreamSource | None = checked.stream
+        self.engine: Engine | None = None
+        self.pool: Pool | None = arguments["pool"]  # shared, or its own
+        self.is_closed = False
+        self._is_without_lengths = checked.needs_lengths  # inside a worker nothing asks for them
+        self._owner_pid = os.getpid()
+        self._undoing: Undoing | None = None  # ends what other processes or files have of it
+        hooks: EpochHooks | None = arguments["_hooks"]
+        # The book outlives the core in its iterators' finalizers, so it reaches the engine without holding the core.
+        self.book = PassBook(_EngineHandle(self), self.config, self.plan, hooks)
+        functions = arguments["fn"] or arguments["batch_fn"], arguments["augment"]
+        self.fingerprint = Fingerprint(arguments["source"], *functions, self.config, self.plan)
+        if role.is_trainer():
+            self._start(checked, own_pool)
+
+    def _start(self, checked: CheckedArguments, own_pool: Pool | None) -> None:
+        with InterruptsHeld():
+            # The payload is not kept: what travelled is in shared memory, and a local engine has it.
+            self.engine, own_pool = start_engine(checked, self.pool, self.book.epoch, own_pool)
+            shared = self.engine.cache
+            if self.pool is not None or own_pool is not None or shared is not None:
+                self._undoing = Undoing(self, functools.partial(end_engine, self.engine, own_pool))
+            self.pool = self.pool or own_pool
+        if shared is not None:
+            from loaderpool.trainer.epochs.cache_watch import CacheWatch  # which `import loaderpool` shall not wait for
+
+            self.book.at_end = CacheWatch(shared)
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes there are; 0: this process."""
+        if self.pool is not None:  # it may have been resized
+            return self.pool.workers
+        return 0 if self.config.workers == 0 else resolve_workers(self.config.workers)
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether something outside this object works for it, or holds files."""
+        return self._undoing is not None
+
+    def batches_per_epoch(self) -> int:
+        """The length of the loader: batches of this shard in an epoch.
+
+        Raises:
+            TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream or endless.
+        """
+        if self._is_without_lengths:
+            self.check_usable()
+        if self.plan.is_endless:
+            raise TypeError("an endless sequence has no number of batches: say steps_per_epoch to fit, or end the loop")
+        if self.plan.is_open:
+            what = "generators" if self.plan.lanes else "a stream"
+            raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
+        if self.config.on_error.action == "skip":
+            raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
+        return self.plan.batches_per_epoch
+
+    def state_at(self, position: Position) -> dict[str, Any]:
+        """The saved form of a position.
+
+        Raises:
+            StateError: the loader's data changes between epochs, by hooks of the user's.
+        """
+        from loaderpool.trainer.epochs.saved_state import check_resumable, write_state
+
+        check_resumable(self.stream, self.book)
+        return write_state(position, self.fingerprint, self.plan)
+
+    def running_engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ClosedError, ForeignProcessError: there is none for this process, or none any more.
+        """
+        self.check_usable()
+        assert self.engine is not None
+        return self.engine
+
+    def check_usable(self) -> None:
+        """Raise if the loader is closed, or of another process."""
+        if self.engine is None:
+            raise ForeignProcessError(
+                f"this loader was constructed inside a loaderpool {role.role()} (pid {os.getpid()}), where it starts "
+                "nothing: only the training process can iterate it"
+            )
+        if self.is_closed:
+            raise ClosedError("this Loader is closed; make a new one")
+        if os.getpid() != self._owner_pid and self.workers:
+            raise ForeignProcessError(
+                f"this loader belongs to process {self._owner_pid}; process {os.getpid()} is a fork of it and must "
+                "make a loader of its own"
+            )
+
+    def close(self) -> None:
+        """End the engine, and the pool if it is the loader's own. Twice is fine."""
+        with InterruptsHeld():
+            self.is_closed = True
+            self.book.drop_parked()
+            if self._undoing is not None:
+                self._undoing.now()
+
+
+class _EngineHandle:
+    """Reaches a loader's engine without keeping the loader alive."""
+
+    def __init__(self, core: LoaderCore) -> None:
+        self._core = weakref.ref(core)
+
+    def __call__(self) -> Engine:
+        core = self._core()
+        if core is None:
+            raise ClosedError("the Loader was dropped and so closed; keep it while you iterate")
+        return core.running_engine()
