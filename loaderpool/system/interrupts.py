@@ -31,6 +31,7 @@ __all__ = ["InterruptsAllowed", "InterruptsHeld", "checkpoint", "note_exit", "se
 # Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
 # which costs ten times what the calls beneath them do.
 _SIGINT = int(signal.SIGINT)
+_main_thread = threading.main_thread().ident  # of this process, for `threading` takes as long to tell as to set a handler
 
 # After this a finalizer has returned. Shorter: it may still run, and the signal is sent once more; longer is only felt.
 _MOMENT_S = 0.005
@@ -58,8 +59,8 @@ class InterruptsHeld:
         self.is_pending = False
 
     def __enter__(self) -> InterruptsHeld:  # noqa: PYI034 - the outermost, not always self
-        thread = threading.get_ident()
-        if thread == threading.main_thread().ident:
+        thread = _thread.get_ident()
+        if thread == _main_thread:
             handler = _signal.getsignal(_SIGINT)
             outer = getattr(handler, "__self__", None)
             if type(outer) is InterruptsHeld:
@@ -143,8 +144,10 @@ def _tell(handler: Any) -> None:
 
 def _after_fork() -> None:
     """A thread has forked while the main thread was in a block: in the child there is no main thread to leave it."""
+    global _main_thread
+    _main_thread = _thread.get_ident()
     held = getattr(_signal.getsignal(_SIGINT), "__self__", None)
-    if type(held) is InterruptsHeld and held._thread != threading.get_ident():
+    if type(held) is InterruptsHeld and held._thread != _main_thread:
         _signal.signal(_SIGINT, held._handler)
 
 
@@ -161,7 +164,7 @@ def checkpoint() -> None:
 
 def _holder() -> InterruptsHeld | None:
     """The outermost block that this code runs in."""
-    if threading.get_ident() != threading.main_thread().ident:
+    if _thread.get_ident() != _main_thread:
         return None
     holder = getattr(_signal.getsignal(_SIGINT), "__self__", None)
     return holder if type(holder) is InterruptsHeld else None
@@ -170,7 +173,7 @@ def _holder() -> InterruptsHeld | None:
 def send_again() -> None:
     """Have a Ctrl-C that came where nothing can be raised, as in a finalizer, come once more in a moment."""
     with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
-        _thread.start_new_thread(_send, (threading.main_thread().ident,))
+        _thread.start_new_thread(_send, (_main_thread,))
 
 
 def _send(thread: int | None) -> None:

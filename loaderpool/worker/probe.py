@@ -193,7 +193,7 @@ class Prober:
         words[progress.started_word] = started
         words[progress.index_word] = indices[0] + 1
         try:
-            result = self._calls.watched(lambda: self._calls.unit(epoch, positions.tolist(), indices))
+            result = self._calls.watched(lambda calls: calls.unit(epoch, positions.tolist(), indices))
         except progress.catches as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         elapsed = clock.monotonic_ns() - started

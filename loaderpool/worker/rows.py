@@ -154,20 +154,19 @@ class RowWriter:
             ReusedBuffer: several results share memory, or may; make and write them one by one.
         """
         try:
-            self._write(arrays, row, results, indices)
+            if not self._is_single:
+                self._write_columns(arrays, row, results, indices)
+            elif self._write_column(0, arrays[0], row, results, indices) and _come_again([results]):
+                raise ReusedBuffer
         except SpecMismatchError:
             # A dict that was filled again shows its last filling in all rows: the row that is named may be a good one.
             if len(results) > 1 and _share_dicts(results):
                 raise ReusedBuffer from None
             raise
 
-    def _write(
+    def _write_columns(
         self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
     ) -> None:
-        if self._is_single:
-            if self._write_column(0, arrays[0], row, results, indices) and _come_again([results]):
-                raise ReusedBuffer
-            return
         flatten = self._converter.flatten
         try:
             flat = [flatten(result) for result in results]
