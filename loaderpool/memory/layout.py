@@ -81,9 +81,13 @@ class FixedLayout:
         """The components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
         return [np.ndarray((rows, *shape), dtype, buffer, base + offset) for shape, dtype, offset in self._places]
 
+    @functools.cached_property
+    def _all_row_bytes(self) -> int:
+        return sum(self.row_bytes)
+
     def used_bytes(self, rows: int) -> int:
         """Bytes of data in `rows` rows."""
-        return rows * sum(self.row_bytes)
+        return rows * self._all_row_bytes
 
 
 class Block(NamedTuple):

@@ -49,18 +49,16 @@ class InterruptsHeld:
             exceptions Python drops; "drop" it, for the interpreter ends anyway.
     """
 
-    __slots__ = ("_handler", "_outer", "_then", "_thread", "_wake", "is_pending")
+    __slots__ = ("_handler", "_outer", "_then", "_wake", "is_pending")
 
     def __init__(self, wake: Callable[[], None] | None = None, then: Literal["tell", "send", "drop"] = "tell") -> None:
         self._wake, self._then = wake, then
         self._handler: Any = None  # the program's; of the module `_signal`, whose SIG_IGN and SIG_DFL are numbers
         self._outer: InterruptsHeld | None = None
-        self._thread = 0
         self.is_pending = False
 
     def __enter__(self) -> InterruptsHeld:  # noqa: PYI034 - the outermost, not always self
-        thread = _thread.get_ident()
-        if thread == _main_thread:
+        if _thread.get_ident() == _main_thread:
             handler = _signal.getsignal(_SIGINT)
             outer = getattr(handler, "__self__", None)
             if type(outer) is InterruptsHeld:
@@ -68,14 +66,14 @@ class InterruptsHeld:
                 self._wake, outer._wake = outer._wake, self._wake or outer._wake
                 return outer
             if callable(handler):
-                self._handler, self._thread = handler, thread
+                self._handler = handler
                 _signal.signal(_SIGINT, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        outer, self._outer = self._outer, None
+        outer = self._outer
         if outer is not None:
-            outer._wake = self._wake
+            self._outer, outer._wake = None, self._wake
             return
         handler = self._handler
         if handler is not None:
@@ -145,9 +143,9 @@ def _tell(handler: Any) -> None:
 def _after_fork() -> None:
     """A thread has forked while the main thread was in a block: in the child there is no main thread to leave it."""
     global _main_thread
-    _main_thread = _thread.get_ident()
+    before, _main_thread = _main_thread, _thread.get_ident()
     held = getattr(_signal.getsignal(_SIGINT), "__self__", None)
-    if type(held) is InterruptsHeld and held._thread != _main_thread:
+    if type(held) is InterruptsHeld and before != _main_thread:
         _signal.signal(_SIGINT, held._handler)
 
 

@@ -94,7 +94,7 @@ class Delivery:
     @property
     def batch_bytes(self) -> int | None:
         """Bytes of data in each batch; None: they differ, see `data_bytes`."""
-        return None if self.form.fixed is None else sum(self.form.fixed.row_bytes) * self.rows
+        return None if self.form.fixed is None else self.form.fixed.used_bytes(self.rows)
 
     def counts(self) -> Sequence[PackedCounts]:
         """Of each batch that is handed out its rows, and how much of it is padding."""

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
@@ -34,6 +36,8 @@ from loaderpool.worker.work import Work
 __all__ = ["LocalEngine"]
 
 _LOCK_TIMEOUT_S = 1.0
+# Of a smaller batch TensorFlow makes a copy in less time than it takes to find memory that needs none.
+_ALIGNED_FROM_BYTES = 4096
 _RUN = 1  # any number whose mark on the stand-in board is not set
 # Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
 # and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
@@ -201,14 +205,15 @@ class LocalEngine:
         form = self._form
         assert form is not None, "a batch before `begin`"
         job = Job(_RUN, epoch, batch, 1, 0, None, 0, plan.begins_at)
-        anchor = aligned_empty(form.slot_bytes)
+        size = form.slot_bytes
+        anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
         # In the middle of a batch the function itself has asked for one: the guard is of the batch around it.
         with InterruptsAllowed(), _alone, SavedGlobals() if self._is_making else self._globals:
             if items is not None:
                 self._put(items)
             self._is_making, was_making = True, self._is_making
             try:
-                filled = self.work.fill(job, anchor, 0, form.slot_bytes)
+                filled = self.work.fill(job, anchor, 0, size)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
             finally:
