@@ -115,7 +115,7 @@ class InterruptsAllowed:
             raise
 
     def __exit__(self, *_: object) -> None:
-        held, self._held = self._held, None
+        held = self._held
         if held is None:
             return
         handler = _signal.getsignal(_SIGINT)  # the user's code may have set another one
@@ -128,7 +128,7 @@ class InterruptsAllowed:
             _signal.signal(_SIGINT, held._note)
             raise
         finally:
-            if getattr(handler, "__self__", None) is not held:
+            if handler is not held._handler and getattr(handler, "__self__", None) is not held:
                 held._handler = handler
 
 

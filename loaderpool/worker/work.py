@@ -117,7 +117,7 @@ class Work:
             from loaderpool.worker.thread_calls import Crew
 
             self._crew = Crew(self._calls, threads, self.config, self.unit, self._progress, self._exclusions)
-        self._row_ns = [0, 0]  # what a row has taken in the latest two tickets: one may have been interrupted
+        self._row_ns = self._earlier_row_ns = 0  # of the latest two tickets: one may have been interrupted
         self.form: BatchForm | None = None
         self._fill: Callable[[Opened, Any, int, int, Maker], Filled]
         self._writer: RowWriter
@@ -246,7 +246,7 @@ class Work:
             raise
         except self._catches as error:
             raise self._progress.failed(error, job.epoch, opened.indices, int(opened.positions[0])) from None
-        self._row_ns[:] = self._row_ns[1], (clock.monotonic_ns() - started) // len(opened.indices)
+        self._earlier_row_ns, self._row_ns = self._row_ns, (clock.monotonic_ns() - started) // len(opened.indices)
         return filled
 
     def _open(self, job: Job) -> Opened:
@@ -254,8 +254,9 @@ class Work:
         if job.after:  # the probe looks at the beginning of an epoch, which was taken
             self._calls.forget()
         self._calls.keep_only(job.epoch)
-        if self._ahead is not None:  # in the caller's process each job is one batch, and a whole one
-            return Opened(job, *self._ahead.rows_of(job.epoch, job.batch, job.after))
+        if self._ahead is not None and job.row_stop is None:
+            positions, indices = self._ahead.rows_of(job.epoch, job.batch, job.after)
+            return Opened(job, positions, indices)
         try:
             positions = self.items.positions(job)
         except Abandoned:
@@ -308,7 +309,8 @@ class Work:
         arrays = self.form.row_arrays(buffer, base, job.row_start + rows, capacity)
         if arrays is None:
             return self._batches.fill_packed(opened, buffer, base, capacity, calls)
-        in_blocks = min(self._row_ns) < _SINGLE_ROW_NS and not job.attempt and calls is self._calls
+        are_fast = self._row_ns < _SINGLE_ROW_NS or self._earlier_row_ns < _SINGLE_ROW_NS
+        in_blocks = are_fast and not job.attempt and calls is self._calls
         block = self._block_rows if in_blocks else 1
         places = positions.tolist() if calls.needs_positions else indices
         for start in range(0, rows, block):
