@@ -31,7 +31,7 @@ __all__ = ["InterruptsAllowed", "InterruptsHeld", "checkpoint", "note_exit", "se
 # Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
 # which costs ten times what the calls beneath them do.
 _SIGINT = int(signal.SIGINT)
-_main_thread = threading.main_thread().ident  # of this process, for `threading` takes as long to tell as to set a handler
+_main_thread = threading.main_thread().ident  # of this process; to ask each time costs what setting a handler does
 
 # After this a finalizer has returned. Shorter: it may still run, and the signal is sent once more; longer is only felt.
 _MOMENT_S = 0.005

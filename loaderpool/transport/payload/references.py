@@ -41,7 +41,7 @@ _CODE_KINDS = frozenset({types.FunctionType, types.MethodType, functools.partial
 _LONG_KINDS = (list, tuple, dict, collections.deque, collections.UserList, collections.UserDict)
 _NO_CODE = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, range, slice})
 _READ = frozenset({"source", "shards"})
-CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # what of a payload is called in the workers
+CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 _NOT_THEIRS = frozenset({"", "cloudpickle", "loaderpool", "numpy"})
 
 
