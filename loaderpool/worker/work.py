@@ -185,6 +185,10 @@ class Work:
         """
         return self._prober.probe_batch(epoch, batch) if batch else self._prober.probe(epoch, feed)
 
+    def make_early(self, epoch: int, batch: int, call: int) -> int | None:
+        """Make one call before there is a form, and keep its result. See `Prober.make_early`."""
+        return self._prober.make_early(epoch, batch, call)
+
     def forget_probe(self) -> None:
         """The source has changed: the probe's results are not what their turns would give now."""
         self._calls.forget()
