@@ -66,11 +66,11 @@ class Desk:
         else:
             self.obey(self.state.on_worker_gone(worker, last))
 
-    def lay_out(self, can_split: bool = False, batch_ns: int = 1000, slots: int = 8, chunk: int = 1) -> None:
+    def lay_out(self, can_split: bool = False, batch_ns: int = 1000, slots: int = 8) -> None:
         for slot in range(1, slots + 1):
             self.control(Control.SLOT_ADD, 1, slot, slot * 4096, 4096)
         rows = join32(ROWS, ROWS)
-        self.control(Control.LAYOUT, 1, 4096, 64, join32(chunk, 1 << 1 | can_split), rows, PER_EPOCH, batch_ns)
+        self.control(Control.LAYOUT, 1, 4096, 64, join32(1, 1 << 1 | can_split), rows, PER_EPOCH, batch_ns)
 
     def begin(self, epoch: int = PROBED, slots: int = 8, start: int = 0) -> None:
         limit = 0 if start else PER_EPOCH
@@ -144,19 +144,6 @@ def test_of_a_batch_that_all_shall_share_a_worker_makes_the_rows_that_it_keeps()
     assert seen[0][0] == (0, 0, 1)
     rows = collections.Counter((batch, row) for one in seen.values() for batch, a, b in one for row in range(a, b))
     assert rows == {(batch, row): 1 for batch in range(PER_EPOCH) for row in range(ROWS)}
-
-
-def test_a_chunk_ends_before_a_batch_that_a_worker_keeps() -> None:
-    desk = Desk(workers=2).slow()
-    desk.done(1, rows=0)  # batch 1 is none to be made early
-    desk.done(1)
-    desk.done(0)
-    desk.lay_out(chunk=64)
-    desk.state.ledger.loaders[1].is_measured = True
-    desk.control(Control.RUN_BEGIN, 9, 1, PROBED, 1000, 1, 1000, 8)
-    firsts = [words[3] for orders in desk.orders.values() for words in orders if words[0] == Order.TICKET]
-    assert {1, 2} <= set(firsts)
-    assert (2, 0, 4) in desk.tickets_of(1)
 
 
 @pytest.mark.parametrize(
