@@ -10,10 +10,10 @@ tells of it.
 
 from __future__ import annotations
 
-from loaderpool.messages import Status
 from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import Kept, LoaderRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
+from loaderpool.transport.messages import Status
 
 __all__ = ["EarlyDealer"]
 

@@ -331,7 +331,7 @@ def test_rule_05_whoever_waits_reads_for_all_and_passes_the_lead_on(tmp_path: Pa
         one, other = map(iter, loaders)
         assert (first_of(next(one)), first_of(next(other))) == (100, 0)
         assert len(os.listdir("/proc/self/task")) == threads, "a thread that receives"
-        session: Any = loaders[0]._engine.session  # type: ignore[union-attr]
+        session: Any = loaders[0]._core.engine.session  # type: ignore[union-attr]
         got: list[int] = []
 
         def take(batches: Any) -> threading.Thread:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from loaderpool.messages import Control, Order, Report, Status, Words, join32, split32, unpack_all
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.worker.failures import Verdict
+from loaderpool.transport.messages import Control, Order, Report, Status, Words, join32, split32, unpack_all
+from loaderpool.transport.reports import Verdict
 
 PROBED = 3  # the epoch
 ROWS, PER_EPOCH = 4, 6
