@@ -19,7 +19,6 @@ import threading
 from types import FrameType
 from typing import Any
 
-from loaderpool import clock, fault_points
 from loaderpool.system import clock, fault_points
 from loaderpool.system.interrupts import InterruptsHeld, send_again
 
@@ -147,8 +146,8 @@ _DROPPED_IN = {
     ("loaderpool.adapters.checkpointable", "__del__"),
     ("loaderpool.adapters.cursors", "let_go"),
     ("loaderpool.adapters.tensorflow", "__del__"),
-    ("loaderpool.memory.lease", "_on_death"),
-    ("loaderpool.undoing", "_follow"),
+    ("loaderpool.trainer.session.lease", "_on_death"),
+    ("loaderpool.system.undoing", "_follow"),
 }
 
 

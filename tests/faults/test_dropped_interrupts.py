@@ -8,14 +8,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from loaderpool import ctrl_c, undoing
-from loaderpool.memory.lease import Lender
+from loaderpool.system import ctrl_c, undoing
+from loaderpool.trainer.session.lease import Lender
 from tests.support.child import run_child
 
 # Each in the main thread of a process of its own, after the first `as_dataset`.
@@ -110,3 +111,11 @@ def test_a_ctrl_c_as_a_finalizer_begins_comes_behind_that(watch: Callable[[Any],
         threading.Event().wait(20)
     assert begun
     assert references
+
+
+def test_the_finalizers_that_it_names_are_there() -> None:
+    """A function that was renamed would be looked for in vain."""
+    for module, name in ctrl_c._DROPPED_IN:
+        if module.startswith("loaderpool."):
+            path = Path(ctrl_c.__file__).parents[2] / f"{module.replace('.', '/')}.py"
+            assert f"def {name}(" in path.read_text(encoding="utf-8"), (module, name)
