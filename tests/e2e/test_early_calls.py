@@ -105,7 +105,7 @@ def read_here(tmp_path: Path, make: Callable[[int, float], Any], **settings: Any
         (long_of, {"pad": True, "batch_size": 12}),
         (long_of, {"ragged": True, "batch_size": 8}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", None) or str(value),
 )
 def test_each_call_is_made_once_and_gives_the_same_bits(
     make: Callable[[int, float], Any], settings: dict[str, Any], diary: Diary, tmp_path: Path
