@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from loaderpool.checks import whole_number
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
 from loaderpool.errors import (
-    ArgumentError,
     ArgumentTypeError,
     SourceError,
 )
@@ -366,11 +365,7 @@ class Loader:
         Raises:
             ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
         """
-        self._core.check_usable()
-        pool = self._core.pool
-        if pool is None:
-            raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
-        pool.resize(workers)
+        self._core.resize(workers)
 
     def statistics(self) -> Statistics:
         """A snapshot of counts and rates."""

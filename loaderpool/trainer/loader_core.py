@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import ClosedError, ForeignProcessError
+from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError
 from loaderpool.plan.base import BasePlan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import role
@@ -132,6 +132,17 @@ class LoaderCore:
                 f"this loader belongs to process {self._owner_pid}; process {os.getpid()} is a fork of it and must "
                 "make a loader of its own"
             )
+
+    def resize(self, workers: int) -> None:
+        """Have this many workers from now on.
+
+        Raises:
+            ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
+        """
+        self.check_usable()
+        if self.pool is None:
+            raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
+        self.pool.resize(workers)
 
     def close(self) -> None:
         """End the engine, and the pool if it is the loader's own. Twice is fine."""

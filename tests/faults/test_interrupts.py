@@ -27,7 +27,8 @@ from loaderpool.cache.shared import SharedCache, plan_in_memory
 from loaderpool.system import ctrl_c, undoing
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
 from loaderpool.system.undoing import Undoing, undo_orphans
-from loaderpool.trainer.session.session import Session, live_sessions
+from loaderpool.trainer.session.open_sessions import live_sessions
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control
 from tests.support.child import run_child
 from tests.support.interrupts import CountBytecodes, interrupted_at

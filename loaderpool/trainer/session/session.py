@@ -6,13 +6,11 @@ whom it concerns and wakes the others; when it has what it wanted it passes the 
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from loaderpool.config import DEFAULT_MAX_RESTARTS
@@ -20,8 +18,9 @@ from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError,
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.system import ctrl_c, fault_points, machine
-from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
+from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.trainer.session.lease import ReturnPipe
+from loaderpool.trainer.session.open_sessions import live
 from loaderpool.trainer.session.routing import Listeners
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
 from loaderpool.trainer.session.supervisor_process import Link
@@ -32,7 +31,7 @@ from loaderpool.transport.notices import Attachment, Lost, read_attachment, rece
 if TYPE_CHECKING:
     from loaderpool.transport.payload.fork_check import ForkObstacle
 
-__all__ = ["Session", "WorkerRecord", "close_all", "live_sessions"]
+__all__ = ["Session"]
 
 # Completions in a row that could not be received before somebody is told: they are made again, and a descriptor may
 # become free meanwhile.
@@ -105,7 +104,7 @@ class Session:
         self._has_warned = False
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
         self._numbers = 0
-        _live.add(self)
+        live.add(self)
 
     # ---- talking ----
 
@@ -364,7 +363,7 @@ class Session:
 
     def _close(self) -> None:
         self.is_closed = True
-        _live.discard(self)
+        live.discard(self)
         for listener in list(self.listeners.by_loader.values()):
             listener.on_close()
         self.pipe.release(pack(Control.CLOSE))
@@ -394,23 +393,3 @@ class Session:
 def _ends_all(words: Words) -> bool:
     """Whether the supervisor gives up."""
     return words[0] in _ENDS and not words[1]
-
-
-_live: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def live_sessions() -> Iterator[Session]:
-    """The sessions that are open in this process."""
-    return iter(list(_live))
-
-
-def close_all() -> None:
-    """The interpreter ends: close every session, in one step that Ctrl-C does not break off."""
-    with InterruptsHeld(then="drop"):
-        note_exit()
-        for session in live_sessions():
-            session.close()
-
-
-# Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.
-atexit.register(close_all)
