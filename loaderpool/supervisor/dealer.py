@@ -101,24 +101,24 @@ class Dealer:
         return None
 
     def _send(self, worker: WorkerRecord, ticket: Ticket) -> None:
-        out, number = self._ledger.out, worker.worker
+        out, number = self._ledger.out, worker.number
         loader, run = ticket.loader, ticket.run
         if run is None:
             if ticket.early is None:
                 loader.kept[ticket.row_start] = Kept(number, ticket.row_start, 1)
-            out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
+            out += [ToWorker(number, pack(Order.EXCLUDE, loader.number, *sample)) for sample in loader.excluded]
         else:
-            if loader.loader not in worker.layouts and loader.layout is not None:
-                worker.layouts.add(loader.loader)
-                out.append(ToWorker(number, pack(Order.LAYOUT, loader.loader, *loader.layout)))
-                out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
-            if run.run not in worker.runs:
-                worker.runs.add(run.run)
+            if loader.number not in worker.layouts and loader.layout is not None:
+                worker.layouts.add(loader.number)
+                out.append(ToWorker(number, pack(Order.LAYOUT, loader.number, *loader.layout)))
+                out += [ToWorker(number, pack(Order.EXCLUDE, loader.number, *sample)) for sample in loader.excluded]
+            if run.number not in worker.runs:
+                worker.runs.add(run.number)
                 after, nbytes = run.after
                 told = pack(
                     Order.RUN,
-                    run.run,
-                    loader.loader,
+                    run.number,
+                    loader.number,
                     run.first_epoch,
                     run.batches_per_epoch,
                     after,
@@ -129,7 +129,7 @@ class Dealer:
             if ticket.slot not in worker.slots:
                 worker.slots.add(ticket.slot)
                 slot = self._ledger.slots[ticket.slot]
-                out.append(ToWorker(number, pack(Order.SLOT, slot.slot, slot.offset, slot.nbytes)))
+                out.append(ToWorker(number, pack(Order.SLOT, slot.number, slot.offset, slot.nbytes)))
         if run is not None and run.lanes is not None:
             run.lanes.homes[ticket.first % len(run.lanes.next)] = number
         self._workers.give(worker, ticket)

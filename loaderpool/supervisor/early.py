@@ -59,7 +59,7 @@ class EarlyDealer:
             loader.next_early += 1
         if loader.next_early >= loader.end_early:
             return None
-        kept = worker.early = Kept(worker.worker, loader.next_early, 0, is_early=True)
+        kept = worker.early = Kept(worker.number, loader.next_early, 0, is_early=True)
         loader.kept[kept.batch] = kept
         loader.next_early += 1
         return kept

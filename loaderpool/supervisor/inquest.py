@@ -73,17 +73,17 @@ class Inquest:
             return Step.CONVICT if ticket.deaths >= _LONE_DEATHS else Step.REDO
         if ticket.acquittals >= _ACQUITTALS:
             return Step.GIVE_UP
-        self._held[ticket.ticket] = ticket
+        self._held[ticket.number] = ticket
         return Step.TRY_ROWS
 
     def acquit(self, ticket: Ticket) -> None:
         """All its rows were tried and none killed."""
-        del self._held[ticket.ticket]
+        del self._held[ticket.number]
         ticket.deaths = 0
         ticket.acquittals += 1
 
     def convict(self, ticket: Ticket) -> None:
         """One of its rows kills: this is what the deaths over it came from, so they are no storm."""
-        self._held.pop(ticket.ticket, None)
+        self._held.pop(ticket.number, None)
         self.restarts.forgive(ticket.lost)
         ticket.deaths = ticket.acquittals = 0

@@ -64,10 +64,10 @@ class Ledger:
         """The trainer could not use what was made of a ticket, or only its first `count` batches; 0: all are wanted."""
         slot = self.slots.get(slot_number)
         for at, ticket in enumerate(slot.tickets if slot is not None else ()):
-            if slot is not None and ticket.ticket == ticket_number and ticket.run is not None:
+            if slot is not None and ticket.number == ticket_number and ticket.run is not None:
                 # A new one: the worker's report of the old one may still be on its way.
                 again = dataclasses.replace(
-                    ticket, ticket=self.cutter.take_number(), attempt=1, deaths=0, count=count or ticket.count
+                    ticket, number=self.cutter.take_number(), attempt=1, deaths=0, count=count or ticket.count
                 )
                 slot.tickets[at] = again
                 if ticket.run.lanes is not None:  # it may be different this time
@@ -173,20 +173,20 @@ class Ledger:
             self.due.remove(ticket)
             self.abandon(ticket)
         for ticket in [ticket for ticket in self.held.values() if ticket.run is run]:
-            del self.held[ticket.ticket]
+            del self.held[ticket.number]
             self.abandon(ticket)
         self._finish_run(run)
 
     def _finish_run(self, run: RunRecord) -> None:
-        if not run.is_ended or run.outstanding or self.runs.get(run.run) is not run:
+        if not run.is_ended or run.outstanding or self.runs.get(run.number) is not run:
             return
-        del self.runs[run.run]
+        del self.runs[run.number]
         for worker in self._workers:
-            if run.run in worker.runs:
-                worker.runs.discard(run.run)
+            if run.number in worker.runs:
+                worker.runs.discard(run.number)
                 if not worker.is_leaving:
-                    self.out.append(ToWorker(worker.worker, pack(Order.RUN_OVER, run.run)))
-        self.out.append(ToTrainer(pack(Notice.RUN_ENDED, run.run)))
+                    self.out.append(ToWorker(worker.number, pack(Order.RUN_OVER, run.number)))
+        self.out.append(ToTrainer(pack(Notice.RUN_ENDED, run.number)))
 
     # ---- slots ----
 
@@ -194,9 +194,9 @@ class Ledger:
         """As Control.SLOT_ADD says."""
         loader = self.loaders[words[1]]
         slot = SlotRecord(words[2], loader, words[3], words[4], lent_ticket=words[5])
-        self.slots[slot.slot] = slot
+        self.slots[slot.number] = slot
         if not slot.lent_ticket:
-            loader.free.append(slot.slot)
+            loader.free.append(slot.number)
 
     def release(self, number: int, ticket_number: int) -> None:
         """The last view of the slot has died. RELEASE-1: said twice, or of earlier work in it, it changes nothing."""
@@ -207,7 +207,7 @@ class Ledger:
             if slot.lent_ticket != ticket_number:
                 return
             slot.lent_ticket = 0
-        elif slot.run is None or all(ticket.ticket != ticket_number for ticket in slot.tickets):
+        elif slot.run is None or all(ticket.number != ticket_number for ticket in slot.tickets):
             return
         else:
             slot.run.held -= 1
@@ -229,10 +229,10 @@ class Ledger:
             self._drop_slot(slot)
 
     def _drop_slot(self, slot: SlotRecord) -> None:
-        del self.slots[slot.slot]
+        del self.slots[slot.number]
         for worker in self._workers:
-            worker.slots.discard(slot.slot)
-        self.out.append(ToTrainer(pack(Notice.SLOT_RETIRED, slot.slot)))
+            worker.slots.discard(slot.number)
+        self.out.append(ToTrainer(pack(Notice.SLOT_RETIRED, slot.number)))
 
     # ---- loaders ----
 
@@ -270,13 +270,13 @@ class Ledger:
         self._finish_unload(loader)
 
     def _finish_unload(self, loader: LoaderRecord) -> None:
-        if loader.is_unloading and not loader.outstanding and loader.loader in self.loaders:
-            del self.loaders[loader.loader]
-            for number in [slot.slot for slot in self.slots.values() if slot.loader is loader]:
+        if loader.is_unloading and not loader.outstanding and loader.number in self.loaders:
+            del self.loaders[loader.number]
+            for number in [slot.number for slot in self.slots.values() if slot.loader is loader]:
                 del self.slots[number]
             for ticket in [ticket for ticket in self.due if ticket.loader is loader]:
                 self.due.remove(ticket)
-            self.out += [Unload(loader.loader), ToTrainer(pack(Notice.UNLOADED, loader.loader))]
+            self.out += [Unload(loader.number), ToTrainer(pack(Notice.UNLOADED, loader.number))]
 
     def check_invariants(self) -> None:
         """Raise AssertionError where an invariant of docs/explanation/protocol.md does not hold."""

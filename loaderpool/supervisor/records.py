@@ -20,7 +20,7 @@ _MOST_EARLY = 128
 class Ticket:
     """Some work for one worker: a chunk of batches, rows of a batch, a probe, or a call made early."""
 
-    ticket: int
+    number: int
     run: RunRecord | None  # None: a probe, or made early
     loader: LoaderRecord
     first: int  # first batch, counted from the run's first epoch on; where there is no run, the epoch
@@ -54,14 +54,14 @@ class Ticket:
     def order(self) -> bytes:
         """What the worker is told."""
         if self.early is not None:
-            return pack(Order.EARLY, self.ticket, self.loader.loader, self.first, self.row_start, self.early)
+            return pack(Order.EARLY, self.number, self.loader.number, self.first, self.row_start, self.early)
         if self.run is None:
-            return pack(Order.PROBE, self.ticket, self.loader.loader, self.first, self.loader.feed, self.row_start)
+            return pack(Order.PROBE, self.number, self.loader.number, self.first, self.loader.feed, self.row_start)
         if self.suspect is not None:
             return pack(
                 Order.TRY,
-                self.ticket,
-                self.run.run,
+                self.number,
+                self.run.number,
                 self.first,
                 join32(self.count, self.trial),
                 join32(self.row_start, self.row_stop),
@@ -69,8 +69,8 @@ class Ticket:
             )
         return pack(
             Order.TICKET,
-            self.ticket,
-            self.run.run,
+            self.number,
+            self.run.number,
             self.first,
             join32(self.count, self.attempt),
             join32(self.row_start, self.row_stop),
@@ -90,8 +90,8 @@ class Ticket:
         assert self.run is not None
         return pack(
             kind,
-            self.ticket,
-            self.run.run,
+            self.number,
+            self.run.number,
             self.first,
             join32(self.count, self.attempt),
             join32(self.row_start, self.row_stop),
@@ -128,7 +128,7 @@ class Kept:
 class LoaderRecord:
     """A loader that was loaded."""
 
-    loader: int
+    number: int
     max_deaths: int
     probe_epoch: int | None
     timeout_ns: int = 0  # for one sample; 0: none
@@ -163,7 +163,7 @@ class LoaderRecord:
 class SlotRecord:
     """A slot of a loader's ring."""
 
-    slot: int
+    number: int
     loader: LoaderRecord
     offset: int
     nbytes: int
@@ -177,7 +177,7 @@ class SlotRecord:
 class RunRecord:
     """A run: batches of consecutive epochs that a consumer wants."""
 
-    run: int
+    number: int
     loader: LoaderRecord
     first_epoch: int
     batches_per_epoch: int
@@ -230,7 +230,7 @@ class LaneRecords:
 class WorkerRecord:
     """A worker process."""
 
-    worker: int
+    number: int
     cell: int
     tickets: collections.deque[Ticket] = dataclasses.field(default_factory=collections.deque)
     runs: set[int] = dataclasses.field(default_factory=set)  # that it has been told of

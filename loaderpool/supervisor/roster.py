@@ -42,15 +42,15 @@ class Roster:
             self._cells_used += 1
         worker = WorkerRecord(self._next_number, cell)
         self._next_number += 1
-        self._workers[worker.worker] = worker
-        self._with[0][worker.worker] = None
+        self._workers[worker.number] = worker
+        self._with[0][worker.number] = None
         return worker
 
     def leave(self, worker: WorkerRecord) -> None:
         """Give it no tickets any more."""
         worker.is_leaving = True
         for place in self._with:
-            place.pop(worker.worker, None)
+            place.pop(worker.number, None)
 
     def bury(self, number: int) -> None:
         """It died: give it no tickets any more, while its last reports are read."""
@@ -93,21 +93,21 @@ class Roster:
         """It has one ticket more."""
         has = len(worker.tickets)
         worker.tickets.append(ticket)
-        del self._with[has][worker.worker]
-        self._with[has + 1][worker.worker] = None
+        del self._with[has][worker.number]
+        self._with[has + 1][worker.number] = None
 
     def take_first(self, worker: WorkerRecord) -> Ticket:
         """It is done with its oldest ticket."""
         ticket = worker.tickets.popleft()
         if not worker.is_leaving and not worker.is_dead:
             has = len(worker.tickets)
-            del self._with[has + 1][worker.worker]
-            self._with[has][worker.worker] = None
+            del self._with[has + 1][worker.number]
+            self._with[has][worker.number] = None
         return ticket
 
     def check_invariants(self) -> None:
         """Raise AssertionError where a worker has more tickets than its pipe may hold, or stands in a wrong place."""
         for worker in self._workers.values():  # TICKET-3
             assert len(worker.tickets) <= MOST_TICKETS
-            places = [at for at, place in enumerate(self._with) if worker.worker in place]
+            places = [at for at, place in enumerate(self._with) if worker.number in place]
             assert places == ([] if worker.is_leaving or worker.is_dead else [len(worker.tickets)])

@@ -108,7 +108,7 @@ class TicketCutter:
             if run.part_slot is not None:
                 return self._cut_rows(run)
             if run.lanes is not None:
-                ticket = self._cut_lane(run, run.lanes, worker.worker, workers)
+                ticket = self._cut_lane(run, run.lanes, worker.number, workers)
                 if ticket is not None:
                     return ticket
                 continue
@@ -117,7 +117,7 @@ class TicketCutter:
                 slot.run = run
                 run.held += 1
                 if _is_split(loader):
-                    run.part_slot, run.part_row = slot.slot, 0
+                    run.part_slot, run.part_row = slot.number, 0
                     return self._cut_rows(run)
                 return self._cut_batches(run, slot, workers)
         return None
@@ -186,7 +186,7 @@ class TicketCutter:
         return ticket
 
     def _new_ticket(self, run: RunRecord, slot: SlotRecord, first: int, count: int, start: int, stop: int) -> Ticket:
-        ticket = Ticket(self.take_number(), run, run.loader, first, count, start, stop, slot.slot)
+        ticket = Ticket(self.take_number(), run, run.loader, first, count, start, stop, slot.number)
         slot.tickets.append(ticket)
         return ticket
 

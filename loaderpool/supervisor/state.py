@@ -190,13 +190,13 @@ class SupervisorState:
         was_early = self.early.drop(worker)  # which nobody asked for, and tickets behind it only waited
         unanswered: list[Ticket] = []
         for ticket in worker.tickets:
-            if last.finished == ticket.ticket << 16 | ticket.attempt and ticket.run is not None:
+            if last.finished == ticket.number << 16 | ticket.attempt and ticket.run is not None:
                 # PROTO-4: finished on the board; the completion may or may not have been sent: send it (again).
                 # One that carries bytes was sent over the socket before the note.
                 if last.status in (Status.FINISHED, Status.ABANDONED):
                     self.ledger.out.append(ToTrainer(ticket.completion(Status(last.status), number)))
                 self.ledger.settle(ticket)
-            elif last.sending == ticket.ticket << 16 | ticket.attempt and ticket.run is not None:
+            elif last.sending == ticket.number << 16 | ticket.attempt and ticket.run is not None:
                 # PROTO-6: the trainer has it or has it not; if it has, the slot is its own by now.
                 self.ledger.out.append(ToTrainer(ticket.unsure()))
                 self.ledger.settle(ticket)
@@ -238,10 +238,10 @@ class SupervisorState:
         """
         worker = self.workers.get(number)
         ticket = worker.tickets[0] if worker is not None and worker.tickets else None
-        attempt = 0 if ticket is None else ticket.ticket << 16 | ticket.attempt
+        attempt = 0 if ticket is None else ticket.number << 16 | ticket.attempt
         if (
             ticket is None
-            or ticket.ticket != ticket_number
+            or ticket.number != ticket_number
             or attempt in (last.finished, last.sending)  # it got over it in the last moment
             or (ticket.run is not None and ticket.run.is_ended)  # nobody wants to know
             or ticket.early is not None  # nor here: its turn will tell
@@ -264,7 +264,7 @@ class SupervisorState:
             completion = b"" if run is None else ticket.completion(Status.FAILED, number)
             self.ledger.out.append(
                 FailTicket(
-                    completion, loader.loader, epoch, index, ran_ns, loader.timeout_ns, number, last.in_generator
+                    completion, loader.number, epoch, index, ran_ns, loader.timeout_ns, number, last.in_generator
                 )
             )
             self.ledger.stop_lane(ticket)
@@ -276,7 +276,7 @@ class SupervisorState:
         if not any(loader.timeout_ns for loader in self.ledger.loaders.values()):
             return []
         return [
-            (worker.worker, worker.tickets[0].loader.timeout_ns)
+            (worker.number, worker.tickets[0].loader.timeout_ns)
             for worker in self.workers
             if worker.tickets and worker.tickets[0].loader.timeout_ns
         ]
@@ -291,15 +291,15 @@ class SupervisorState:
         missing = self.target_workers - len(staying)
         for _ in range(min(missing, 1) if one_first else missing):
             worker = self.workers.add()
-            self.ledger.out.append(Fork(worker.worker, worker.cell))
+            self.ledger.out.append(Fork(worker.number, worker.cell))
         for worker in staying[self.target_workers :]:
             self._send_away(worker)
 
     def _send_away(self, worker: WorkerRecord) -> None:
         if not worker.is_leaving:
             self.workers.leave(worker)
-            self.ledger.forget(worker.worker)
-            self.ledger.out.append(ToWorker(worker.worker, pack(Order.EXIT)))
+            self.ledger.forget(worker.number)
+            self.ledger.out.append(ToWorker(worker.number, pack(Order.EXIT)))
 
     # ---- tickets ----
 
@@ -309,7 +309,7 @@ class SupervisorState:
     def _answered(self, words: Words) -> None:
         _, number, worker_number, status, busy_ns, rows, last_kept, attempt = words
         worker = self.workers.get(worker_number)
-        if worker is None or not worker.tickets or worker.tickets[0].ticket != number:
+        if worker is None or not worker.tickets or worker.tickets[0].number != number:
             return  # a report of a process already given up
         ticket = self.workers.take_first(worker)
         self._idle_deaths = 0
@@ -360,7 +360,7 @@ class SupervisorState:
 
     def _try_row(self, ticket: Ticket, row: int) -> None:
         trial = dataclasses.replace(
-            ticket, ticket=self.ledger.cutter.take_number(), attempt=0, deaths=0, suspect=ticket, trial=row, lost=0
+            ticket, number=self.ledger.cutter.take_number(), attempt=0, deaths=0, suspect=ticket, trial=row, lost=0
         )
         self.ledger.due.appendleft(self.ledger.opened(trial))
 
@@ -368,7 +368,7 @@ class SupervisorState:
         """A row ran alone, and its worker lives."""
         suspect = trial.suspect
         assert suspect is not None
-        if suspect.ticket in self.ledger.held and status != Status.ABANDONED:
+        if suspect.number in self.ledger.held and status != Status.ABANDONED:
             if trial.trial + 1 < rows:
                 self._try_row(suspect, trial.trial + 1)
             else:
@@ -380,8 +380,8 @@ class SupervisorState:
         """Have this sample never run again."""
         sample = epoch, index, ran_ns, exit_code & 0xFFFF
         loader.excluded.append(sample)
-        order = pack(Order.EXCLUDE, loader.loader, *sample)
-        informed = [worker.worker for worker in self.workers if loader.loader in worker.layouts]
+        order = pack(Order.EXCLUDE, loader.number, *sample)
+        informed = [worker.number for worker in self.workers if loader.number in worker.layouts]
         self.ledger.out += [ToWorker(number, order) for number in informed]
 
     def _give_up(
@@ -389,8 +389,8 @@ class SupervisorState:
     ) -> None:
         run = ticket.run
         epoch = ticket.first if run is None else run.epoch_of(ticket.first)
-        completion = b"" if run is None else ticket.completion(Status.LOST, worker.worker)
-        self.ledger.out.append(LoseTicket(completion, ticket.loader.loader, epoch, index, ticket.lost, verdict))
+        completion = b"" if run is None else ticket.completion(Status.LOST, worker.number)
+        self.ledger.out.append(LoseTicket(completion, ticket.loader.number, epoch, index, ticket.lost, verdict))
         self.ledger.stop_lane(ticket)
         self.ledger.settle(ticket)
 

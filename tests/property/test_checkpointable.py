@@ -36,7 +36,8 @@ def fetch_of(loader: lp.Loader) -> Any:
 
     at_once = most_at_once(loader.form) if loader.config.deterministic else 1
     wire = TensorFormat.of(loader.form, loader.form.spec, at_once)
-    return Fetch(loader, wire, at_once, Epochs(EPOCHS), loader._core.tracker.next_log().batches, lambda loader: None)
+    tracker = loader._core.tracker
+    return Fetch(loader._core, wire, at_once, Epochs(EPOCHS), tracker.next_log().batches, lambda core: None)
 
 
 def start() -> list[int]:

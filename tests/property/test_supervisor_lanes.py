@@ -1,8 +1,8 @@
 """The same walk with generators that take turns: lanes end where they end, and their next batch always gets a slot.
 
 The trainer's model has the real `LaneBuffer`, shares the slots as `SlotQuotas` does, lends and moves its window as
-`PoolSubscription` does, and lets a run begin anew at any moment. The ring does not grow: `test_lane_pool.py` has the one
-that does.
+`PoolSubscription` does, and lets a run begin anew at any moment. The ring does not grow: `test_lane_pool.py` has the
+one that does.
 """
 
 from __future__ import annotations

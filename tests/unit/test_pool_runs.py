@@ -243,7 +243,7 @@ def test_a_consumer_that_waits_is_told_that_its_run_was_ended(small: HandPool, m
 
 def test_slots_that_finalizers_return_meanwhile_do_not_disturb_who_counts_them(small: HandPool) -> None:
     run = small.engine.begin(0, 1, small.engine.plan, {})
-    lent, is_over = run._stretch.lent, threading.Event()
+    lent, is_over = run._run.lent, threading.Event()
 
     def churn() -> None:
         for number in itertools.cycle(range(50)):
