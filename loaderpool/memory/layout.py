@@ -73,16 +73,21 @@ class FixedLayout:
         """Bytes of a slot."""
         return max(ALIGNMENT_BYTES, sum(aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes))
 
+    @functools.cached_property
+    def _places(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]:
+        return tuple(zip(self.row_shapes, self.dtypes, self.offsets, strict=True))
+
     def arrays(self, buffer: Any, base: int, rows: int) -> list[npt.NDArray[Any]]:
         """The components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
-        return [
-            np.ndarray((rows, *shape), dtype, buffer, base + offset)
-            for shape, dtype, offset in zip(self.row_shapes, self.dtypes, self.offsets, strict=True)
-        ]
+        return [np.ndarray((rows, *shape), dtype, buffer, base + offset) for shape, dtype, offset in self._places]
+
+    @functools.cached_property
+    def _all_row_bytes(self) -> int:
+        return sum(self.row_bytes)
 
     def used_bytes(self, rows: int) -> int:
         """Bytes of data in `rows` rows."""
-        return rows * sum(self.row_bytes)
+        return rows * self._all_row_bytes
 
 
 class Block(NamedTuple):

@@ -7,8 +7,6 @@ what is looked up and never used has cost nothing else.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -22,14 +20,8 @@ _ROWS = 1024
 _PASSES = 4
 
 
-class _Stretch(NamedTuple):
-    """Consecutive batches of one epoch."""
-
-    first: int
-    batches: int
-    rows: int  # of each; the last one may have fewer
-    positions: npt.NDArray[np.int64]
-    indices: list[int]
+_Rows = tuple[npt.NDArray[np.int64], list[int]]  # positions and indices of a batch
+_NOTHING: tuple[int, list[_Rows]] = 0, []
 
 
 class OrderAhead:
@@ -41,9 +33,10 @@ class OrderAhead:
 
     def __init__(self, plan: BasePlan) -> None:
         self._plan = plan
-        self._stretches: dict[tuple[int, Start], _Stretch] = {}
+        # By epoch and start, of consecutive batches: the first one's number, and the rows of each.
+        self._stretches: dict[tuple[int, Start], tuple[int, list[_Rows]]] = {}
 
-    def rows_of(self, epoch: int, batch: int, after: Start) -> tuple[npt.NDArray[np.int64], list[int]]:
+    def rows_of(self, epoch: int, batch: int, after: Start) -> _Rows:
         """The positions of a batch's rows, int64[rows], and the source's index at each.
 
         Args:
@@ -54,19 +47,19 @@ class OrderAhead:
         Raises:
             IndexError: the epoch has no such batch.
         """
-        stretch = self._stretches.get((epoch, after))
-        if stretch is None or not 0 <= batch - stretch.first < stretch.batches:
-            stretch = self._look_up(epoch, batch, after)
-        start = (batch - stretch.first) * stretch.rows
-        stop = start + stretch.rows
-        return stretch.positions[start:stop], stretch.indices[start:stop]
+        first, batches = self._stretches.get((epoch, after), _NOTHING)
+        if not first <= batch < first + len(batches):
+            first, batches = self._look_up(epoch, batch, after)
+        return batches[batch - first]
 
-    def _look_up(self, epoch: int, batch: int, after: Start) -> _Stretch:
+    def _look_up(self, epoch: int, batch: int, after: Start) -> tuple[int, list[_Rows]]:
         plan = self._plan.after(after)
         rows = plan.most_rows
         count = max(1, min(_ROWS // rows, plan.batches_per_epoch - batch))
         positions = plan.positions_of(epoch, batch, count)
-        stretch = _Stretch(batch, count, rows, positions, plan.indices(epoch, positions))
+        indices = plan.indices(epoch, positions)
+        starts = range(0, count * rows, rows)  # the last batch may have fewer rows
+        stretch = batch, [(positions[start : start + rows], indices[start : start + rows]) for start in starts]
         self._stretches.pop((epoch, after), None)
         while len(self._stretches) >= _PASSES:
             del self._stretches[next(iter(self._stretches))]  # the oldest

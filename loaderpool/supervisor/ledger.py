@@ -54,7 +54,11 @@ class Ledger:
 
     def probe(self, loader: LoaderRecord, epoch: int, batch: int = 0) -> None:
         """The first samples of an epoch shall be made, for their spec; or one whole batch of it."""
-        self.due.append(self.opened(Ticket(self.cutter.take_number(), None, loader, epoch, 0, batch, 0, 0)))
+        ticket = self.opened(Ticket(self.cutter.take_number(), None, loader, epoch, 0, batch, 0, 0))
+        loader.probed_epoch = epoch
+        if not batch:
+            loader.probe = ticket
+        self.due.append(ticket)
 
     def redo(self, ticket_number: int, slot_number: int, count: int) -> None:
         """The trainer could not use what was made of a ticket, or only its first `count` batches; 0: all are wanted."""
@@ -83,6 +87,8 @@ class Ledger:
         if ticket.run is not None:
             ticket.run.outstanding -= 1
             self._finish_run(ticket.run)
+        elif ticket is ticket.loader.probe:
+            ticket.loader.probe = None
         self._finish_unload(ticket.loader)
 
     def abandon(self, ticket: Ticket) -> None:
@@ -90,6 +96,12 @@ class Ledger:
         if ticket.suspect is None:  # of trials the trainer knows nothing
             self.out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
         self.settle(ticket)
+
+    def forget(self, worker: int) -> None:
+        """No generator stands in this worker any more, and it keeps nothing."""
+        self.cutter.forget(worker)
+        for loader in self.loaders.values():
+            loader.kept = {batch: kept for batch, kept in loader.kept.items() if kept.worker != worker}
 
     # ---- runs ----
 

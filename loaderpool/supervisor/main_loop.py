@@ -49,6 +49,9 @@ __all__ = ["Supervisor", "main"]
 _POLL_MS = 200
 # A worker that could not be started, while others run, is tried again after this long.
 _RETRY_MS = 1000
+# When the first sample takes longer, what comes behind it is made meanwhile. Less: the function of loaders with quick
+# samples is called before a batch is wanted, for nothing. More: workers idle for so long.
+_SLOW_PROBE_MS = 100
 
 
 class _Death(NamedTuple):
@@ -83,6 +86,7 @@ class Supervisor:
         self._watch = SampleWatch(self._arena.board)
         self._is_over = False
         self._retry_ns = 0  # when a worker that could not be started is tried again; 0: none
+        self._slow_ns = 0  # when a probe that runs takes long; 0: none does
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
         self._trainer = Outlet(start["completions"], self._poll)
@@ -124,6 +128,8 @@ class Supervisor:
             pauses.append(_POLL_MS)
         if self._retry_ns:
             pauses.append(_RETRY_MS)
+        if self._state.early.awaits_probe:
+            pauses.append(_SLOW_PROBE_MS)
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def _look_at_clock(self) -> None:
@@ -144,6 +150,12 @@ class Supervisor:
         if self._retry_ns and clock.monotonic_ns() > self._retry_ns:
             self._retry_ns = 0
             self._carry_out(self._state.on_retry())
+        if not self._state.early.awaits_probe:
+            self._slow_ns = 0
+        elif not self._slow_ns:
+            self._slow_ns = clock.monotonic_ns() + _SLOW_PROBE_MS * 1_000_000
+        elif clock.monotonic_ns() > self._slow_ns:
+            self._carry_out(self._state.on_slow_probe())
 
     def _answer(self, ready: list[int]) -> None:
         """Take in what has arrived. Deaths come last: a pidfd made for a new worker may have a dead one's number."""

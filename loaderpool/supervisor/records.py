@@ -8,19 +8,24 @@ from typing import NamedTuple
 
 from loaderpool.transport.messages import Notice, Order, Status, join32, pack
 
-__all__ = ["LaneRecords", "LastWords", "LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
+__all__ = ["Kept", "LaneRecords", "LastWords", "LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
+
+
+# Batches of which something is made beside the first probe. Less: workers idle behind a first sample that takes very
+# long. More: the tickets of what a worker keeps, which all wait for it, may not fit its pipe.
+_MOST_EARLY = 128
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Ticket:
-    """Some work for one worker: a chunk of batches, rows of a batch, or a probe."""
+    """Some work for one worker: a chunk of batches, rows of a batch, a probe, or a call made early."""
 
     ticket: int
-    run: RunRecord | None  # None: a probe
+    run: RunRecord | None  # None: a probe, or made early
     loader: LoaderRecord
-    first: int  # first batch, counted from the run's first epoch on; the epoch of a probe
+    first: int  # first batch, counted from the run's first epoch on; where there is no run, the epoch
     count: int
-    row_start: int  # of a probe: which batch it looks at
+    row_start: int  # where there is no run: which batch
     row_stop: int
     slot: int
     attempt: int = 0
@@ -32,6 +37,7 @@ class Ticket:
     hint: int | None = None  # source index at which a worker died over it
     acquittals: int = 0  # how often all its rows were tried and none killed
     lost: int = 0  # deaths over it and its trials, in all
+    early: int | None = None  # it is made early: this call of its batch, the result kept
 
     @property
     def calls(self) -> int:
@@ -47,6 +53,8 @@ class Ticket:
 
     def order(self) -> bytes:
         """What the worker is told."""
+        if self.early is not None:
+            return pack(Order.EARLY, self.ticket, self.loader.loader, self.first, self.row_start, self.early)
         if self.run is None:
             return pack(Order.PROBE, self.ticket, self.loader.loader, self.first, self.loader.feed, self.row_start)
         if self.suspect is not None:
@@ -106,6 +114,17 @@ class LastWords(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
+class Kept:
+    """What a worker has made of a batch before any run began: its first rows (or calls), kept for their turns."""
+
+    worker: int
+    batch: int
+    rows: int  # made, or being made
+    of: int = 0  # that the batch has; 0: not known yet
+    is_early: bool = False  # made early; else a probe has looked at it
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class LoaderRecord:
     """A loader that was loaded."""
 
@@ -128,7 +147,12 @@ class LoaderRecord:
     full_batches: int = 0
     batch_ns: int = 0
     is_measured: bool = False
-    keepers: dict[int, int] = dataclasses.field(default_factory=dict)  # which worker keeps something of which batch
+    probe: Ticket | None = None  # the first one, until it is answered
+    probed_epoch: int = 0  # of which `kept` tells
+    is_slow: bool = False  # that takes long
+    next_early: int = 1  # the next batch to be begun beside it
+    end_early: int = _MOST_EARLY  # and the one behind the last
+    kept: dict[int, Kept] = dataclasses.field(default_factory=dict)  # by batch
     feed: int = 0  # where the table lies that has the items of the probe; 0: the source has them
     free: list[int] = dataclasses.field(default_factory=list)  # last freed, first used: hot in cache
     is_unloading: bool = False
@@ -171,6 +195,12 @@ class RunRecord:
     lanes: LaneRecords | None = None  # of generators whose batches take turns
 
     @property
+    def kept(self) -> dict[int, Kept]:
+        """What workers keep of its batches, counted from the run's first epoch on."""
+        is_foretold = self.first_epoch == self.loader.probed_epoch and not any(self.after)
+        return self.loader.kept if is_foretold else {}
+
+    @property
     def full_batches(self) -> int:
         """How many batches of an epoch have all their rows."""
         return self.loader.full_batches if self.rest is None else self.rest[0]
@@ -206,5 +236,6 @@ class WorkerRecord:
     runs: set[int] = dataclasses.field(default_factory=set)  # that it has been told of
     layouts: set[int] = dataclasses.field(default_factory=set)
     slots: set[int] = dataclasses.field(default_factory=set)
+    early: Kept | None = None  # the batch that it makes early
     is_leaving: bool = False
     is_dead: bool = False  # its last reports are still being read

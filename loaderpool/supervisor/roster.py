@@ -82,10 +82,10 @@ class Roster:
         """All that have fewer tickets than this, those with fewest first."""
         return [self._workers[number] for place in self._with[:tickets] for number in place]
 
-    def with_room(self, number: int) -> WorkerRecord | None:
-        """This worker, if it may have another ticket."""
+    def with_room(self, number: int, tickets: int = TICKETS_PER_WORKER) -> WorkerRecord | None:
+        """This worker, if it may have another ticket beside fewer than these."""
         worker = self._workers.get(number)
-        if worker is None or worker.is_leaving or worker.is_dead or len(worker.tickets) >= TICKETS_PER_WORKER:
+        if worker is None or worker.is_leaving or worker.is_dead or len(worker.tickets) >= tickets:
             return None
         return worker
 

@@ -76,6 +76,11 @@ class TicketCutter:
         self.has_threads = any(run.loader.threads > 1 for run in self._turn)
 
     @property
+    def has_runs(self) -> bool:
+        """Whether there is any run."""
+        return bool(self._turn)
+
+    @property
     def has_lanes(self) -> bool:
         """Whether who gets a ticket decides which there is."""
         return any(run.lanes is not None for run in self._turn)
@@ -160,6 +165,9 @@ class TicketCutter:
             fair = -(-left // (TICKETS_PER_WORKER * max(1, workers)))
             by_time = _CHUNK_NS // max(1, loader.batch_ns)
             count = max(1, min(loader.max_chunk, by_time, fair, in_epoch, to_edge, taper))
+        for batch in run.kept:  # that one shall go to the worker that keeps some of it
+            if run.next < batch < run.next + count:
+                count = batch - run.next
         ticket = self._new_ticket(run, slot, run.next, count, 0, run.rows_of(run.next))
         run.next += count
         return ticket
@@ -168,7 +176,8 @@ class TicketCutter:
         loader = run.loader
         assert run.part_slot is not None
         rows = run.rows_of(run.next)
-        stop = min(rows, run.part_row + _rows_of_part(loader))
+        kept = None if run.part_row else run.kept.get(run.next)
+        stop = min(rows, max(run.part_row + _rows_of_part(loader), 0 if kept is None else kept.rows))
         ticket = self._new_ticket(run, self._slots[run.part_slot], run.next, 1, run.part_row, stop)
         run.part_row = stop
         if stop == rows:

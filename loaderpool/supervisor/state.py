@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from loaderpool.supervisor.early import EarlyDealer
 from loaderpool.supervisor.inquest import Inquest, Step
 from loaderpool.supervisor.instructions import (
     Close,
@@ -26,7 +27,7 @@ from loaderpool.supervisor.instructions import (
     Update,
 )
 from loaderpool.supervisor.ledger import Ledger
-from loaderpool.supervisor.records import LastWords, LoaderRecord, Ticket, WorkerRecord
+from loaderpool.supervisor.records import Kept, LastWords, LoaderRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
 from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
 from loaderpool.transport.messages import Control, Notice, Order, Status, Words, pack, split32
@@ -61,6 +62,7 @@ class SupervisorState:
         self.target_workers = workers
         self.workers = Roster()
         self.ledger = Ledger(self.workers, first_ticket)
+        self.early = EarlyDealer(self.ledger, self.workers)
         self.restarts = 0
         self._inquest = Inquest(self.ledger.held, max_restarts)
         self._idle_deaths = 0
@@ -151,6 +153,8 @@ class SupervisorState:
         """A worker could not be started; it is tried again when another one ends, or by `on_retry`."""
         worker = self.workers.remove(number)
         if worker is not None:
+            self.ledger.forget(number)
+            self.early.drop(worker)
             self.ledger.due.extendleft(reversed(worker.tickets))
             self.workers.free_cell(worker.cell)
         self._deal()
@@ -162,10 +166,16 @@ class SupervisorState:
         self._deal()
         return self.ledger.take_out()
 
+    def on_slow_probe(self) -> list[Instruction]:
+        """The first probe that runs takes long: who is idle makes what comes behind it."""
+        self.early.begin()
+        self._deal()
+        return self.ledger.take_out()
+
     def on_worker_dead(self, number: int) -> None:
         """A worker's process has ended. Reports that it wrote before may follow, then `on_worker_gone`."""
         self.workers.bury(number)
-        self.ledger.cutter.forget(number)
+        self.ledger.forget(number)
 
     def on_worker_gone(
         self, number: int, last: LastWords, now_ns: int = 0, is_explained: bool = False
@@ -181,8 +191,9 @@ class SupervisorState:
         worker = self.workers.remove(number)
         if worker is None:
             return self.ledger.take_out()
-        self.ledger.cutter.forget(number)
+        self.ledger.forget(number)
         was_lost = bool(worker.tickets) or not worker.is_leaving
+        was_early = self.early.drop(worker)  # which nobody asked for, and tickets behind it only waited
         unanswered: list[Ticket] = []
         for ticket in worker.tickets:
             if last.finished == ticket.ticket << 16 | ticket.attempt and ticket.run is not None:
@@ -198,12 +209,12 @@ class SupervisorState:
             else:
                 unanswered.append(ticket)
                 ticket.is_isolated |= not is_explained
-        for ticket in reversed(unanswered[1:]):  # they only waited
+        for ticket in reversed(unanswered if was_early else unanswered[1:]):  # they only waited
             ticket.attempt += 1
             self.ledger.due.appendleft(ticket)
-        if was_lost:
+        if was_lost and not was_early:
             self._inquest.restarts.note(now_ns)
-        if unanswered:
+        if unanswered and not was_early:
             self._died_over(unanswered[0], worker, last)
         self.workers.free_cell(worker.cell)
         if was_lost:
@@ -239,6 +250,7 @@ class SupervisorState:
             or ticket.ticket != ticket_number
             or attempt in (last.finished, last.sending)  # it got over it in the last moment
             or (ticket.run is not None and ticket.run.is_ended)  # nobody wants to know
+            or ticket.early is not None  # nor here: its turn will tell
         ):
             return self.on_worker_gone(number, last._replace(source_index=None), now_ns)
         assert worker is not None
@@ -299,7 +311,7 @@ class SupervisorState:
     def _send_away(self, worker: WorkerRecord) -> None:
         if not worker.is_leaving:
             self.workers.leave(worker)
-            self.ledger.cutter.forget(worker.worker)
+            self.ledger.forget(worker.worker)
             self.ledger.out.append(ToWorker(worker.worker, pack(Order.EXIT)))
 
     # ---- tickets ----
@@ -318,23 +330,30 @@ class SupervisorState:
             else:
                 found = self._cut(worker)
                 if found is None:
-                    return
+                    break
                 worker, ticket = found[0], self.ledger.opened(found[1])
-            if ticket.run is not None and ticket.loader.keepers:
-                worker = self._keeper_of(ticket) or worker
+            worker = self._keeper_of(ticket) or worker
             self._send(worker, ticket)
+        while (made_early := self.early.next()) is not None:
+            self._send(*made_early)
 
     def _keeper_of(self, ticket: Ticket) -> WorkerRecord | None:
-        """The worker that has kept something of one of the ticket's batches since a probe, if it has room."""
-        keepers = ticket.loader.keepers
-        for batch in [batch for batch in keepers if ticket.first <= batch < ticket.first + ticket.count]:
-            # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
-            keeper = self.workers.with_room(keepers[batch])
-            if keeper is not None:
-                del keepers[batch]
-                ticket.uses_kept = True
-                return keeper
-        return None
+        """The worker that keeps some of the ticket's rows since there was no form, if it has room.
+
+        What it has made early is little work that is left, so many tickets of that may wait for it.
+        """
+        run = ticket.run
+        if run is None or ticket.row_start:
+            return None
+        kept = run.kept.get(ticket.first)
+        if kept is None or (kept.is_early and run.lanes is not None):  # a generator stays at home
+            return None
+        # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
+        keeper = self.workers.with_room(kept.worker, MOST_TICKETS if kept.is_early else TICKETS_PER_WORKER)
+        if keeper is not None:
+            del ticket.loader.kept[kept.batch]
+            ticket.uses_kept = True
+        return keeper
 
     def _home_of(self, ticket: Ticket) -> WorkerRecord | None:
         """The worker in which the ticket's generator stands, if it has room."""
@@ -365,7 +384,8 @@ class SupervisorState:
         out, number = self.ledger.out, worker.worker
         loader, run = ticket.loader, ticket.run
         if run is None:
-            loader.keepers[ticket.row_start] = number
+            if ticket.early is None:
+                loader.kept[ticket.row_start] = Kept(number, ticket.row_start, 1)
             out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
         else:
             if loader.loader not in worker.layouts and loader.layout is not None:
@@ -406,8 +426,11 @@ class SupervisorState:
             self._tried(ticket, status, rows)
             return
         loader = ticket.loader
+        if ticket.early is not None:
+            self.early.answered(ticket, worker, status, rows)
+            return
         if ticket.run is None and rows:  # the last may be of another bucket, the others follow the first
-            loader.keepers |= dict.fromkeys([*range(1, rows), last_kept], worker_number)
+            loader.kept |= {batch: Kept(worker_number, batch, 1) for batch in [*range(1, rows), last_kept]}
         if status == Status.FINISHED and rows and ticket.run is not None and not ticket.uses_kept:
             # Units that are whole elements have one "row" a batch in the plan, whatever the batch itself has.
             planned = ticket.count * (ticket.row_stop - ticket.row_start)

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from loaderpool.system import clock, fault_points
-from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.interrupts import InterruptsHeld, send_again
 
 __all__ = ["CtrlC", "check_patience", "latest", "note_signals", "told_descriptor", "watch"]
 
@@ -68,6 +68,10 @@ def watch() -> None:
     global _told
     if _told is not None or threading.get_ident() != threading.main_thread().ident:
         return
+    _take_over()
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:  # a kernel has Python's own handler back for each cell
+        shell.events.register("pre_run_cell", _take_over)
     with InterruptsHeld():
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
@@ -80,11 +84,6 @@ def watch() -> None:
             return
         _told = read_end, write_end
         os.register_at_fork(after_in_child=_stop)
-    if sys.version_info < (3, 12):
-        _take_over()
-        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        if shell is not None:  # a kernel has Python's own handler back for each cell
-            shell.events.register("pre_run_cell", _take_over)
 
 
 def _stop() -> None:
@@ -135,11 +134,21 @@ def note_signals() -> None:
         _latest = CtrlC()
 
 
-# ---- before Python 3.12 ----
+# ---- where it is raised ----
 #
-# There what is raised while C++ makes an exception of an error comes out as pybind11's RuntimeError ("MISMATCH of
-# original and normalized active exception types"). So our handler raises it a moment later, in the frame that called:
-# where the exception arrives, or at the next line where that frame made it itself.
+# Python's own handler raises KeyboardInterrupt at whatever bytecode is next. In these functions, and in what they call,
+# that is the last that is heard of it: others drop all exceptions, and so does Python in finalizers. There ours has the
+# signal come once more, a moment later.
+_DROPPED_IN = {
+    ("keras.src.utils.python_utils", "pythonify_logs"),  # `except: pass`, behind each step of a fit
+    ("tensorflow.python.framework.tensor_shape", "__getitem__"),  # called from C++, which may crash, too
+    ("tensorflow.python.framework.tensor_shape", "__len__"),
+    ("loaderpool.adapters.checkpointable", "__del__"),
+    ("loaderpool.adapters.cursors", "let_go"),
+    ("loaderpool.adapters.tensorflow", "__del__"),
+    ("loaderpool.trainer.session.lease", "_on_death"),
+    ("loaderpool.system.undoing", "_follow"),
+}
 
 
 def _take_over(*_: object) -> None:
@@ -148,7 +157,15 @@ def _take_over(*_: object) -> None:
 
 
 def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt as by Python's own handler; in TensorFlow's constructor of an exception, behind that."""
+    """KeyboardInterrupt as by Python's own handler, but behind what would drop it or make another exception of it.
+
+    What C++ makes an exception of an error with comes out, before Python 3.12, as pybind11's RuntimeError ("MISMATCH of
+    original and normalized active exception types") where it raises. So there KeyboardInterrupt is raised in the frame
+    that called: where the exception arrives, or at the next line where that frame made it itself.
+    """
+    if _is_dropped(frame):
+        send_again()
+        return
     caller = frame
     while caller is not None and _constructs_status_error(caller):
         caller = caller.f_back
@@ -162,6 +179,15 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
 
     caller.f_trace = trace
     sys.settrace(lambda *_: None)
+
+
+def _is_dropped(frame: FrameType | None) -> bool:
+    """Whether an exception that is raised in this frame comes to one that drops it."""
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _DROPPED_IN:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _constructs_status_error(frame: FrameType) -> bool:

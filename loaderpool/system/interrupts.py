@@ -31,6 +31,7 @@ __all__ = ["InterruptsAllowed", "InterruptsHeld", "checkpoint", "note_exit", "se
 # Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
 # which costs ten times what the calls beneath them do.
 _SIGINT = int(signal.SIGINT)
+_main_thread = threading.main_thread().ident  # of this process; to ask each time costs what setting a handler does
 
 # After this a finalizer has returned. Shorter: it may still run, and the signal is sent once more; longer is only felt.
 _MOMENT_S = 0.005
@@ -48,18 +49,16 @@ class InterruptsHeld:
             exceptions Python drops; "drop" it, for the interpreter ends anyway.
     """
 
-    __slots__ = ("_handler", "_outer", "_then", "_thread", "_wake", "is_pending")
+    __slots__ = ("_handler", "_outer", "_then", "_wake", "is_pending")
 
     def __init__(self, wake: Callable[[], None] | None = None, then: Literal["tell", "send", "drop"] = "tell") -> None:
         self._wake, self._then = wake, then
         self._handler: Any = None  # the program's; of the module `_signal`, whose SIG_IGN and SIG_DFL are numbers
         self._outer: InterruptsHeld | None = None
-        self._thread = 0
         self.is_pending = False
 
     def __enter__(self) -> InterruptsHeld:  # noqa: PYI034 - the outermost, not always self
-        thread = threading.get_ident()
-        if thread == threading.main_thread().ident:
+        if _thread.get_ident() == _main_thread:
             handler = _signal.getsignal(_SIGINT)
             outer = getattr(handler, "__self__", None)
             if type(outer) is InterruptsHeld:
@@ -67,14 +66,14 @@ class InterruptsHeld:
                 self._wake, outer._wake = outer._wake, self._wake or outer._wake
                 return outer
             if callable(handler):
-                self._handler, self._thread = handler, thread
+                self._handler = handler
                 _signal.signal(_SIGINT, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        outer, self._outer = self._outer, None
+        outer = self._outer
         if outer is not None:
-            outer._wake = self._wake
+            self._outer, outer._wake = None, self._wake
             return
         handler = self._handler
         if handler is not None:
@@ -116,7 +115,7 @@ class InterruptsAllowed:
             raise
 
     def __exit__(self, *_: object) -> None:
-        held, self._held = self._held, None
+        held = self._held
         if held is None:
             return
         handler = _signal.getsignal(_SIGINT)  # the user's code may have set another one
@@ -129,7 +128,7 @@ class InterruptsAllowed:
             _signal.signal(_SIGINT, held._note)
             raise
         finally:
-            if getattr(handler, "__self__", None) is not held:
+            if handler is not held._handler and getattr(handler, "__self__", None) is not held:
                 held._handler = handler
 
 
@@ -143,8 +142,10 @@ def _tell(handler: Any) -> None:
 
 def _after_fork() -> None:
     """A thread has forked while the main thread was in a block: in the child there is no main thread to leave it."""
+    global _main_thread
+    before, _main_thread = _main_thread, _thread.get_ident()
     held = getattr(_signal.getsignal(_SIGINT), "__self__", None)
-    if type(held) is InterruptsHeld and held._thread != threading.get_ident():
+    if type(held) is InterruptsHeld and before != _main_thread:
         _signal.signal(_SIGINT, held._handler)
 
 
@@ -161,7 +162,7 @@ def checkpoint() -> None:
 
 def _holder() -> InterruptsHeld | None:
     """The outermost block that this code runs in."""
-    if threading.get_ident() != threading.main_thread().ident:
+    if _thread.get_ident() != _main_thread:
         return None
     holder = getattr(_signal.getsignal(_SIGINT), "__self__", None)
     return holder if type(holder) is InterruptsHeld else None
@@ -170,7 +171,7 @@ def _holder() -> InterruptsHeld | None:
 def send_again() -> None:
     """Have a Ctrl-C that came where nothing can be raised, as in a finalizer, come once more in a moment."""
     with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
-        _thread.start_new_thread(_send, (threading.main_thread().ident,))
+        _thread.start_new_thread(_send, (_main_thread,))
 
 
 def _send(thread: int | None) -> None:

@@ -69,7 +69,7 @@ class Loader:
         num_shards: how many loaders share each epoch.
         shard_index: which share is this one's, from 0.
         element_spec: the spec of a batch, as a nested structure of `loaderpool.ArraySpec` or `tf.TensorSpec`; None:
-            found from the first sample, for which all others wait (not where each shape is said and none is text), or
+            found from the first sample, for which all batches wait (not where each shape is said and none is text), or
             as `pad` and `ragged` say.
         pad: fill samples of varied shape up to the batch's largest: True (zeros, empty text), a pad value, or the
             sample's structure with a value for each component, None for zeros and False for none, as

@@ -77,26 +77,23 @@ class LoaderIterator(Iterator[Any]):
 
     def _fetch(self) -> None:
         """The next delivery, whose batches are handed out next. Runs in: a block of `InterruptsHeld`."""
-        delivery = self._next_delivery()
-        self._book.tally.tick(delivery)
+        book, one_pass = self._book, self._pass
+        if self._undoing is None:
+            book.latest, book.latest_is_dataset = self._reading, False
+            self._undoing = book.live[id(one_pass)] = Undoing(self, functools.partial(_end, book, one_pass))
+        try:
+            delivery = one_pass.next_delivery()
+        except BaseException:
+            if one_pass.is_over:
+                self._undoing.now()
+            raise
+        book.tally.tick(delivery)
         self._delivery, self._batches, self._left = delivery, delivery.batches(), delivery.count
         self._batch_bytes = delivery.batch_bytes
         self._must_tell = self._has_hooks or bool(delivery.row_failures)
         self._told = self._consumed
         if self._pack is _unpacked:
             self._pack = delivery.form.spec.structure.pack
-
-    def _next_delivery(self) -> Delivery:
-        book, one_pass = self._book, self._pass
-        if self._undoing is None:
-            book.latest, book.latest_is_dataset = self._reading, False
-            self._undoing = book.live[id(one_pass)] = Undoing(self, functools.partial(_end, book, one_pass))
-        try:
-            return one_pass.next_delivery()
-        except BaseException:
-            if one_pass.is_over:
-                self._undoing.now()
-            raise
 
     def _tell(self) -> None:
         """Tell the pass of the batch in front, once."""

@@ -93,13 +93,15 @@ class Order(enum.IntEnum):
     # ticket, run, first_batch, count|which row, row_start|row_stop, 1 + source index to begin with: make this one row
     # of another ticket alone, and throw it away
     TRY = 9
+    EARLY = 10  # ticket, loader, epoch, batch, which of its calls: make it before there is a form, and keep the result
 
 
 class Report(enum.IntEnum):
     """Worker to supervisor, always after the completion that it stands for."""
 
-    # ticket, worker, status, busy_ns, rows (of a TRY: how many there are to try; of a PROBE: in how many batches behind
-    # the first something is kept), count (of a PROBE: the last of these), attempt
+    # ticket, worker, status, busy_ns, rows (of a TRY: how many there are to try; of an EARLY: how many calls the batch
+    # has, 0: go on with another one; of a PROBE: in how many batches behind the first something is kept), count (of a
+    # PROBE: the last of these), attempt
     DONE = 1
 
 

@@ -19,7 +19,7 @@ from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Maker
 from loaderpool.worker.collate import blocks_of_array, collate
 from loaderpool.worker.exclusions import Exclusions
-from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, WorkFailed
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter
 
@@ -46,18 +46,10 @@ class BatchMaker:
         """Take the batches' form, and what makes a result's leaves fit it."""
         self._form, self._converter = form, converter
 
-    def fill_fixed(
-        self,
-        calls: Maker,
-        job: Job,
-        positions: npt.NDArray[np.int64],
-        indices: list[int],
-        buffer: Any,
-        base: int,
-        capacity: int,
-    ) -> Filled:
+    def fill_fixed(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:
         """Rows into a fixed slot, the next good row of the batch standing in for one that fails."""
         assert self._form is not None and self._form.fixed is not None
+        job, positions, indices, _ = opened
         layout = self._form.fixed
         arrays = layout.arrays(buffer, base, len(indices))
         failures: list[RowFailure] = []
@@ -69,17 +61,9 @@ class BatchMaker:
                     array[start + row] = leaf
         return Filled(len(indices), tuple(failures))
 
-    def fill_packed(
-        self,
-        calls: Maker,
-        job: Job,
-        positions: npt.NDArray[np.int64],
-        indices: list[int],
-        buffer: Any,
-        base: int,
-        capacity: int,
-    ) -> Filled:
+    def fill_packed(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:
         """Whole batches, packed; what does not fit comes back to be written elsewhere."""
+        job, positions, indices, _ = opened
         batches: list[tuple[int, list[Block]]] = []
         failures: list[RowFailure] = []
         waiting: list[list[npt.NDArray[Any]]] = []  # samples of all batches, until the chunk is written
@@ -94,7 +78,7 @@ class BatchMaker:
             failures += _of_batch(number, failed)
         if job.count > 1 and not self._copies_rows and _share_arrays(waiting):
             self._copies_rows = True  # an array came back in another batch of the chunk
-            return self.fill_packed(calls, job, positions, indices, buffer, base, capacity)
+            return self.fill_packed(opened, buffer, base, capacity, calls)
         packing = Packing(batches)
         rows = sum(rows for rows, _ in batches)
         if packing.nbytes > capacity:

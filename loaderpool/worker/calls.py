@@ -145,32 +145,29 @@ class Calls:
         """What was kept is not what its turn would give now."""
         self._kept.clear()
 
-    def watched(self, work: Callable[[], _Result]) -> _Result:
-        """Run `work`; once calls are seen to draw from the global generators, seed them and run it once more.
+    def watched(self, work: Callable[[Calls], _Result]) -> _Result:
+        """Run `work` with this; once calls are seen to draw from the global generators, seed them and run it once more.
 
         Raises:
             BaseException: whatever `work` raises.
             CacheError: the function cannot have a cache, also where `work` takes that for an error to pass over.
             ArgumentError: they draw, and threads cannot each have a state of these generators.
         """
-        cached = self._cached
-        if cached is None:
-            return self._seeding(work)
         result = self._seeding(work)
-        if cached.refusal is not None:
-            raise cached.refusal
+        if self._cached is not None and self._cached.refusal is not None:
+            raise self._cached.refusal
         return result
 
-    def _seeding(self, work: Callable[[], _Result]) -> _Result:
+    def _seeding(self, work: Callable[[Calls], _Result]) -> _Result:
         watch = self._watch
         if watch is None or self._seeds_globals:
-            return work()
+            return work(self)
         if self._threads > 1:
             return self._unseeded(watch, work)
         while True:
             watch.arm()
             try:
-                result = work()
+                result = work(self)
             except Exception as error:  # not Ctrl-C: it would be gone with the second run
                 end_stray(error)  # `random` is seeded anew in a fork, which is no draw
                 if not watch.drew():
@@ -182,12 +179,12 @@ class Calls:
             if not watch.was_blind:
                 break
         self._seeds_globals = True
-        return work()
+        return work(self)
 
-    def _unseeded(self, watch: GlobalsWatch, work: Callable[[], _Result]) -> _Result:
+    def _unseeded(self, watch: GlobalsWatch, work: Callable[[Calls], _Result]) -> _Result:
         for _ in range(2):  # the first may have imported what draws on import
             watch.arm()
-            result = work()
+            result = work(self)
             if not watch.drew():
                 return result
             self.forget()
@@ -219,7 +216,7 @@ class Calls:
                 else:
                     self.samples(epoch, [position], [index], results, arrays, row + at)
             return
-        if not (self.needs_positions or self.takes_out):
+        if not (self._takes_rng or self._seeds_globals or self.takes_out):
             self._plain(indices, results)
             end_stray()
             return

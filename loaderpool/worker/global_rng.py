@@ -34,30 +34,24 @@ class GlobalsWatch:
     """
 
     def __init__(self) -> None:
-        self._look_at_python = _python_peek() or random.getstate
-        self._look_at_numpy: Callable[[], object] | None = None
+        self._look: Callable[[], object] = _python_peek() or random.getstate
+        self._sees_numpy = False
         self.arm()
 
     def arm(self) -> None:
         """From now on draws count."""
-        self._python = self._look_at_python()
-        look = self._look_at_numpy
-        if look is None and _is_numpy_random_there():
-            look = _numpy_peek() or _numpy_state
-        if look is not None:
-            self._numpy = look()
-            self._look_at_numpy = look
+        if not self._sees_numpy and _is_numpy_random_there():
+            self._look, self._sees_numpy = _peek_at_both() or _states, True
+        self._seen = self._look()
 
     def drew(self) -> bool:
         """Whether anything was drawn or reseeded since `arm()`, or may have been; it stays armed."""
-        if self._look_at_python() != self._python:
-            return True
-        return self.was_blind if self._look_at_numpy is None else self._look_at_numpy() != self._numpy
+        return self._look() != self._seen or (not self._sees_numpy and _is_numpy_random_there())
 
     @property
     def was_blind(self) -> bool:
         """Whether `numpy.random` was imported since `arm()`."""
-        return self._look_at_numpy is None and _is_numpy_random_there()
+        return not self._sees_numpy and _is_numpy_random_there()
 
 
 class SavedGlobals:
@@ -128,7 +122,29 @@ word and the next, read as one, make a chance match one in 2**64. Not word 0: it
 
 
 def _python_peek() -> Callable[[], object] | None:
-    """What to call for a cheap look at `random`'s state, or None where its memory is not laid out as expected.
+    """What to call for a cheap look at `random`'s state, or None where its memory is not laid out as expected."""
+    seen = _python_words()
+    if seen is None:
+        return None
+    index, pair, instance = seen
+    return lambda: (index[0], pair[0], instance.gauss_next)
+
+
+def _peek_at_both() -> Callable[[], object] | None:
+    """The same for `random` and `numpy.random`: one call, for it is made four times for each tiny batch."""
+    python, numpy = _python_words(), _numpy_words()
+    if python is None or numpy is None:
+        return None
+    index, pair, instance = python
+    place, words, has_gauss, globals_ = numpy
+    # The bit generator itself belongs to the picture (and is kept alive by it): code may put in another.
+    return lambda: (
+        index[0], pair[0], instance.gauss_next, place[0], words[0], has_gauss[0], globals_._bit_generator
+    )  # fmt: skip
+
+
+def _python_words() -> tuple[memoryview, memoryview, Any] | None:
+    """The index and two words of `random`'s state, and the object that has it, or None.
 
     CPython's `struct {PyObject_HEAD; int index; uint32_t state[624];}` (Modules/_randommodule.c).
     """
@@ -142,7 +158,7 @@ def _python_peek() -> Callable[[], object] | None:
         return None
     pair = _as_one(words[1 + _WATCHED_WORD :][:2])
     # `gauss_next`: random.gauss() makes two numbers at a time, and returns the second without a draw.
-    return lambda: (words[0], pair[0], instance.gauss_next)  # type: ignore[attr-defined]
+    return words, pair, instance
 
 
 def _is_numpy_random_there() -> bool:
@@ -150,8 +166,8 @@ def _is_numpy_random_there() -> bool:
     return "numpy.random.mtrand" in sys.modules
 
 
-def _numpy_peek() -> Callable[[], object] | None:
-    """What to call for a cheap look at `numpy.random`'s state, or None where its memory is not laid out as expected.
+def _numpy_words() -> tuple[memoryview, memoryview, memoryview, Any] | None:
+    """Of `numpy.random`'s state the place, two words, whether it has a Gaussian, and the object that has it, or None.
 
     NumPy's `struct {uint32_t key[624]; int pos;}` (numpy/random/src/mt19937/mt19937.h).
     """
@@ -168,8 +184,7 @@ def _numpy_peek() -> Callable[[], object] | None:
         return None
     has_gauss = _words_at(id(globals_) + has_gauss_offset, 1)
     pair = _as_one(words[_WATCHED_WORD:][:2])
-    # The bit generator itself belongs to the picture (and is kept alive by it): code may put in another.
-    return lambda: (globals_._bit_generator, words[_TWISTER_WORDS], pair[0], has_gauss[0])
+    return words[_TWISTER_WORDS:], pair, has_gauss, globals_
 
 
 def _has_gauss_offset() -> int | None:
@@ -206,9 +221,9 @@ def _as_one(two_words: memoryview) -> memoryview:
     return two_words.cast("B").cast("Q")
 
 
-def _numpy_state() -> bytes:
-    """The whole state of `numpy.random`, in a form that can be compared."""
-    return pickle.dumps(np.random.get_state(legacy=False))
+def _states() -> tuple[Any, bytes]:
+    """The whole states of `random` and `numpy.random`, in a form that can be compared."""
+    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 def _random_state() -> Any:

@@ -30,7 +30,7 @@ class WorkFailed(Exception):
         self.error = error
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)  # not frozen: a tiny batch would pay a microsecond for that
 class Job:
     """What to make: `count` batches from `batch` on, or rows `row_start` to `row_stop` of one."""
 
@@ -39,7 +39,7 @@ class Job:
     batch: int
     count: int
     row_start: int
-    row_stop: int
+    row_stop: int | None  # None: the end of the batch
     attempt: int = 0  # above 0 it has brought down a worker: rows are made one by one, so that the board names the last
     after: Start = 0  # where the plan begins: batches are counted from there
     feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's

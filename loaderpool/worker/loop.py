@@ -167,6 +167,8 @@ class WorkerLoop:
                 )
         elif kind == Order.TRY:
             self._try(words)
+        elif kind == Order.EARLY:
+            self._make_early(*words[1:6])
         elif kind == Order.PROBE:
             self._probe(ticket=words[1], loader=words[2], epoch=words[3], feed=words[4], batch=words[5])
         elif kind == Order.EXIT:
@@ -205,6 +207,21 @@ class WorkerLoop:
         self._words[self._base + Field.INDEX] = 0
         send_with_bytes(self._channels.socket, pack(notice, loader, self._worker), found)
         self._report(pack(Report.DONE, ticket, self._worker, status, 0, len(others), max(others, default=0)))
+
+    def _make_early(self, ticket: int, loader: int, epoch: int, batch: int, call: int) -> None:
+        """One call whose turn will come. What fails is not told: then it will fail again."""
+        self._words[self._base + Field.TICKET] = ticket
+        calls: int | None = None
+        try:
+            work = self._work(loader)
+            work.ensure_setup()
+            calls = work.make_early(epoch, batch, call)
+        except WorkFailed:  # of the setup hook, or of loading
+            pass
+        self._check_pipes()
+        self._words[self._base + Field.INDEX] = 0
+        status = Status.ABANDONED if calls is None else Status.FINISHED
+        self._report(pack(Report.DONE, ticket, self._worker, status, 0, calls or 0))
 
     def _try(self, words: Words) -> None:
         """One row of a ticket that ended workers, alone; whatever comes of it, this process lives or does not."""

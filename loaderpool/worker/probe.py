@@ -1,5 +1,7 @@
 """The probe: the function's first calls, which tell what samples (or batches) are like before a form is known.
 
+And what is made beside a probe that takes long: calls for other batches, whose results are kept as the probe's are.
+
 One call tells all where every sample has one shape. Where they are to be padded, or kept ragged, the samples of the
 first batch tell which axes vary; of batches by length, whose samples are of like length, one of another bucket does,
 too. Which samples these are hangs on the plan alone, so the form is the same for any number of workers, and after a
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,11 @@ _LOOKS = 64
 _FEWEST_LOOKS = 8
 # Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
+# What one worker keeps of what it has made early. Less: it idles behind a first sample that takes very long. More: this
+# is memory of the worker's own, for which no `memory_limit` has a place.
+_EARLY_BYTES = 64 << 20
+# What a result takes beside its data, about: of tiny ones it is more than these.
+_OBJECT_BYTES = 512
 _WITHOUT_OUT = " (at the first call, which tells what a sample is like, out is None: return a new array then)"
 
 
@@ -74,6 +81,8 @@ class Prober:
     ) -> None:
         self._calls, self._config, self._plan, self._items, self._unit = calls, config, plan, items, unit
         self._given_spec, self._progress, self._exclusions = given_spec, progress, exclusions
+        self._varies = unit == "sample" and given_spec is None and (config.pad is not False or config.ragged)
+        self._early_bytes = 0
 
     def probe(self, epoch: int, feed: int) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
@@ -116,6 +125,40 @@ class Prober:
         positions = self._plan.positions(epoch, batch)
         return self._probe_at(epoch, positions, len(positions))._replace(batch=batch)
 
+    def make_early(self, epoch: int, batch: int, call: int) -> int | None:
+        """Make one of a batch's calls while the probe runs elsewhere, and keep its result for its turn.
+
+        One that fails leaves nothing: it is made again in its turn, and fails there.
+
+        Args:
+            epoch: the probe's.
+            batch: which one.
+            call: which of its calls, from 0.
+
+        Returns:
+            How many calls the batch has. 0: nothing was made, for a probe looks at this batch. None: nor shall
+            anything more be.
+        """
+        plan = self._plan
+        if plan.is_open or self._calls.takes_out or self._early_bytes >= _EARLY_BYTES:
+            return None
+        if batch >= plan.batches_per_epoch:
+            return None
+        if not call and batch in self._looks_at(epoch):
+            return 0
+        positions = plan.positions(epoch, batch)
+        size = len(positions) if self._unit == "batch" else 1
+        made = self._try(epoch, positions[call * size : (call + 1) * size])
+        if made is not None:
+            self._early_bytes += made.nbytes + _OBJECT_BYTES
+        return len(positions) // size
+
+    def _looks_at(self, epoch: int) -> Collection[int]:
+        """The batches behind the first of which a probe makes something."""
+        if self._unit != "sample":  # the second one, for a dataset's spec
+            return (1,)
+        return self._elsewhere(epoch, _FEWEST_LOOKS - self._plan.rows(epoch, 0)) if self._varies else ()
+
     def _look_at_more(self, epoch: int, probe: Probe, positions: npt.NDArray[np.int64]) -> Probe:
         """What other samples show of the axes, where that is asked for: an `element_spec` says it itself.
 
@@ -124,19 +167,17 @@ class Prober:
             probe: the first sample.
             positions: of the samples behind it in its batch.
         """
-        varies = self._config.pad is not False or self._config.ragged
-        has_axes = any(component.shape for component in probe.spec.components)
-        if self._unit != "sample" or self._given_spec is not None or not varies or not has_axes:
+        if not self._varies or not any(component.shape for component in probe.spec.components):
             return probe
         seen, nbytes = probe.spec, probe.nbytes
         most = max(_FEWEST_LOOKS, _LOOKS // self._config.threads_per_worker)  # they are made one after the other
         for each in itertools.islice(positions, most - 1):
-            other = self._try(epoch, each)
+            other = self._try(epoch, np.array([each]))
             if other is not None:
                 seen, nbytes = widened(seen, other.spec), max(nbytes, other.nbytes)
         elsewhere = self._elsewhere(epoch, _FEWEST_LOOKS - 1 - len(positions))
         for each in elsewhere.values():
-            other = self._try(epoch, each)
+            other = self._try(epoch, np.array([each]))
             if other is not None:
                 seen = widened(seen, other.spec)
         if seen == probe.spec:  # nothing tells axes apart, as of sentences all cut to one length: any may vary
@@ -155,10 +196,10 @@ class Prober:
             batches.append(batch)
         return {batch: plan.positions(epoch, batch, 0, 1)[0] for batch in batches}
 
-    def _try(self, epoch: int, position: np.int64) -> Probe | None:
-        """What this sample is like; None: it fails, and so it will in its turn."""
+    def _try(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe | None:
+        """What this sample (or batch) is like; None: it fails, and so it will in its turn."""
         try:
-            return self._probe_at(epoch, np.array([position]), 1)
+            return self._probe_at(epoch, positions, len(positions))
         except WorkFailed:
             return None
 
@@ -193,7 +234,7 @@ class Prober:
         words[progress.started_word] = started
         words[progress.index_word] = indices[0] + 1
         try:
-            result = self._calls.watched(lambda: self._calls.unit(epoch, positions.tolist(), indices))
+            result = self._calls.watched(lambda calls: calls.unit(epoch, positions.tolist(), indices))
         except progress.catches as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         elapsed = clock.monotonic_ns() - started

@@ -36,6 +36,8 @@ class Progress:
         Raises:
             Abandoned: the job's run was abandoned.
         """
+        if self.worker is None:  # in the caller's process, where a tiny batch has no time for what is never looked at
+            return
         words = self.words
         if words[Board.mark(job.run)] == job.run:
             raise Abandoned

@@ -154,20 +154,19 @@ class RowWriter:
             ReusedBuffer: several results share memory, or may; make and write them one by one.
         """
         try:
-            self._write(arrays, row, results, indices)
+            if not self._is_single:
+                self._write_columns(arrays, row, results, indices)
+            elif self._write_column(0, arrays[0], row, results, indices) and _come_again([results]):
+                raise ReusedBuffer
         except SpecMismatchError:
             # A dict that was filled again shows its last filling in all rows: the row that is named may be a good one.
             if len(results) > 1 and _share_dicts(results):
                 raise ReusedBuffer from None
             raise
 
-    def _write(
+    def _write_columns(
         self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
     ) -> None:
-        if self._is_single:
-            if self._write_column(0, arrays[0], row, results, indices) and _come_again([results]):
-                raise ReusedBuffer
-            return
         flatten = self._converter.flatten
         try:
             flat = [flatten(result) for result in results]
@@ -209,35 +208,30 @@ class RowWriter:
             else:
                 array[row] = self._converter.leaf(value, component, indices[0])
             return False
-        if set(map(type, values)) == _ONLY_ARRAYS and self._are_alike(values, shape):
-            # Results that look at no memory but their own can wait for their block.
-            if set(map(type, map(_BASE, values))) != _ONLY_NONE:
-                raise ReusedBuffer
-            if shape:
-                try:
-                    self._join(array, row, values, shape)
-                    return True
-                except (TypeError, ValueError):  # another dtype: not "equiv"; or other dimensions
-                    pass
+        if set(map(type, values)) == _ONLY_ARRAYS and self._join(array, row, values, shape):
+            return True
         self._write_converted(component, array, row, values, indices)
         return False
 
     @staticmethod
-    def _are_alike(values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> bool:
-        """Whether all have this shape; of a single axis its length, where `_join` refuses what has more."""
-        if len(shape) == 1:
-            try:
-                return set(map(len, values)) == set(shape)
-            except TypeError:  # no axis at all
+    def _join(array: npt.NDArray[Any], row: int, values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> bool:
+        """Write arrays of this shape by one call in C; False: they are not, or of another dtype."""
+        try:
+            # Of a single axis its length will do, which is told faster: what has more axes is not concatenated.
+            alike = set(map(len, values)) == set(shape) if len(shape) == 1 else set(map(_SHAPE, values)) == {shape}
+            if not alike:
                 return False
-        return set(map(_SHAPE, values)) == {shape}
-
-    @staticmethod
-    def _join(array: npt.NDArray[Any], row: int, values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> None:
-        """One call in C for all rows; raises TypeError where a dtype differs, ValueError where dimensions do."""
-        count = len(values)
-        joined = array[row : row + count].reshape(count * shape[0], *shape[1:])
-        np.concatenate(values, out=joined, casting="equiv")
+            # Results that look at no memory but their own can wait for their block.
+            if set(map(type, map(_BASE, values))) != _ONLY_NONE:
+                raise ReusedBuffer
+            if not shape:
+                return False
+            count = len(values)
+            joined = array[row : row + count].reshape(count * shape[0], *shape[1:])
+            np.concatenate(values, out=joined, casting="equiv")
+        except (TypeError, ValueError):  # another dtype: not "equiv"; other dimensions, or none
+            return False
+        return True
 
     def _write_converted(
         self, component: int, array: npt.NDArray[Any], row: int, values: Sequence[Any], indices: Sequence[int]

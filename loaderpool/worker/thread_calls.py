@@ -147,7 +147,7 @@ class Crew:
         if opened.read is not None:  # others were opened since
             calls = calls.copy()
             calls.read_by(opened.read)
-        filled = calls.watched(lambda: fill(calls))
+        filled = calls.watched(fill)
         if made.row_failures or filled.row_failures:  # they need not come again
             return filled
         if _image(filled, bytes_of) != by_threads:

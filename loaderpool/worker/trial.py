@@ -61,7 +61,7 @@ class Trial:
         if self._exclusions.find(job.epoch, indices) is None:
             self._progress.note(job, indices[0])
             try:
-                self._calls.watched(lambda: self.call(job.epoch, positions.tolist(), indices, form))
+                self._calls.watched(lambda _: self.call(job.epoch, positions.tolist(), indices, form))
             except Abandoned:
                 raise
             except self._progress.catches as error:  # an exception kills nobody

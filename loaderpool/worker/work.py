@@ -7,10 +7,10 @@ given are positions of the plan; what it makes depends on nothing else, so any p
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
@@ -117,9 +117,9 @@ class Work:
             from loaderpool.worker.thread_calls import Crew
 
             self._crew = Crew(self._calls, threads, self.config, self.unit, self._progress, self._exclusions)
-        self._row_ns = self._latest_row_ns = 0
+        self._row_ns = self._earlier_row_ns = 0  # of the latest two tickets: one may have been interrupted
         self.form: BatchForm | None = None
-        self._converter: Converter
+        self._fill: Callable[[Opened, Any, int, int, Maker], Filled]
         self._writer: RowWriter
         self._block_rows = 1
         self._writes_rows = False
@@ -149,19 +149,21 @@ class Work:
         """Take the batches' form, as the trainer decided it."""
         self.form = form
         self._calls.pack_out = form.spec.structure.pack
-        self._converter = Converter(
+        converter = Converter(
             form.spec,
             is_given=is_given,
             has_batch_axis=self.unit != "sample",
             config=self.config,
             padding=form.padding,
         )
-        self._batches.set_form(form, self._converter)
+        self._batches.set_form(form, converter)
         # Of a generator's batches the last is shorter, so they are packed; but no row of them is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
         self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
+        self._fill = self._batches.fill_packed if form.fixed is None else self._batches.fill_fixed
         if self._writes_rows:
-            self._writer = RowWriter(self._converter)
+            self._fill = self._fill_rows
+            self._writer = RowWriter(converter)
             is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
             in_blocks = is_small and not self._calls.takes_out and self.config.timeout_s is None
             self._block_rows = _BLOCK_ROWS if in_blocks else 1
@@ -182,6 +184,10 @@ class Work:
             WorkFailed: the function raised, or returned what no batch can be made of.
         """
         return self._prober.probe_batch(epoch, batch) if batch else self._prober.probe(epoch, feed)
+
+    def make_early(self, epoch: int, batch: int, call: int) -> int | None:
+        """Make one call before there is a form, and keep its result. See `Prober.make_early`."""
+        return self._prober.make_early(epoch, batch, call)
 
     def forget_probe(self) -> None:
         """The source has changed: the probe's results are not what their turns would give now."""
@@ -231,30 +237,20 @@ class Work:
         if not opened.indices:  # its lane has ended
             Packing([]).write(buffer, base)
             return Filled(0)
-        if self._writes_rows:
-            fill = self._fill_rows
-        elif self.form.fixed is None:
-            fill = self._batches.fill_packed
-        else:
-            fill = self._batches.fill_fixed
-        positions, indices = opened.positions, opened.indices
-
-        def make(calls: Maker) -> Filled:
-            return fill(calls, opened.job, positions, indices, buffer, base, capacity)
-
+        make = functools.partial(self._fill, opened, buffer, base, capacity)
         started = clock.monotonic_ns()
         try:
             if crew is not None:
                 rows = self._rows_of(opened, buffer, base, capacity)
-                filled = crew.run(opened, make, rows, lambda: self._bytes_of(opened, buffer, base, capacity))
+                bytes_of = functools.partial(self._bytes_of, opened, buffer, base, capacity)
+                filled = crew.run(opened, make, rows, bytes_of)
             else:
-                filled = self._calls.watched(lambda: make(self._calls))
+                filled = self._calls.watched(make)
         except (Abandoned, WorkFailed):
             raise
         except self._catches as error:
-            raise self._progress.failed(error, job.epoch, indices, int(positions[0])) from None
-        latest, self._latest_row_ns = self._latest_row_ns, (clock.monotonic_ns() - started) // max(1, len(indices))
-        self._row_ns = min(latest, self._latest_row_ns)  # of two: one may have been interrupted
+            raise self._progress.failed(error, job.epoch, opened.indices, int(opened.positions[0])) from None
+        self._earlier_row_ns, self._row_ns = self._row_ns, (clock.monotonic_ns() - started) // len(opened.indices)
         return filled
 
     def _open(self, job: Job) -> Opened:
@@ -262,9 +258,9 @@ class Work:
         if job.after:  # the probe looks at the beginning of an epoch, which was taken
             self._calls.forget()
         self._calls.keep_only(job.epoch)
-        if self._ahead is not None and job.count == 1:
+        if self._ahead is not None and job.row_stop is None:
             positions, indices = self._ahead.rows_of(job.epoch, job.batch, job.after)
-            return Opened(job, positions[job.row_start : job.row_stop], indices[job.row_start : job.row_stop])
+            return Opened(job, positions, indices)
         try:
             positions = self.items.positions(job)
         except Abandoned:
@@ -309,76 +305,63 @@ class Work:
         """One call of the function, and nothing around it; raises whatever it raises. See `Trial.call`."""
         return self._trial.call(epoch, positions, indices, self.form)
 
-    def _fill_rows(
-        self,
-        calls: Maker,
-        job: Job,
-        positions: npt.NDArray[np.int64],
-        indices: list[int],
-        buffer: Any,
-        base: int,
-        capacity: int,
-    ) -> Filled:
+    def _fill_rows(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:
         """Rows straight into the slot."""
         assert self.form is not None
-        arrays = self.form.row_arrays(buffer, base, job.row_start + len(indices), capacity)
+        job, positions, indices, _ = opened
+        rows = len(indices)
+        arrays = self.form.row_arrays(buffer, base, job.row_start + rows, capacity)
         if arrays is None:
-            return self._batches.fill_packed(calls, job, positions, indices, buffer, base, capacity)
-        in_blocks = self._row_ns < _SINGLE_ROW_NS and not job.attempt and calls is self._calls
+            return self._batches.fill_packed(opened, buffer, base, capacity, calls)
+        are_fast = self._row_ns < _SINGLE_ROW_NS or self._earlier_row_ns < _SINGLE_ROW_NS
+        in_blocks = are_fast and not job.attempt and calls is self._calls
         block = self._block_rows if in_blocks else 1
-        progress = self._progress
-        words, index_word, started_word = progress.words, progress.index_word, progress.started_word
-        mark, run = Board.mark(job.run), job.run
         places = positions.tolist() if calls.needs_positions else indices
-        for start in range(0, len(indices), block):
-            if words[mark] == run:
-                raise Abandoned
-            words[started_word] = clock.monotonic_ns()
-            words[index_word] = indices[start] + 1
-            stop = start + block
-            part, row = indices[start:stop], job.row_start + start
+        for start in range(0, rows, block):
+            self._progress.note(job, indices[start])
+            stop, row = start + block, job.row_start + start
+            part = indices[start:stop]
             results: list[Any] = []
             try:
                 calls.samples(job.epoch, places[start:stop], part, results, arrays, row)
-                self._write(arrays, row, results, part, job, places[start:stop])
+                try:
+                    self._writer.write(arrays, row, results, part)
+                except self._catches as error:
+                    self._write_one_by_one(error, arrays, row, results, part, job.epoch, places[start:stop])
             except Abandoned:
                 raise
             except _RowError as error:
                 failing = start + error.row
-                raise progress.failed(error.error, job.epoch, [indices[failing]], int(positions[failing])) from None
+                raise self._progress.failed(
+                    error.error, job.epoch, [indices[failing]], int(positions[failing])
+                ) from None
             except self._catches as error:
                 failing = start + len(results)
-                raise progress.failed(error, job.epoch, [indices[failing]], int(positions[failing])) from None
-        return Filled(len(indices))
+                raise self._progress.failed(error, job.epoch, [indices[failing]], int(positions[failing])) from None
+        return Filled(rows)
 
-    def _write(
+    def _write_one_by_one(
         self,
+        error: BaseException,
         arrays: Sequence[npt.NDArray[Any]],
         row: int,
         results: list[Any],
         indices: Sequence[int],
-        job: Job,
+        epoch: int,
         places: Sequence[int],
     ) -> None:
-        """Write a block of results; raises _RowError for the first one that does not fit."""
-        try:
-            self._writer.write(arrays, row, results, indices)
-            return
-        except ReusedBuffer:
+        """Write a block that was refused with this error; raises _RowError for the first row that does not fit."""
+        is_reused = isinstance(error, ReusedBuffer)
+        if is_reused:
             self._block_rows = 1  # from now on each row is written before the next one is made
-        except self._catches as error:
-            if len(results) == 1:
-                raise _RowError(0, error) from None
-            for at, result in enumerate(results):
-                try:
-                    self._writer.write(arrays, row + at, [result], indices[at : at + 1])
-                except self._catches as one_error:
-                    raise _RowError(at, one_error) from None
-            return
-        for at in range(len(results)):
-            again: list[Any] = []
+        elif len(results) == 1:
+            raise _RowError(0, error) from None
+        for at, index in enumerate(indices):
+            one = results[at : at + 1]
             try:
-                self._calls.samples(job.epoch, places[at : at + 1], indices[at : at + 1], again, arrays, row + at)
-                self._writer.write(arrays, row + at, again, indices[at : at + 1])
-            except self._catches as error:
-                raise _RowError(at, error) from None
+                if is_reused:
+                    one = []
+                    self._calls.samples(epoch, places[at : at + 1], [index], one, arrays, row + at)
+                self._writer.write(arrays, row + at, one, [index])
+            except self._catches as one_error:
+                raise _RowError(at, one_error) from None

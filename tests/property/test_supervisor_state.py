@@ -7,9 +7,10 @@ run arrives exactly once, whatever happens in between.
 from __future__ import annotations
 
 import collections
+from random import Random
 
 import hypothesis.strategies as st
-from hypothesis import Phase, settings
+from hypothesis import Phase, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderpool.supervisor import instructions as s
@@ -36,6 +37,7 @@ class ModelWorker:
         self.runs: set[int] = set()
         self.layouts: set[int] = set()
         self.slots: set[int] = set()
+        self.kept: set[tuple[int, int]] = set()  # batch and row of what it has made early
 
 
 class Supervision(RuleBasedStateMachine):
@@ -47,8 +49,9 @@ class Supervision(RuleBasedStateMachine):
         split=st.booleans(),
         chunk=st.integers(1, 3),
         threads=st.sampled_from([1, 1, 3]),
+        early=st.integers(0, 12),
     )
-    def start(self, workers: int, slots: int, split: bool, chunk: int, threads: int) -> None:
+    def start(self, workers: int, slots: int, split: bool, chunk: int, threads: int, early: int = 0) -> None:
         self.state = SupervisorState(workers)
         self.workers: dict[int, ModelWorker] = {}
         self.rows: dict[int, collections.Counter[tuple[int, int]]] = {}  # run -> (batch, row) -> times accepted
@@ -61,6 +64,7 @@ class Supervision(RuleBasedStateMachine):
         self.ended: set[int] = set()
         self.over: set[int] = set()
         self.next_run = 1
+        self.calls: collections.Counter[tuple[int, int]] = collections.Counter()  # of rows of the epoch that is probed
         self.controls: collections.deque[Words] = collections.deque()  # on their way from the trainer
         self.obey(self.state.on_control((Control.LOAD, 1, 0, 0, 1, 2, 0, join32(0, 1))))
         batch_ns = 400_000_000 if split else 1000
@@ -68,7 +72,16 @@ class Supervision(RuleBasedStateMachine):
         self.slots = set(range(1, slots + 1))
         for slot in self.slots:
             self.obey(self.state.on_control((Control.SLOT_ADD, 1, slot, slot * 4096, 4096, 0, 0, 0)))
+        for _ in range(early):
+            self.obey(self.state.on_slow_probe())
+            for number, worker in list(self.workers.items()):
+                if worker.orders and worker.orders[0][0] == Order.EARLY:
+                    self.act(number, "done")
         self.obey(self.state.on_control((Control.LAYOUT, 1, 4096, 64, *layout)))
+
+    @rule()
+    def probe_is_slow(self) -> None:
+        self.obey(self.state.on_slow_probe())
 
     def obey(self, instructions: list[s.Instruction]) -> None:
         for instruction in instructions:
@@ -151,6 +164,18 @@ class Supervision(RuleBasedStateMachine):
             status = Status.ABANDONED if words[2] in self.ended else Status.FINISHED
             rows = split32(count_which)[0] * (stop - start)
             return self.obey(self.state.on_report((Report.DONE, ticket, number, status, 0, rows, 0, 0)))
+        if words[0] == Order.EARLY:
+            if how != "done":
+                return self.gone(number, index=1, hung=words[1] if how == "hangs" else 0)
+            worker.orders.popleft()
+            _, ticket, _, _, batch, row, _, _ = words
+            is_over = batch >= PER_EPOCH
+            if not is_over:
+                worker.kept.add((batch, row))
+                self.calls[batch, row] += 1
+            status = Status.ABANDONED if is_over else Status.FINISHED
+            rows = 0 if is_over else BATCH_ROWS if batch < FULL else LAST_ROWS
+            return self.obey(self.state.on_report((Report.DONE, ticket, number, status, 0, rows, 0, 0)))
         if words[0] not in (Order.TICKET, Order.PROBE):
             worker.orders.popleft()
             if words[0] == Order.RUN:
@@ -177,6 +202,9 @@ class Supervision(RuleBasedStateMachine):
                 status = join32(Status.FAILED, number)
                 self.trainer_gets((Notice.COMPLETION, ticket, run, first, count_attempt, row_range, slot, status))
             return self.gone(number)
+        made = {(batch, row) for batch in range(first, first + count) for row in range(start, stop)}
+        self.calls.update(made - worker.kept)
+        worker.kept -= made
         worker.finished, worker.status = ticket << 16 | attempt, Status.FINISHED
         if how != "dies noted":
             status = join32(Status.FINISHED, number)
@@ -263,3 +291,30 @@ class Supervision(RuleBasedStateMachine):
 
 TestSupervision = Supervision.TestCase
 TestSupervision.settings = settings(max_examples=300, stateful_step_count=40, deadline=None, phases=PHASES)
+
+
+@given(
+    workers=st.integers(1, 4),
+    slots=st.integers(1, 5),
+    split=st.booleans(),
+    chunk=st.integers(1, 3),
+    early=st.integers(0, 12),
+    random=st.randoms(use_true_random=False),
+)
+@settings(max_examples=300, deadline=None, phases=PHASES)
+def test_what_is_made_early_is_made_once(
+    workers: int, slots: int, split: bool, chunk: int, early: int, random: Random
+) -> None:
+    """EARLY-1, while no worker dies, comes or goes."""
+    walk = Supervision()
+    walk.start(workers, slots, split, chunk, 1, early)
+    walk.begin_run(1)
+    while busy := [number for number, worker in walk.workers.items() if worker.orders]:
+        walk.act(random.choice(busy), "done")
+        if (walk.filled and random.random() < 0.5) or not any(worker.orders for worker in walk.workers.values()):
+            for slot in walk.filled:
+                walk.obey(walk.state.on_control((Control.RELEASE, *slot, 0, 0, 0, 0, 0)))
+            walk.filled.clear()
+        walk.holds()
+    walk.teardown()
+    assert set(walk.calls.values()) == {1}

@@ -344,7 +344,7 @@ def check_all_slots_free(pool: HandPool) -> None:
     pool.book.drop_parked()
     pool.session.settle()
     state = pool.session.state
-    assert not state.ledger.runs and not pool.engine.stretches
+    assert not state.ledger.runs and not pool.engine.runs
     assert (
         sorted(state.ledger.slots)
         == sorted(pool.ring.extents)

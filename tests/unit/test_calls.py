@@ -45,7 +45,7 @@ def test_stop_iteration_is_an_error_of_its_own_sample(times: int, error: type[Ex
 def test_what_is_no_error_of_the_function_is_never_met_by_calling_it_again(error: type[BaseException]) -> None:
     calls: list[int] = []
 
-    def work() -> None:
+    def work(_: Calls) -> None:
         calls.append(len(calls))
         random.random()
         raise error
@@ -58,7 +58,7 @@ def test_what_is_no_error_of_the_function_is_never_met_by_calling_it_again(error
 def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
     calls: list[int] = []
 
-    def work() -> None:
+    def work(_: Calls) -> None:
         calls.append(len(calls))
         random.random()
         raise ValueError(len(calls))

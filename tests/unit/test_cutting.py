@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool.supervisor.records import LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
+from loaderpool.supervisor.records import Kept, LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.scheduler import MOST_TICKETS, TicketCutter, tickets_per_worker
 
 SLOTS = 500
@@ -61,6 +61,14 @@ def test_the_last_chunks_of_what_may_be_made_go_to_all_workers() -> None:
 
 def test_a_function_that_was_not_measured_yet_gets_single_batches() -> None:
     assert {ticket.count for ticket in tickets_of(is_measured=False, batches_per_epoch=20)} == {1}
+
+
+def test_a_chunk_ends_before_a_batch_of_which_a_worker_keeps_something() -> None:
+    kept = {batch: Kept(0, batch, 1) for batch in (5, 6, 30, 200)}
+    tickets = tickets_of(kept=kept)
+    assert kept.keys() <= {ticket.first for ticket in tickets}
+    assert [ticket.count for ticket in tickets if ticket.first == 5] == [1]
+    assert max(ticket.count for ticket in tickets) == 64
 
 
 def test_slow_batches_are_cut_into_row_ranges() -> None:

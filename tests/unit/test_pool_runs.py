@@ -322,7 +322,7 @@ def test_a_loader_that_cannot_be_told_of_leaves_nothing_in_its_pool(monkeypatch:
 def test_a_run_that_cannot_be_told_of_leaves_nothing_in_its_pool(small: HandPool) -> None:
     with pytest.raises(struct.error):
         small.engine.begin(2**64, 1, small.engine.plan, {})
-    assert not small.engine.stretches and not small.session.listeners.by_run and not small.quotas()
+    assert not small.engine.runs and not small.session.listeners.by_run and not small.quotas()
 
 
 def test_a_ring_without_room_is_tried_again_by_the_next_who_asks(

@@ -132,6 +132,114 @@ def test_what_the_probe_saw_is_dropped_where_its_turn_will_not_come(how: dict[st
     assert not kept
 
 
+# ---- what is made beside a slow probe ----
+
+
+def make_early(bench: Bench, batch: int) -> list[int | None]:
+    """Make all calls of a batch early, as a worker does it call by call; what each said."""
+    said = [bench.work.make_early(0, batch, 0)]
+    for call in range(1, said[0] or 0):
+        said.append(bench.work.make_early(0, batch, call))
+    return said
+
+
+def test_what_is_made_early_stands_for_its_turn() -> None:
+    calls: list[int] = []
+    bench = Bench(counting(calls))
+    assert make_early(bench, 2) == [4] * 4 and bench.work.make_early(0, 3, 0) == 4
+    assert calls == [8, 9, 10, 11, 12]
+    bench.prepare()
+    assert [bench.make(batch)[0][:, 0].tolist() for batch in (2, 3)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert calls == [8, 9, 10, 11, 12, 0, 13, 14, 15]
+    bench.make(2)
+    assert calls[9:] == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("how", [{"epoch": 1}, {"start": 4}], ids=["another epoch", "the rest of one"])
+def test_what_was_made_early_is_dropped_where_its_turn_will_not_come(how: dict[str, int]) -> None:
+    bench = Bench(counting([]))
+    make_early(bench, 1)
+    bench.prepare()
+    job = Job(RUN, how.get("epoch", 0), 0, 1, 0, 4, after=how.get("start", 0))
+    bench.work.fill(job, bench.slot, 0, bench.slot.nbytes)
+    assert not bench.work._calls._kept
+
+
+def draw_all(index: int, rng: np.random.Generator) -> Any:
+    return np.array([index, rng.random(), random.random(), np.random.rand()])
+
+
+@pytest.mark.parametrize("seed_globals", ["auto", True])
+def test_what_is_made_early_draws_what_its_turn_would(seed_globals: Any) -> None:
+    settings = {"shuffle": True, "seed": 11, "seed_globals": seed_globals}
+    with SavedGlobals():
+        early, late = Bench(draw_all, **settings), Bench(draw_all, **settings)
+        for batch in (1, 3):
+            make_early(early, batch)
+        early.prepare()
+        late.prepare()
+        for batch in range(4):
+            assert_same(early.make(batch), late.make(batch))
+
+
+def test_a_call_that_fails_early_leaves_nothing() -> None:
+    calls: list[int] = []
+
+    def fn(index: int) -> Any:
+        calls.append(index)
+        if index == 5 and calls.count(5) == 1:
+            raise ValueError("not there yet")
+        return [None, np.zeros(2)][index != 6] if calls.count(6) == 1 else np.zeros(2)
+
+    bench = Bench(fn)
+    assert make_early(bench, 1) == [4] * 4
+    bench.prepare()
+    bench.make(1)
+    assert calls == [4, 5, 6, 7, 0, 5, 6]
+
+
+def test_no_more_is_made_early_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loaderpool.worker.probe._EARLY_BYTES", 3 * (4 + 512))
+    bench = Bench(counting([]))
+    assert [bench.work.make_early(0, 1, call) for call in range(4)] == [4, 4, 4, None]
+    assert bench.work.make_early(0, 2, 0) is None
+
+
+def test_batches_behind_the_epoch_are_not_made_early() -> None:
+    bench = Bench(counting([]))
+    assert bench.work.make_early(0, 4, 0) == 4 and bench.work.make_early(0, 5, 0) is None
+
+
+def test_a_function_that_takes_out_waits_for_it() -> None:
+    def fn(index: int, out: Any) -> Any:
+        raise AssertionError("called")
+
+    assert Bench(fn).work.make_early(0, 1, 0) is None
+
+
+def test_what_a_probe_looks_at_is_the_probes_own() -> None:
+    calls: list[int] = []
+    bench = Bench(growing(calls), batch_size=4, pad=True)
+    assert [bench.work.make_early(0, batch, 0) for batch in (1, 2, 3, 4)] == [0, 0, 0, 0] and not calls
+    whole = Bench(None, batch_fn=lambda items: np.array(items))
+    assert make_early(whole, 1) == [0] and make_early(whole, 2) == [1]
+    whole.prepare()
+    assert whole.make(2)[0].tolist() == [8, 9, 10, 11]
+
+
+def test_of_buckets_the_one_that_the_probe_looks_at_is_its_own() -> None:
+    calls: list[int] = []
+    lengths = [1 + index % 3 for index in range(60)]
+    bench = Bench(growing(calls), 60, batch_size=10, pad=True, bucket_by=lengths, boundaries=[2], shuffle=True)
+    other = bench.plan.batch_of_another_bucket(0)
+    assert other is not None
+    said = {batch: bench.work.make_early(0, batch, 0) for batch in range(1, bench.plan.batches_per_epoch)}
+    assert {batch for batch, calls_of_it in said.items() if not calls_of_it} == {other}
+
+
+# ---- the probe's results ----
+
+
 class Wrapped:
     """Not an array, but NumPy may look into its memory, as into a tensor's."""
 

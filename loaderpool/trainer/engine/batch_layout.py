@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from loaderpool.config import LoaderConfig
 from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.probing import Probing
@@ -66,7 +68,7 @@ class BatchLayout:
         except BaseException:
             session.arena.give_back(self.extent)
             raise
-        self.sharing = Sharing(self.ring, plan.lanes > 0)
+        self.sharing: Sharing[Any] = Sharing(self.ring, plan.lanes > 0)
 
     def order(self) -> None:
         """Tell the workers, through the supervisor; again where there is another one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty", "data_bytes"]
 
 
+_BYTE = ctypes.c_byte
+
+
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
     """`uint8[nbytes]` at an address that TensorFlow aliases instead of copying."""
     raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    # As `raw.ctypes.data` says it, in a quarter of the time.
+    start = -ctypes.addressof(_BYTE.from_buffer(raw)) % ALIGNMENT_BYTES  # type: ignore[arg-type]  # it is a buffer
     return raw[start : start + nbytes]
 
 
@@ -64,11 +69,11 @@ class Delivery:
         self.form = form
         self._anchor = anchor
         self._keep = keep
-        self._stored = count
+        self._stored = self.count = count
         self.first, self.rows = first, rows
-        self.count = count if keep is None else len(keep)
         self.row_failures = row_failures
-        if keep is not None and row_failures:
+        if keep is not None:
+            self.count = len(keep)
             self.row_failures = tuple(each for each in row_failures if each.batch in keep)
 
     def head(self, count: int) -> Delivery:
@@ -89,7 +94,7 @@ class Delivery:
     @property
     def batch_bytes(self) -> int | None:
         """Bytes of data in each batch; None: they differ, see `data_bytes`."""
-        return None if self.form.fixed is None else sum(self.form.fixed.row_bytes) * self.rows
+        return None if self.form.fixed is None else self.form.fixed.used_bytes(self.rows)
 
     def counts(self) -> Sequence[PackedCounts]:
         """Of each batch that is handed out its rows, and how much of it is padding."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
-from loaderpool.errors import LoaderpoolError
+from loaderpool.errors import LoaderpoolError, PoolBrokenError, SupervisorLostError
+from loaderpool.system import machine
+from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
+from loaderpool.transport.messages import Notice, Words
+from loaderpool.transport.notices import Attachment, read_attachment
 
 __all__ = ["EngineFailure"]
 
@@ -27,6 +32,40 @@ class EngineFailure:
         """The loader fails with this error; `may_pass`: what led to it is tried again once somebody was told."""
         self._make_error, self._may_pass, self._was_told = make_error, may_pass, False
 
+    def note_told(self, words: Words, attachment: Attachment) -> None:
+        """The supervisor says that the first sample or the start failed, or that a process was lost."""
+        report = read_attachment(attachment)
+        if words[0] == Notice.SPEC_FAILED:
+            self.note(functools.partial(sample_error, report), may_pass=_may_pass(words))
+        elif words[0] == Notice.LOST:
+            self.note(functools.partial(lost_error, report), may_pass=_may_pass(words))
+        elif words[1]:
+            what, place = "the supervisor could not load function and source", "the supervisor"
+            self.note(functools.partial(setup_error, report[0], what, report[1], place))
+        else:
+            what = "no worker could be started"
+            self.note(functools.partial(setup_error, report[0], what, report[1], has_traceback=False))
+
+    def note_maimed(self, words: Words) -> None:
+        """What came with a notice could not be received; the next pass tries again, if that may help."""
+        soft, _ = machine.descriptor_limits()
+        text = (
+            "this process has no file descriptors left to receive a large batch, spec or error with (its limit is "
+            f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n)"
+        )
+        if not _may_pass(words):
+            text += "; it was an error that ends the loader, so make a new loader to see which"
+        self.note(functools.partial(PoolBrokenError, text), may_pass=_may_pass(words))
+
+    def note_load_died(self, how: str) -> None:
+        """The supervisor died while it loaded function and source."""
+        text = (
+            f"the supervisor process died ({how}) while it imported the modules that function and source need; it is "
+            "not tried again, for the import would end the next one, too. Import what ends its process in setup= or in "
+            "the function instead; if the machine ran out of memory, capture less"
+        )
+        self.note(functools.partial(SupervisorLostError, text))
+
     def check(self) -> None:
         """Raise the error, if there is one."""
         if self._make_error is not None:
@@ -39,3 +78,8 @@ class EngineFailure:
             return False
         self._make_error, self._may_pass, self._was_told = None, False, False
         return True
+
+
+def _may_pass(words: Words) -> bool:
+    """Whether what a notice tells of is tried again once somebody was told; not what ends a loader, or all of them."""
+    return words[0] != Notice.LOAD_FAILED and words[1] != 0

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
@@ -27,13 +29,15 @@ from loaderpool.trainer.engine.second_look import SECOND, SecondLook
 from loaderpool.trainer.session.remote_errors import sample_error
 from loaderpool.worker.global_rng import GlobalsGuard, SavedGlobals
 from loaderpool.worker.items import StreamedItems
-from loaderpool.worker.jobs import Filled, Job, WorkFailed
+from loaderpool.worker.jobs import Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
 __all__ = ["LocalEngine"]
 
 _LOCK_TIMEOUT_S = 1.0
+# Of a smaller batch TensorFlow makes a copy in less time than it takes to find memory that needs none.
+_ALIGNED_FROM_BYTES = 4096
 _RUN = 1  # any number whose mark on the stand-in board is not set
 # Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
 # and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
@@ -153,13 +157,12 @@ class LocalEngine:
                 self._first_reading = None
             raise
 
-    def _put(self, batch: tuple[int, list[Any]] | None) -> int:
-        """Have these items be the next job's; returns how many there are."""
+    def _put(self, batch: tuple[int, list[Any]] | None) -> None:
+        """Have these items be the next job's."""
         if batch is None:
             raise SourceError(nothing_there(self.config.drop_remainder))
         assert isinstance(self.work.items, StreamedItems)
         self.work.items.put(*batch)
-        return len(batch[1])
 
     def forget(self, epoch: int) -> None:
         """That epoch is not read any more: its generators are ended, here or by the thread that has the turn now.
@@ -171,7 +174,7 @@ class LocalEngine:
             self._end_forgotten()
 
     def _end_forgotten(self) -> None:
-        if self._forgotten and _alone.acquire(blocking=False):
+        if _alone.acquire(blocking=False):
             try:
                 if self._is_making:  # a finalizer on this very thread
                     return
@@ -199,25 +202,27 @@ class LocalEngine:
         self, epoch: int, batch: int, number: int, plan: BasePlan, items: tuple[int, list[Any]] | None = None
     ) -> Delivery:
         """One batch in memory of its own; of a stream from these items, the first of which has this position."""
-        form = self.form()
-        rows = plan.rows(epoch, batch) if items is None else len(items[1])
-        job = Job(_RUN, epoch, batch, 1, 0, rows, after=plan.begins_at)
-        anchor = aligned_empty(form.slot_bytes)
+        form = self._form
+        assert form is not None, "a batch before `begin`"
+        job = Job(_RUN, epoch, batch, 1, 0, None, 0, plan.begins_at)
+        size = form.slot_bytes
+        anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
         # In the middle of a batch the function itself has asked for one: the guard is of the batch around it.
         with InterruptsAllowed(), _alone, SavedGlobals() if self._is_making else self._globals:
             if items is not None:
                 self._put(items)
             self._is_making, was_making = True, self._is_making
             try:
-                filled: Filled = self.work.fill(job, anchor, 0, anchor.nbytes)
+                filled = self.work.fill(job, anchor, 0, size)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
             finally:
                 self._is_making = was_making
-        self._end_forgotten()
+        if self._forgotten:
+            self._end_forgotten()
         if plan.lanes and filled.oversize is None and is_empty(anchor):
             raise LaneEnded
         if filled.oversize is not None:
             anchor = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(anchor, 0)
-        return Delivery(form, anchor, number, 1, rows, filled.row_failures)
+        return Delivery(form, anchor, number, 1, filled.rows, filled.row_failures)

@@ -92,12 +92,11 @@ class IndexedRun(LocalRun):
 
     def take(self) -> Delivery:
         """The next batch."""
-        self._next += self._taken.get(self._next, 0)  # stretches never touch each other
-        if self.is_over or self._next >= self.limit:
+        number = self._next + self._taken.get(self._next, 0)  # stretches never touch each other
+        if self.is_over or number >= self.limit:
             raise StopIteration
-        number = self._next
+        self._next = number + 1
         epoch, batch = divmod(number, self._plan.batches_per_epoch)
-        self._next += 1
         return self._make(self.first_epoch + epoch, batch, number, self._plan)
 
     def extend(self, limit: int) -> None:

@@ -10,28 +10,20 @@ from typing import Any
 from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
-from loaderpool.errors import (
-    ClosedError,
-    MemoryLimitError,
-    PoolBrokenError,
-    SourceError,
-    SupervisorLostError,
-)
+from loaderpool.errors import ClosedError, MemoryLimitError, SourceError
 from loaderpool.memory.batch_format import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.sources.stream import StreamSource, nothing_there
 from loaderpool.supervisor.scheduler import tickets_per_worker
-from loaderpool.system import machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.engine.probing import Probing
-from loaderpool.trainer.engine.run import Stretch
+from loaderpool.trainer.engine.run_context import DeliveryCounts, LiveRun, RunContext
 from loaderpool.trainer.engine.source_updates import Updates
 from loaderpool.trainer.engine.subscription import PoolRun
 from loaderpool.trainer.session.data_warning import warn_of_data
-from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
 from loaderpool.trainer.session.session import Session
 from loaderpool.trainer.stream.feed import Ahead, Feed
 from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
@@ -88,11 +80,10 @@ class PoolEngine:
         self._first_epoch = first_epoch
         self.failure = EngineFailure()
         self.layout: BatchLayout | None = None  # where the form is known
+        self.runs: dict[int, LiveRun] = {}  # until the supervisor forgets them
+        self.counts = DeliveryCounts()
         self._is_loaded = False
         self._is_closed = self._was_loaded = self._has_ended_supervisor = False
-        self.stretches: dict[int, Stretch] = {}  # until the supervisor says that they are over
-        self.largest_chunk = 1  # batches of a delivery of a stream
-        self.batches_lent = self.batches_copied = self.batches_oversize = 0
         self.feeds: StreamFeeds | None = None
         for_workers = {**payload, "cache": None if cache is None else cache.plan}
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
@@ -204,7 +195,9 @@ class PoolEngine:
             assert self.layout is not None
             quota = self.layout.sharing.make_way()
             feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
-            run = PoolRun(self, self.layout, first_epoch, limit, plan, taken, quota, feed, lanes)
+            in_order, runs, counts = self.config.deterministic, self.runs, self.counts
+            context = RunContext(session, self.number, self, self.layout, self.failure, in_order, runs, counts)
+            run = PoolRun(context, first_epoch, limit, plan, taken, quota, feed, lanes)
             self.layout.sharing.add(run)
             if feed is not None and not feed.is_started:
                 feed.start()
@@ -239,7 +232,7 @@ class PoolEngine:
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long. What was
         # cut stays out, however slow what stands before it in its worker's pipe is: so this must never shrink, or all
         # that may be read ahead could be in that one chunk while the other workers have nothing.
-        chunk = min(self.layout.form.max_chunk, 2 * self.largest_chunk)
+        chunk = min(self.layout.form.max_chunk, 2 * self.counts.largest_chunk)
         return Ahead(least, least * chunk, max(_FEED_BYTES, self.layout.ring.plan.limit_bytes // _FEED_SHARE))
 
     def _on_feed_news(self, feed: Feed) -> None:
@@ -259,7 +252,7 @@ class PoolEngine:
     def _free_feeds(self) -> None:
         """Give back the memory of feeds that no worker looks at any more."""
         if self.feeds is not None and self._probing.has_first:
-            self.feeds.free({id(stretch.feed) for stretch in self.stretches.values()})
+            self.feeds.free({id(run.feed) for run in self.runs.values()})
 
     def on_close(self) -> None:
         """See `routing.Listener`."""
@@ -273,6 +266,11 @@ class PoolEngine:
         assert self.layout is not None
         with self._shortage_ends_all():
             self.layout.sharing.outgrown(nbytes)
+
+    def on_run_ended(self, run: LiveRun) -> None:
+        """The supervisor has forgotten this run. The session's lock is held."""
+        self.runs.pop(run.number, None)
+        self._free_feeds()
 
     @contextlib.contextmanager
     def _shortage_ends_all(self) -> Iterator[None]:
@@ -288,20 +286,7 @@ class PoolEngine:
     def on_notice(self, words: Words, attachment: Attachment) -> None:
         """A notice about this loader."""
         kind = words[0]
-        if kind == Notice.COMPLETION:
-            stretch = self.stretches.get(words[2])
-            if stretch is not None:
-                stretch.on_completion(words, attachment)
-        elif kind == Notice.UNSURE:
-            stretch = self.stretches.get(words[2])
-            if stretch is not None:
-                stretch.on_unsure(words)
-        elif kind == Notice.RUN_ENDED:
-            ended = self.stretches.pop(words[1], None)
-            if ended is not None:
-                ended.forget()
-            self._free_feeds()
-        elif kind == Notice.SLOT_RETIRED:
+        if kind == Notice.SLOT_RETIRED:
             assert self.layout is not None
             with self._shortage_ends_all():
                 self.layout.sharing.retired(words[1])
@@ -311,31 +296,14 @@ class PoolEngine:
             self._probing.take(read_attachment(attachment))
         elif kind in (Notice.SPEC_FAILED, Notice.LOST) and words[1] and self._probing.gives_up_second():
             pass  # the batch's turn tells of it
-        elif kind == Notice.SPEC_FAILED:
-            self.failure.note(functools.partial(sample_error, read_attachment(attachment)), may_pass=_may_pass(words))
-        elif kind == Notice.LOAD_FAILED:
-            failure, advice = read_attachment(attachment)
-            if words[1]:
-                what, place = "the supervisor could not load function and source", "the supervisor"
-                self.failure.note(functools.partial(setup_error, failure, what, advice, place))
-            else:
-                what = "no worker could be started"
-                self.failure.note(functools.partial(setup_error, failure, what, advice, has_traceback=False))
-        elif kind == Notice.LOST:
-            self.failure.note(functools.partial(lost_error, read_attachment(attachment)), may_pass=_may_pass(words))
+        elif kind in (Notice.SPEC_FAILED, Notice.LOAD_FAILED, Notice.LOST):
+            self.failure.note_told(words, attachment)
         elif kind == Notice.UNLOADED:
             self._forget()
 
     def on_maimed(self, words: Words) -> None:
         """Something could not be received; who waits is told, and the next pass tries again, if that may help."""
-        soft, _ = machine.descriptor_limits()
-        text = (
-            "this process has no file descriptors left to receive a large batch, spec or error with (its limit is "
-            f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n)"
-        )
-        if not _may_pass(words):
-            text += "; it was an error that ends the loader, so make a new loader to see which"
-        self.failure.note(functools.partial(PoolBrokenError, text), may_pass=_may_pass(words))
+        self.failure.note_maimed(words)
         self.session.wake()
 
     def on_new_supervisor(self) -> None:
@@ -357,7 +325,7 @@ class PoolEngine:
             with self._shortage_ends_all():
                 self.layout.ring.tell_new_supervisor()
                 self.layout.order()
-                self._forget_stretches()
+                self._forget_runs()
                 self._free_feeds()
                 self.layout.sharing.restart_all()
 
@@ -370,13 +338,7 @@ class PoolEngine:
         """See `routing.Listener`."""
         self._has_ended_supervisor = True
         self.on_close()  # nobody will want what its stream still has
-        make_error = functools.partial(
-            SupervisorLostError,
-            f"the supervisor process died ({how}) while it imported the modules that function and source need; it is "
-            "not tried again, for the import would end the next one, too. Import what ends its process in setup= or in "
-            "the function instead; if the machine ran out of memory, capture less",
-        )
-        self.failure.note(make_error)
+        self.failure.note_load_died(how)
 
     def check_open(self) -> None:
         """Raise where this loader, or the pool under it, was closed."""
@@ -412,14 +374,14 @@ class PoolEngine:
             self._probing.on_loaded()
         self._is_loaded = self._was_loaded = True
 
-    def _forget_stretches(self) -> None:
-        for stretch in self.stretches.values():
-            stretch.forget()
-        self.stretches.clear()
+    def _forget_runs(self) -> None:
+        for run in self.runs.values():
+            run.forget()
+        self.runs.clear()
 
     def _forget(self) -> None:
         arena = self.session.arena
-        self._forget_stretches()
+        self._forget_runs()
         if self.feeds is not None:
             self.feeds.free_all()
         self.session.listeners.by_loader.pop(self.number, None)
@@ -433,8 +395,3 @@ class PoolEngine:
         self._updates.give_back_all()
         if self.layout is not None:
             self.layout.ring.give_back_all()
-
-
-def _may_pass(words: Words) -> bool:
-    """Whether what a notice tells of is tried again once somebody was told; not what ends a loader, or all of them."""
-    return words[0] != Notice.LOAD_FAILED and words[1] != 0

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import functools
 import pickle
-from typing import TYPE_CHECKING
 
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan, Start
 from loaderpool.trainer.engine.reorder_buffer import Arrival, Shelf
+from loaderpool.trainer.engine.run_context import RunContext
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error
-from loaderpool.transport.messages import Control, Status, Words, join32, split32
+from loaderpool.trainer.stream.feed import Feed
+from loaderpool.transport.messages import Control, Notice, Status, Words, join32, split32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.pickling import put_object
 from loaderpool.transport.reports import Failure, LostReport
-
-if TYPE_CHECKING:
-    from loaderpool.trainer.engine.pool_engine import PoolEngine
-    from loaderpool.trainer.stream.feed import Feed
 
 __all__ = ["Stretch"]
 
@@ -34,7 +31,7 @@ class Stretch:
     """Tickets' answers under one number, from RUN_BEGIN to RUN_ENDED.
 
     Args:
-        engine: whose batches.
+        context: of the loader whose batches they are.
         number: of the run, as the supervisor knows it.
         first_epoch: from whose first batch batches are counted.
         plan: of its batches.
@@ -43,9 +40,9 @@ class Stretch:
     """
 
     def __init__(
-        self, engine: PoolEngine, number: int, first_epoch: int, plan: BasePlan, shelf: Shelf, feed: Feed | None
+        self, context: RunContext, number: int, first_epoch: int, plan: BasePlan, shelf: Shelf, feed: Feed | None
     ) -> None:
-        self._engine, self._plan = engine, plan
+        self._context, self._session, self._plan = context, context.session, plan
         self.number = number
         self._first_epoch = first_epoch
         self.shelf = shelf
@@ -63,20 +60,20 @@ class Stretch:
         """
         if isinstance(start, int):
             return start, 0
-        self._start, nbytes = put_object(self._engine.session.arena, start)
+        self._start, nbytes = put_object(self._session.arena, start)
         return self._start.offset, nbytes
 
     def forget(self) -> None:
         """No worker will read anything of it any more. The session's lock is held."""
         start, self._start = self._start, None
         if start is not None:
-            self._engine.session.arena.give_back(start)
+            self._session.arena.give_back(start)
 
     # ---- ending ----
 
     def end(self) -> None:
         """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
-        session = self._engine.session
+        session = self._session
         if not self.is_over:
             self.is_over = True
             if session.is_foreign:  # the run is our parent's, and goes on there
@@ -89,7 +86,7 @@ class Stretch:
     def end_now(self) -> None:
         """`end` and all that follows from it, and nothing that others have left to be done. The lock is held."""
         self.is_over = True
-        self._engine.session.arena.board.abandon(self.number)
+        self._session.arena.board.abandon(self.number)
         self._tidy()
 
     def _tidy(self) -> None:
@@ -98,16 +95,30 @@ class Stretch:
         self._is_tidy = True
         for arrival in self.shelf.clear():
             self.give_back(arrival)
-        if not self._engine.session.is_closed:
-            self._engine.session.order(Control.RUN_END, self.number)
+        if not self._session.is_closed:
+            self._session.order(Control.RUN_END, self.number)
 
     def give_back(self, arrival: Arrival) -> None:
         """It is abandoned: its slot is free again."""
-        layout = self._engine.layout
-        if layout is not None and arrival.slot is not None:
-            layout.ring.lender.give_back(arrival.slot, arrival.ticket)
+        if arrival.slot is not None:
+            self._context.layout.ring.lender.give_back(arrival.slot, arrival.ticket)
 
-    # ---- arriving ----
+    # ---- Listener; the session's lock is held ----
+
+    def on_notice(self, words: Words, attachment: Attachment) -> None:
+        """A notice about this run."""
+        kind = words[0]
+        if kind == Notice.COMPLETION:
+            self.on_completion(words, attachment)
+        elif kind == Notice.UNSURE:
+            self.on_unsure(words)
+        elif kind == Notice.RUN_ENDED:
+            self.forget()
+            self._context.owner.on_run_ended(self)
+
+    def on_maimed(self, words: Words) -> None:
+        """What came with this notice could not be received: its loader's consumers are told."""
+        self._context.owner.on_maimed(words)
 
     def on_completion(self, words: Words, attachment: Attachment) -> None:
         """A ticket was answered. The session's lock is held."""
@@ -169,14 +180,14 @@ class Stretch:
         if self.is_over:
             self.on_completion((*words[:7], join32(Status.ABANDONED, 0)), None)
         else:
-            self._engine.session.order(Control.REDO, ticket, slot)
+            self._session.order(Control.REDO, ticket, slot)
 
     def _redo_batches_before(self, arrival: Arrival, ticket: int, report: Failure | LostReport) -> bool:
         """Whether a chunk failed behind its first batch: those before are made again, and the error waits for its turn.
 
         Otherwise how much is delivered before an error would hang on how large chunks happened to be.
         """
-        if arrival.count == 1 or arrival.slot is None or self.is_over or not self._engine.config.deterministic:
+        if arrival.count == 1 or arrival.slot is None or self.is_over or not self._context.is_deterministic:
             return False
         plan = self._plan
         epoch, batch = divmod(arrival.first, plan.batches_per_epoch)
@@ -198,5 +209,5 @@ class Stretch:
         behind = arrival.first + before
         self.shelf.put(Arrival(behind, 1, arrival.rows, slot=None, make_error=arrival.make_error))
         del self._seen[arrival.first, 0]
-        self._engine.session.order(Control.REDO, ticket, arrival.slot, before)
+        self._session.order(Control.REDO, ticket, arrival.slot, before)
         return True

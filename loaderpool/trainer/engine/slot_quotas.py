@@ -5,24 +5,45 @@ That is rule 7 (docs/explanation/rules.md).
 RING-3: where several runs are active, their quotas add up to no more than the slots that there are, or will be as soon
 as outgrown ones are back, without those that are lent and no active run's. A run fills at most its quota, and of these
 it lends all but one at most: so each can always have a batch made and delivered. A quota is never lowered while its
-slots are held: the run begins anew with fewer (`PoolRun.restart`).
+slots are held: the run begins anew with fewer (`HoldsSlots.restart`).
 """
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.trainer.engine.ring import Ring
 
-if TYPE_CHECKING:
-    from loaderpool.trainer.engine.subscription import PoolRun
-
-__all__ = ["Sharing"]
+__all__ = ["HoldsSlots", "Sharing"]
 
 
-class Sharing:
+class HoldsSlots(Protocol):
+    """A run, as the quotas see it."""
+
+    is_over: bool
+    quota: int  # slots that it may hold
+
+    @property
+    def lent(self) -> Iterable[int]:
+        """Slots of it that the consumer looks at."""
+
+    def set_quota(self, quota: int) -> None:
+        """Hold at most so many slots from now on, not fewer than before."""
+
+    def restart(self, quota: int) -> None:
+        """Give back every slot that is not taken, and go on with so many."""
+
+    def end(self) -> None:
+        """The consumer abandoned the rest."""
+
+
+_Run = TypeVar("_Run", bound=HoldsSlots)
+
+
+class Sharing(Generic[_Run]):
     """The active runs and their quotas. The caller holds the session's lock.
 
     Args:
@@ -32,15 +53,15 @@ class Sharing:
 
     def __init__(self, ring: Ring, keeps_count: bool = False) -> None:
         self._ring, self._keeps_count = ring, keeps_count
-        self._runs: list[PoolRun] = []
+        self._runs: list[_Run] = []
 
     @property
-    def active(self) -> list[PoolRun]:
+    def active(self) -> list[_Run]:
         """The runs that are not over; a parked one is active."""
         self._runs = [run for run in self._runs if not run.is_over]
         return self._runs
 
-    def add(self, run: PoolRun) -> None:
+    def add(self, run: _Run) -> None:
         """This run was begun, with the quota of `make_way`."""
         self._runs.append(run)
 
@@ -130,13 +151,13 @@ class Sharing:
             for run in active if more > 0 else ():
                 run.set_quota(run.quota + more)
 
-    def _spare(self, active: list[PoolRun], slots: int | None = None) -> int:
+    def _spare(self, active: list[_Run], slots: int | None = None) -> int:
         """Slots (of those that there are, or of so many) that are in no active run's quota."""
         # What the consumer keeps of other passes serves nobody: what the active ones hold is among the rest.
         kept = self._ring.lent_count(but={slot for run in active for slot in run.lent})
         return (self._ring.count if slots is None else slots) - kept - sum(run.quota for run in active)
 
-    def _share_anew(self, active: list[PoolRun], with_new: bool = False) -> int:
+    def _share_anew(self, active: list[_Run], with_new: bool = False) -> int:
         ring, runs = self._ring, len(active) + with_new
         # What was lent by a run that begins anew is no longer its.
         share, rest = divmod(ring.prospect - ring.lent_count(but=()), runs)

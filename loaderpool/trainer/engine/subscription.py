@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,9 @@ from loaderpool.trainer.engine.lane_reorder import LaneShelf
 from loaderpool.trainer.engine.reorder_buffer import Arrival, OrderedShelf, Shelf, UnorderedShelf
 from loaderpool.trainer.engine.ring import Ring
 from loaderpool.trainer.engine.run import Stretch
+from loaderpool.trainer.engine.run_context import RunContext
+from loaderpool.trainer.stream.feed import Feed
 from loaderpool.transport.messages import Control
-
-if TYPE_CHECKING:
-    from loaderpool.trainer.engine.batch_layout import BatchLayout
-    from loaderpool.trainer.engine.pool_engine import PoolEngine
-    from loaderpool.trainer.stream.feed import Feed
 
 __all__ = ["PoolRun"]
 
@@ -35,8 +32,7 @@ class PoolRun:
     Made with the session's lock held, which begins it.
 
     Args:
-        engine: whose batches.
-        layout: how they lie in slots.
+        context: of the loader whose batches they are.
         first_epoch: from whose first batch batches are counted.
         limit: batches before this one are wanted, or may be made ahead.
         plan: of its batches: the loader's, or of the rest of this one epoch.
@@ -50,8 +46,7 @@ class PoolRun:
 
     def __init__(
         self,
-        engine: PoolEngine,
-        layout: BatchLayout,
+        context: RunContext,
         first_epoch: int,
         limit: int,
         plan: BasePlan,
@@ -60,14 +55,15 @@ class PoolRun:
         feed: Feed | None = None,
         lanes: LanePlaces | None = None,
     ) -> None:
-        self._engine, self._layout, self._plan, self.feed = engine, layout, plan, feed
+        self._context, self._session, self._layout = context, context.session, context.layout
+        self._plan, self.feed = plan, feed
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
         self.wait_ns = 0
         shelf: Shelf = OrderedShelf(0)
         if plan.lanes:
-            shelf = LaneShelf(plan.lanes, engine.config.deterministic, lanes)
-        elif not engine.config.deterministic:
+            shelf = LaneShelf(plan.lanes, context.is_deterministic, lanes)
+        elif not context.is_deterministic:
             shelf = UnorderedShelf(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
         self._stretch = self._begin(shelf)
 
@@ -78,7 +74,7 @@ class PoolRun:
             StopIteration: the run was ended, or the stream has.
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
-        engine, session, failure = self._engine, self._engine.session, self._engine.failure
+        session, failure = self._session, self._context.failure
         session.check_owner()
         if session.todo:
             session.run_todo()
@@ -93,7 +89,7 @@ class PoolRun:
             with session.lock:
                 if self._layout.ring.lender.returned:  # a Ctrl-C broke a finalizer off, or a fork held it back
                     self._layout.ring.lender.settle()
-                engine.check_open()  # first: batches that are ready do not outlive the close by chance
+                self._context.owner.check_open()  # first: batches that are ready do not outlive the close by chance
                 self._pass_over_ends()
                 if self._is_ready():
                     make_error = self._stretch.shelf.front().make_error
@@ -127,14 +123,14 @@ class PoolRun:
     def fed(self, feed: Feed) -> None:
         """More of the stream's batches may be made. The session's lock is held."""
         if feed.tail is not None and feed.made == feed.tail[0] + 1:
-            self._engine.session.order(Control.RUN_AFTER, self._stretch.number, 0, *feed.tail)
+            self._session.order(Control.RUN_AFTER, self._stretch.number, 0, *feed.tail)
         self.extend(feed.made)
 
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
-        with self._engine.session.lock:  # or a restart on another thread might tell the new stretch of the old limit
+        with self._session.lock:  # or a restart on another thread might tell the new stretch of the old limit
             self.limit = limit
-            self._engine.session.order(Control.RUN_EXTEND, self._stretch.number, limit, self.quota)
+            self._session.order(Control.RUN_EXTEND, self._stretch.number, limit, self.quota)
 
     @property
     def lent(self) -> Iterable[int]:
@@ -170,15 +166,15 @@ class PoolRun:
         self._stretch.end()
 
     def _begin(self, shelf: Shelf) -> Stretch:
-        engine, session = self._engine, self._engine.session
+        session = self._session
         plan, feed = self._plan, self.feed
-        stretch = Stretch(engine, session.take_number(), self.first_epoch, plan, shelf, feed)
+        stretch = Stretch(self._context, session.take_number(), self.first_epoch, plan, shelf, feed)
         number, start = stretch.number, plan.begins_at if feed is None else 0
         start_word, start_bytes = stretch.place_start(start) if start else (0, 0)
         session.order(
             Control.RUN_BEGIN,
             number,
-            engine.number,
+            self._context.number,
             self.first_epoch,
             plan.batches_per_epoch,
             shelf.begin_at,
@@ -203,8 +199,8 @@ class PoolRun:
                 session.order(Control.RUN_AFTER, number, 0, *feed.tail)
             self.limit = feed.made
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
-        engine.stretches[stretch.number] = stretch
-        session.listeners.by_run[stretch.number] = engine
+        self._context.runs[number] = stretch
+        session.listeners.by_run[number] = stretch
         return stretch
 
     def _is_ready(self) -> bool:
@@ -221,7 +217,7 @@ class PoolRun:
         generator.
         """
         layout = self._layout
-        if not self._engine.config.deterministic:
+        if not self._context.is_deterministic:
             return _NO_LIMIT
         not_lent = layout.ring.prospect - layout.ring.lent_count(but=())
         return shelf.begin_at + max(1, min(layout.reserve(self.quota), not_lent))
@@ -236,11 +232,11 @@ class PoolRun:
             if arrival.make_error is not None or arrival.oversize is not None:
                 return
             extent = ring.extents[arrival.slot]  # type: ignore[index]  # it has a slot
-            if not is_empty(self._engine.session.arena.anchor(extent.offset, extent.nbytes)):
+            if not is_empty(self._session.arena.anchor(extent.offset, extent.nbytes)):
                 return
             for behind in shelf.end_lane():
                 self._stretch.give_back(behind)
-            self._engine.session.order(Control.LANE_OVER, self._stretch.number, arrival.first % self._plan.lanes)
+            self._session.order(Control.LANE_OVER, self._stretch.number, arrival.first % self._plan.lanes)
             self._move_window(shelf)
 
     def _move_window(self, shelf: LaneShelf) -> None:
@@ -252,7 +248,7 @@ class PoolRun:
 
     def _deliver(self) -> Delivery:
         """What is in front of the shelf. An interrupt on the way leaves no slot with nobody."""
-        engine, stretch, ring = self._engine, self._stretch, self._layout.ring
+        context, stretch, ring = self._context, self._stretch, self._layout.ring
         if not ring.fits_workers:
             self._layout.sharing.fit_to_workers()
         arrival = stretch.shelf.front()
@@ -265,26 +261,26 @@ class PoolRun:
             if isinstance(stretch.shelf, LaneShelf):
                 self._move_window(stretch.shelf)
             if self.feed is not None:
-                engine.largest_chunk = max(engine.largest_chunk, arrival.count)
+                context.counts.largest_chunk = max(context.counts.largest_chunk, arrival.count)
                 self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.done_before)
-            engine.session.note_progress()
+            self._session.note_progress()
             fault_points.reach("trainer.delivering")
             if arrival.oversize is not None:
                 anchor: npt.NDArray[Any] = np.ndarray((arrival.oversize[1],), np.uint8, buffer=arrival.oversize[0])
-                engine.batches_oversize += arrival.count
+                context.counts.oversize += arrival.count
             elif self._may_lend(ring):
                 is_ours = False
                 anchor = self._lend(ring, slot, arrival.ticket, stretch.lent)
-                engine.batches_lent += arrival.count
+                context.counts.lent += arrival.count
             else:
                 anchor = self._copied(ring, arrival, slot)
-                engine.batches_copied += arrival.count
+                context.counts.copied += arrival.count
         finally:
             if is_ours:
                 is_ours = False
                 ring.lender.give_back(slot, arrival.ticket)
         if arrival.oversize is not None:
-            engine.outgrown(arrival.oversize[1] // arrival.count * form.max_chunk)
+            context.owner.outgrown(arrival.oversize[1] // arrival.count * form.max_chunk)
         return Delivery(form, anchor, arrival.first, arrival.count, arrival.rows, arrival.row_failures, arrival.keep)
 
     @staticmethod
@@ -301,7 +297,7 @@ class PoolRun:
 
     def _copied(self, ring: Ring, arrival: Arrival, slot: int) -> npt.NDArray[np.uint8]:
         extent = ring.extents[slot]
-        shown = self._engine.session.arena.anchor(extent.offset, extent.nbytes)
+        shown = self._session.arena.anchor(extent.offset, extent.nbytes)
         nbytes = self._layout.form.used_bytes(shown, arrival.rows * arrival.count)
         copy = aligned_empty(nbytes)
         copy[:] = shown[:nbytes]

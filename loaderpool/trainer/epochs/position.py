@@ -43,7 +43,8 @@ class PassLog:
     """What one pass has handed out.
 
     Attributes:
-        delivered: how many of its batches came from the engine.
+        batches: how many the whole pass has; of a stream, until its end, more than there can be.
+        delivered: how many of these came from the engine.
         omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
         numbers: without an order: those of the batches that came, as they came.
         lanes: of generators: how many batches of each came.
@@ -72,15 +73,10 @@ class PassLog:
         self._places_before = lanes
         self.lanes = LaneLog(plan.lanes, lanes) if plan.lanes else None
         self.numbers: list[int] | None = [] if keeps_numbers and self.lanes is None else None
+        self.batches = plan.batches_per_epoch - len(self.taken_before)
         self.delivered = 0
-        self._end: int | None = None  # of a stream: how many there were
         self.omitted: list[int] = []
         self.is_followed: bool | None = None
-
-    @property
-    def batches(self) -> int:
-        """How many batches the whole pass has; of a stream, until its end, more than there can be."""
-        return self._end if self._end is not None else self.plan.batches_per_epoch - len(self.taken_before)
 
     @property
     def is_rest(self) -> bool:
@@ -89,7 +85,7 @@ class PassLog:
 
     def close(self) -> None:
         """The stream has ended: there are no more than were delivered."""
-        self._end = self.delivered
+        self.batches = self.delivered
 
     def note(self, delivery: Delivery, run: EngineRun | None) -> None:
         """This was delivered, by that run; None: by one that was ended meanwhile."""

@@ -38,7 +38,7 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
             placements.append(feeds.placement)
         restarts = engine.session.restarts
         supervisor_restarts = engine.session.supervisor_restarts
-        lent, copied, oversize = engine.batches_lent, engine.batches_copied, engine.batches_oversize
+        lent, copied, oversize = engine.counts.lent, engine.counts.copied, engine.counts.oversize
         if engine.layout is not None:
             ring = engine.layout.ring
             slots, slot_bytes, slots_lent = ring.count, ring.slot_bytes, len(ring.lender.lent)

@@ -7,20 +7,24 @@ from typing import Protocol
 from loaderpool.transport.messages import Notice, Words
 from loaderpool.transport.notices import Attachment
 
-__all__ = ["Listener", "Listeners"]
+__all__ = ["Listener", "Listeners", "NoticeListener"]
 
 
-class Listener(Protocol):
-    """Who takes notices about a loader: its engine."""
+class NoticeListener(Protocol):
+    """A run, or a loader's engine, which takes the notices about it."""
 
     def on_notice(self, words: Words, attachment: Attachment) -> None:
-        """A notice about this loader arrived. The session's lock is held."""
+        """A notice about it arrived. The session's lock is held."""
 
     def on_maimed(self, words: Words) -> None:
         """What came with this notice could not be received, for lack of file descriptors. The session's lock is held.
 
         It comes again where it is a run's, or where it is asked for again.
         """
+
+
+class Listener(NoticeListener, Protocol):
+    """A loader's engine."""
 
     def on_new_supervisor(self) -> None:
         """The supervisor died and another one begins: tell it all that it must know. The session's lock is held."""
@@ -44,8 +48,8 @@ class Listeners:
 
     def __init__(self) -> None:
         self.by_loader: dict[int, Listener] = {}
-        self.by_run: dict[int, Listener] = {}
-        self.by_slot: dict[int, Listener] = {}
+        self.by_run: dict[int, NoticeListener] = {}
+        self.by_slot: dict[int, NoticeListener] = {}
 
     def tell(self, words: Words, attachment: Attachment) -> None:
         """Hand a notice to whom it concerns, if that one is still there."""
@@ -57,8 +61,9 @@ class Listeners:
         for each in self._concerned(words):
             each.on_maimed(words)
 
-    def _concerned(self, words: Words) -> list[Listener]:
+    def _concerned(self, words: Words) -> list[NoticeListener]:
         kind = words[0]
+        listener: NoticeListener | None
         if kind in (Notice.COMPLETION, Notice.UNSURE):
             listener = self.by_run.get(words[2])
         elif kind == Notice.RUN_ENDED:  # the last one about it, as is the next
@@ -68,5 +73,5 @@ class Listeners:
         elif words[1]:
             listener = self.by_loader.get(words[1])
         else:
-            return list(self.by_loader.values())
+            return [*self.by_loader.values()]
         return [] if listener is None else [listener]

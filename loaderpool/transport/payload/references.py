@@ -22,7 +22,7 @@ from loaderpool.sources.sequence import attributes_of
 from loaderpool.system.installed import is_installed
 from loaderpool.transport.payload.uses import Scope, codes_within
 
-__all__ = ["Found", "Reference", "find_long", "values_of"]
+__all__ = ["CALLED", "Found", "Reference", "find_long", "values_of"]
 
 # Objects that are looked at. More: a function that holds a large graph of objects is looked through for longer than it
 # takes to pickle it. Where there are more, nothing is said of any.
@@ -41,7 +41,7 @@ _CODE_KINDS = frozenset({types.FunctionType, types.MethodType, functools.partial
 _LONG_KINDS = (list, tuple, dict, collections.deque, collections.UserList, collections.UserDict)
 _NO_CODE = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, range, slice})
 _READ = frozenset({"source", "shards"})
-_CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})
+CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 _NOT_THEIRS = frozenset({"", "cloudpickle", "loaderpool", "numpy"})
 
 
@@ -78,7 +78,7 @@ def find_long(
         is_by_value: whether a function or class travels itself.
     """
     search = _Search(least_items, is_by_value)
-    for name in sorted((_CALLED | _READ) & payload.keys()):
+    for name in sorted((CALLED | _READ) & payload.keys()):
         search.visit(payload[name], (name,), is_source=name in _READ)
     is_complete = search.run()
     return (list(search.found.values()) if is_complete else []), search.codes, search.seen.keys()

@@ -19,6 +19,7 @@ from loaderpool.transport.payload.frameworks import is_framework_loaded
 from loaderpool.transport.payload.item_packing import ItemError, Packing
 from loaderpool.transport.payload.item_pickler import flat_bytes
 from loaderpool.transport.payload.pickler import PayloadPickler
+from loaderpool.transport.payload.references import CALLED
 from loaderpool.transport.payload.shared_files import find_shared_file
 from loaderpool.transport.payload.unpicklable import describe_offender, describe_shared_file
 
@@ -27,7 +28,6 @@ __all__ = ["OUT_OF_BAND_BYTES", "Shipment", "ship"]
 # Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
 # are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
 OUT_OF_BAND_BYTES = 64 * 1024
-_CALLED = ("make_generator", "fn", "batch_fn", "setup")  # what of a payload is called in the workers
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
 
 
 def _refuse_shared_files(payload: dict[str, object]) -> None:
-    named = {name: part for name, part in _named_parts(payload).items() if name in _CALLED}
+    named = {name: part for name, part in _named_parts(payload).items() if name in CALLED}
     found = find_shared_file(named)
     if found is not None:
         raise UnpicklableError(describe_shared_file(*found))
@@ -126,7 +126,7 @@ def _pickled(
         buffers.append(flat)
         return False
 
-    is_called = any(name in payload for name in _CALLED)  # else: what a reader is sent, or what a hook changed
+    is_called = any(name in payload for name in CALLED)  # else: what a reader is sent, or what a hook changed
     while True:
         buffers.clear()
         packing = Packing(OUT_OF_BAND_BYTES, _why_unpicklable)

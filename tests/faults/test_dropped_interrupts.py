@@ -1,0 +1,121 @@
+"""A Ctrl-C comes also where Python, TensorFlow or Keras would drop the KeyboardInterrupt that it becomes."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderpool.system import ctrl_c, undoing
+from loaderpool.trainer.session.lease import Lender
+from tests.support.child import run_child
+
+# Each in the main thread of a process of its own, after the first `as_dataset`.
+_BEGIN = """
+import signal, threading
+import numpy as np
+import loaderpool as lp
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    loader = lp.Loader(range(8), lambda item: np.float32(item), batch_size=4, workers=1)
+    dataset = loader.as_dataset()
+    try:
+"""
+_END = """
+        threading.Event().wait(20)
+    except KeyboardInterrupt:
+        print("CAME")
+    loader.close()
+"""
+_KERAS = """
+        from keras.src.utils.python_utils import pythonify_logs
+
+        class Loss:
+            def __float__(self):
+                signal.raise_signal(signal.SIGINT)
+                return 0.0
+
+        assert pythonify_logs({"loss": Loss()}) == {"loss": 0.0}
+"""
+_TENSORFLOW = """
+        import tensorflow as tf
+        from tensorflow.python.ops import gen_dataset_ops
+
+        to_come = [signal.SIGINT]
+
+        class Dimensions(tuple):
+            def __len__(self):
+                if to_come:  # it is asked more than once
+                    signal.raise_signal(to_come.pop())
+                return 0
+
+        shape = tf.TensorShape([])
+        shape._dims = Dimensions()
+        gen_dataset_ops.anonymous_iterator_v3(output_types=[tf.int64], output_shapes=[shape])
+"""
+
+
+@pytest.fixture
+def ours() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, ctrl_c._on_ctrl_c)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("work", [_KERAS, _TENSORFLOW], ids=["a step of Keras' fit", "a shape that C++ reads"])
+def test_a_ctrl_c_where_others_drop_all_exceptions_comes_a_moment_later(work: str, tf: object) -> None:
+    assert "CAME" in run_child(_BEGIN + work + _END).check().stdout
+
+
+def _lease(owner: object) -> object:
+    return weakref.ref(owner, functools.partial(Lender._on_death, Lender.__new__(Lender)))
+
+
+def _undoing(owner: object) -> object:
+    return weakref.ref(owner, undoing._follow)
+
+
+@pytest.mark.parametrize(
+    ("watch", "code"),
+    [(_lease, Lender._on_death.__code__), (_undoing, undoing._follow.__code__)],
+    ids=["lease", "undoing"],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("ours")
+def test_a_ctrl_c_as_a_finalizer_begins_comes_behind_that(watch: Callable[[Any], object], code: CodeType) -> None:
+    owner = np.zeros(1)
+    references = [watch(owner)]
+    begun: list[FrameType] = []
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is code and not begun:
+            begun.append(frame)
+            ctrl_c._on_ctrl_c(signal.SIGINT, frame)  # as Python does where the signal came in C++
+
+    with pytest.raises(KeyboardInterrupt):
+        sys.setprofile(profile)
+        try:
+            del owner
+        finally:
+            sys.setprofile(None)
+        threading.Event().wait(20)
+    assert begun
+    assert references
+
+
+def test_the_finalizers_that_it_names_are_there() -> None:
+    """A function that was renamed would be looked for in vain."""
+    for module, name in ctrl_c._DROPPED_IN:
+        if module.startswith("loaderpool."):
+            path = Path(ctrl_c.__file__).parents[2] / f"{module.replace('.', '/')}.py"
+            assert f"def {name}(" in path.read_text(encoding="utf-8"), (module, name)
