@@ -82,7 +82,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._saved = 0  # steps when the latest backup was made
         self._epoch = 0
         self._is_rest = False  # this epoch is shorter than Keras thinks
-        loader._core.book.is_backed_up = True
+        loader._core.tracker.is_backed_up = True
 
     # ---- called by fit ----
 
@@ -122,7 +122,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"Epoch {epoch + 1} goes on behind step {self._before} of {steps}: its loss and metrics, in History "
                 f"too, are those of the {steps - self._before} steps that are left"
             )
-        self._loader._core.book.looks_ahead = epoch + 1 < self.params["epochs"]
+        self._loader._core.tracker.looks_ahead = epoch + 1 < self.params["epochs"]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save, if it is time; end the epoch, if an earlier process has done the other part of it."""
@@ -147,7 +147,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         """The training is through."""
-        self._loader._core.book.looks_ahead = True
+        self._loader._core.tracker.looks_ahead = True
         if self._deletes:
             shutil.rmtree(self._path, ignore_errors=True)
 
@@ -164,7 +164,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _look(self) -> None:
         """Whether another iteration of a dataset has begun: in this epoch, then."""
-        latest = self._loader._core.book.latest
+        latest = self._loader._core.tracker.latest
         if latest is not self._reading:
             self._reading, self._began = latest, self._epoch_began
 

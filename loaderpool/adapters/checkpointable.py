@@ -31,12 +31,12 @@ import tensorflow as tf
 from loaderpool.adapters.cursors import Cursor, Cursors, EpochIsOver
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
-from loaderpool.adapters.tensor_format import Wire
+from loaderpool.adapters.tensor_format import TensorFormat
 from loaderpool.errors import ClosedError, SpecMismatchError, StateError
-from loaderpool.memory.batch_format import BatchForm
+from loaderpool.memory.batch_form import BatchForm
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.system import clock
-from loaderpool.trainer.epochs.position import Position, Reading
+from loaderpool.trainer.epochs.position import IterationLog, Position
 from loaderpool.trainer.epochs.saved_state import read_state, write_state
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Fetch:
     def __init__(
         self,
         core: LoaderCore,
-        wire: Wire,
+        wire: TensorFormat,
         max_at_once: int,
         epochs: Epochs,
         first_batches: int,
@@ -156,7 +156,7 @@ class Fetch:
         self.header = json.dumps(state).encode()
         self._tells = _aliases_arrays()
         self._core = core
-        self._book, self._plan = core.book, core.plan
+        self._tracker, self._plan = core.tracker, core.plan
         self._max_at_once = max_at_once if wire.in_chunks else 1
         self._epochs, self._first_batches = epochs, first_batches
         self._check_length = check_length
@@ -188,7 +188,7 @@ class Fetch:
         except BaseException as error:
             self._failed.add(key)
             if isinstance(error, (StateError, SpecMismatchError)):  # others are noted by the pass
-                self._book.note_error(error)
+                self._tracker.note_error(error)
             raise
 
     def _behind(self, cursor: Cursor | None, calls: int, place: list[int]) -> Any:
@@ -209,7 +209,7 @@ class Fetch:
         if cursor is not None:
             cursor.finish()
         elif position is not None:  # restored at its end: what comes in this process is the next epoch
-            self._book.set_epoch(position.epoch)
+            self._tracker.set_epoch(position.epoch)
         return self.nothing(_END, np.array(place, np.int64))
 
     def _batch(self, cursor: Cursor, calls: int, past: int, epochs: int, at_once: int) -> Any:
@@ -239,14 +239,14 @@ class Fetch:
         self, cursor: Cursor | None, place: list[int], position: Position | None, past: int, is_followed: bool | None
     ) -> Cursor:
         """What stands there, or is opened there now."""
-        book = self._book
+        tracker = self._tracker
         if cursor is not None:
             if not cursor.is_at_end:
                 return cursor
             cursor.finish()
-            return Cursor(book, cursor.reading, position, is_followed)
+            return Cursor(tracker, cursor.reading, position, is_followed)
         if position is None:
-            if place[1] != _PROCESS and not book.was_placed:
+            if place[1] != _PROCESS and not tracker.was_placed:
                 raise StateError(
                     "this iterator was saved before it had given a batch, so nobody knows which epoch it is: set "
                     "loader.epoch to it before the first batch (to 0, if there was none before)"
@@ -254,15 +254,15 @@ class Fetch:
             self._check_length(self._core)
         else:
             self._check_place(position, past)
-            book.set_epoch(position.epoch)
-        cursor = Cursor(book, Reading(), position, is_followed)
-        book.latest, book.latest_is_dataset = cursor.reading, True
+            tracker.set_epoch(position.epoch)
+        cursor = Cursor(tracker, IterationLog(), position, is_followed)
+        tracker.latest, tracker.latest_is_dataset = cursor.reading, True
         return cursor
 
     def _check_place(self, position: Position, past: int) -> None:
         if self._plan.is_open:
             return
-        left = self._book.log_at(position).batches
+        left = self._tracker.log_at(position).batches
         if (past + left - self._first_batches) % self._plan.batches_per_epoch:
             raise StateError(
                 "this iterator was saved over a dataset whose first epoch was the rest of one, after "

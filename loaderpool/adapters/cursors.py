@@ -20,8 +20,8 @@ from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.errors import ClosedError
 from loaderpool.trainer.engine.delivery import data_bytes
 from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.epoch_tracker import PassBook
-from loaderpool.trainer.epochs.position import Frontier, Position, Reading
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.position import Frontier, IterationLog, Position
 
 __all__ = ["Cursor", "Cursors", "EpochIsOver"]
 
@@ -40,16 +40,18 @@ class Cursor:
     Ownership: `close` lets go of the run.
 
     Args:
-        book: of the loader.
+        tracker: of the loader.
         reading: the passes of one iterator, this one among them.
         place: where it begins; None: with the next epoch.
         is_followed: as of `Pass`.
     """
 
-    def __init__(self, book: PassBook, reading: Reading, place: Position | None, is_followed: bool | None) -> None:
+    def __init__(
+        self, tracker: EpochTracker, reading: IterationLog, place: Position | None, is_followed: bool | None
+    ) -> None:
         self.reading = reading
-        self._book = book
-        self._pass = Pass(book, reading, place, is_followed)
+        self._tracker = tracker
+        self._pass = Pass(tracker, reading, place, is_followed)
         self._consumed = 0
         self._frontier: Frontier | None = None
         # What was delivered and not taken: rows and components of a batch, or of some as one array; how many batches;
@@ -95,7 +97,7 @@ class Cursor:
         if must_tell:
             self._pass.hand_over()
         if rows:
-            self._book.tally.hand_over(1, rows, data_bytes(parts) if nbytes is None else nbytes)
+            self._tracker.counters.hand_over(1, rows, data_bytes(parts) if nbytes is None else nbytes)
         return rows, parts
 
     def leave_out(self) -> None:
@@ -141,7 +143,7 @@ class Cursor:
             self._consumed += taken
             if must_tell:
                 self._pass.hand_over(taken)
-            self._book.tally.hand_over(taken, taken * rows, taken * (nbytes or 0))
+            self._tracker.counters.hand_over(taken, taken * rows, taken * (nbytes or 0))
         if len(pieces) == 1:
             return count, pieces[0]
         return count, [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
@@ -172,7 +174,7 @@ class Cursor:
             if log is not None and log.delivered >= log.batches and not self.is_closed:
                 raise EpochIsOver from None
             raise ClosedError("this iterator was dropped while it was read") from None
-        self._book.tally.tick(delivery)
+        self._tracker.counters.tick(delivery)
         return delivery
 
 

@@ -7,7 +7,7 @@ import threading
 
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.session.session import close_all
+from loaderpool.trainer.session.open_sessions import close_all
 
 __all__ = ["exit_gate"]
 

@@ -15,9 +15,9 @@ from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
-from loaderpool.memory.batch_format import BatchForm
+from loaderpool.memory.batch_form import BatchForm
 
-__all__ = ["Wire"]
+__all__ = ["TensorFormat"]
 
 # No tf.data graph can have it (TensorFlow 2.21: "Converting f8E5M2 to DataType"). Its bits are the upper half of a
 # float16's, so it travels as bytes and arrives as tf.float16, which has the very same values.
@@ -25,7 +25,7 @@ _E5M2 = "float8_e5m2"
 
 
 @dataclasses.dataclass(frozen=True)
-class Wire:
+class TensorFormat:
     """How elements travel through from_generator: a flat tuple of plain arrays, put right by `restore` in C++."""
 
     spec: ElementSpec  # what TensorFlow is told of all batches
@@ -33,7 +33,7 @@ class Wire:
     may_differ: bool  # a call makes a whole batch, of which nothing has seen that it is as the spec says
 
     @staticmethod
-    def of(form: BatchForm, spec: ElementSpec, max_chunk: int) -> Wire:
+    def of(form: BatchForm, spec: ElementSpec, max_chunk: int) -> TensorFormat:
         """The way for a loader's batches, up to `max_chunk` at once where that is possible.
 
         Args:
@@ -47,7 +47,7 @@ class Wire:
         _check_keys(spec.structure)
         can_unbatch = all(map(_can_unbatch, spec.components))
         in_chunks = form.fixed is not None and max_chunk > 1 and can_unbatch
-        return Wire(spec, in_chunks, may_differ=form.unit != "sample")
+        return TensorFormat(spec, in_chunks, may_differ=form.unit != "sample")
 
     @property
     def signature(self) -> Any:

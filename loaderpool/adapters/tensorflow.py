@@ -27,13 +27,13 @@ except ImportError as missing:
 from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
-from loaderpool.adapters.tensor_format import Wire
+from loaderpool.adapters.tensor_format import TensorFormat
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.system import ctrl_c, malloc
 from loaderpool.trainer.engine.delivery import data_bytes
 from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.position import Reading
+from loaderpool.trainer.epochs.position import IterationLog
 from loaderpool.trainer.epochs.saved_state import check_resumable
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ _LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 
 def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
     """See `Loader.as_dataset`."""
-    is_endless = core.book.plan.is_endless
+    is_endless = core.tracker.plan.is_endless
     if epochs is not None:
         epochs = _whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)
-        per_epoch = core.book.plan.batches_per_epoch
-        if epochs * per_epoch > _LARGEST_INT64 and not core.book.plan.is_open:
+        per_epoch = core.tracker.plan.batches_per_epoch
+        if epochs * per_epoch > _LARGEST_INT64 and not core.tracker.plan.is_open:
             raise ArgumentError(
                 f"epochs={epochs} with {per_epoch} batches each are more than 2**63 batches: epochs=None is a stream "
                 "without end"
@@ -74,10 +74,10 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     max_chunk = form.max_chunk
     if checkpointable:
         max_chunk = most_at_once(form) if core.config.deterministic else 1
-    wire = Wire.of(form, core.running_engine().spec(), max_chunk)
-    first_pass = core.book.next_log()
+    wire = TensorFormat.of(form, core.running_engine().spec(), max_chunk)
+    first_pass = core.tracker.next_log()
     skips = core.config.on_error.action == "skip"
-    tells_length = not skips and not core.book.is_backed_up and not core.book.plan.is_open
+    tells_length = not skips and not core.tracker.is_backed_up and not core.tracker.plan.is_open
     passes = Epochs(epochs)
     source = _Elements(core, wire, passes, first_pass.batches, tells_length and epochs is not None)
     if checkpointable:
@@ -104,7 +104,7 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     # TensorFlow's registry may keep the generator for ever, so that holds the loader weakly; the dataset holds it, and
     # every dataset made from this one holds this one.
     dataset._loaderpool_loader = fetch if checkpointable else core
-    if core.book.is_backed_up and epochs is not None and not skips and not core.book.plan.is_open:
+    if core.tracker.is_backed_up and epochs is not None and not skips and not core.tracker.plan.is_open:
         # `BackupCallback` ends the epoch in which a training goes on before Keras would. An assertion in C++ would make
         # an error of that, where Keras fetches several steps at once.
         length = tf.constant(epochs * core.batches_per_epoch(), tf.int64)
@@ -118,11 +118,11 @@ def _check_checkpointable(core: LoaderCore, device: str | None) -> None:
             f"device={device!r} and checkpointable=True exclude each other: TensorFlow cannot save an iterator that "
             "prefetches to a device. Leave out device: what a tf.function is given goes to its device, too"
         )
-    if core.book.is_backed_up:
+    if core.tracker.is_backed_up:
         raise ArgumentError(
             "checkpointable=True and a BackupCallback exclude each other: that one saves the loader's place itself"
         )
-    check_resumable(core.stream, core.book)
+    check_resumable(core.stream, core.tracker)
 
 
 def _check_device(device: Any) -> None:
@@ -173,7 +173,7 @@ def restore_malloc() -> bool:
     return malloc.keep_freed_blocks()
 
 
-def _options(wire: Wire, checkpointable: bool) -> Any:
+def _options(wire: TensorFormat, checkpointable: bool) -> Any:
     """Options hold for the user's own stages too, so there are as few as can be: no threading, no autotune.
 
     Auto-sharding is off: by it every host would make all batches and throw most away. tf.data puts a prefetch of its
@@ -195,7 +195,9 @@ def _options(wire: Wire, checkpointable: bool) -> Any:
 class _Elements:
     """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
-    def __init__(self, core: LoaderCore, wire: Wire, epochs: Epochs, first_batches: int, has_length: bool) -> None:
+    def __init__(
+        self, core: LoaderCore, wire: TensorFormat, epochs: Epochs, first_batches: int, has_length: bool
+    ) -> None:
         self._core = weakref.ref(core)
         self._wire = wire
         self._epochs = epochs
@@ -217,7 +219,7 @@ class _Elements:
 
     def check_length(self, core: LoaderCore) -> None:
         """A dataset has one length: after `load_state_dict` the first one's is shorter than the others'."""
-        now = core.book.next_log().batches
+        now = core.tracker.next_log().batches
         if not self._has_length or now == self._first_batches:
             return
         if now < self._first_batches:
@@ -230,31 +232,31 @@ class _Elements:
         )
 
 
-def _generate(core: LoaderCore, wire: Wire, epochs: Epochs) -> Iterator[Any]:
+def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[Any]:
     """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
-    book = core.book
-    tally = book.tally
+    tracker = core.tracker
+    counters = tracker.counters
     skips = core.config.on_error.action == "skip"
-    has_hooks = book.has_hooks
+    has_hooks = tracker.has_hooks
     done = 0
-    reading = Reading()
-    book.latest, book.latest_is_dataset = reading, True
+    reading = IterationLog()
+    tracker.latest, tracker.latest_is_dataset = reading, True
     while done != epochs.count and not exit_gate.is_shut:
-        one_pass = Pass(book, reading, is_followed=epochs.is_followed(done))
+        one_pass = Pass(tracker, reading, is_followed=epochs.is_followed(done))
         done += 1
         try:
             while True:
                 delivery = _next_delivery(one_pass)
                 if delivery is None:
                     break
-                tally.tick(delivery)
+                counters.tick(delivery)
                 # Nothing of an element may stay in a local variable while we are suspended: its slot would stay, too.
                 must_tell = has_hooks or bool(delivery.row_failures)
                 if wire.in_chunks:
                     if must_tell:
                         one_pass.hand_over(delivery.count)
                     count = delivery.count
-                    tally.hand_over(count, count * delivery.rows, count * (delivery.batch_bytes or 0))
+                    counters.hand_over(count, count * delivery.rows, count * (delivery.batch_bytes or 0))
                     elements = [wire.element(delivery.joined())]
                     del delivery
                     yield elements.pop()
@@ -269,15 +271,15 @@ def _generate(core: LoaderCore, wire: Wire, epochs: Epochs) -> Iterator[Any]:
                         one_pass.log.omitted.append(one_pass.log.delivered - len(batches))
                         del batches[0]
                         continue
-                    tally.hand_over(1, batches[0][0], data_bytes(batches[0][1]) if nbytes is None else nbytes)
+                    counters.hand_over(1, batches[0][0], data_bytes(batches[0][1]) if nbytes is None else nbytes)
                     yield wire.element(batches.pop(0)[1])
         except SpecMismatchError as error:  # a whole batch is not as the dataset says
-            book.note_error(error)
+            tracker.note_error(error)
             raise
         finally:
             one_pass.close()
             if not exit_gate.is_shut:
-                book.settle_ends()  # the last batch was handed over, though nobody asked whether it was the last
+                tracker.settle_ends()  # the last batch was handed over, though nobody asked whether it was the last
     epochs.was_ended = True
 
 

@@ -7,7 +7,7 @@ import bisect
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.extents import PAGE_BYTES, Extent
 
-__all__ = ["Rooms", "room_bytes"]
+__all__ = ["ExtentPool", "room_bytes"]
 
 # Sizes are rounded up to an eighth of a power of two, so that what varies a little fits what is there.
 _STEPS = 8
@@ -19,7 +19,7 @@ def room_bytes(nbytes: int) -> int:
     return -(-max(nbytes, 1) // step) * step
 
 
-class Rooms:
+class ExtentPool:
     """The extents that nobody uses now. The session's lock is held by whoever calls.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from loaderpool.supervisor.instructions import Instruction, ToTrainer, ToWorker, Unload
+from loaderpool.supervisor.instructions import Instruction, Load, ToTrainer, ToWorker, Unload
 from loaderpool.supervisor.records import LaneRecords, LoaderRecord, RunRecord, SlotRecord, Ticket
 from loaderpool.supervisor.roster import Roster
 from loaderpool.supervisor.scheduler import TicketCutter
@@ -245,6 +245,24 @@ class Ledger:
         loader.threads, loader.can_split = threads_split >> 1, bool(threads_split & 1)
         loader.batch_rows, loader.last_rows = split32(rows)
         loader.full_batches, loader.batch_ns = full_batches, batch_ns
+
+    def load(self, words: Words) -> None:
+        """LOAD: a loader begins."""
+        _, loader, offset, nbytes, probe, max_deaths, timeout_ns, flags = words
+        may_exclude, is_per_sample = map(bool, split32(flags))
+        probe_epoch = probe - 1 if probe else None
+        self.loaders[loader] = LoaderRecord(loader, max_deaths, probe_epoch, timeout_ns, may_exclude, is_per_sample)
+        self.out.append(Load(loader, offset, nbytes))
+
+    def order_probe(self, words: Words) -> None:
+        """PROBE: now, or when the loader is loaded."""
+        _, number, epoch, feed, batch, *_ = words
+        loader = self.loaders[number]
+        loader.feed = feed
+        if loader.is_loaded:
+            self.probe(loader, epoch, batch)
+        else:
+            loader.probe_epoch = epoch
 
     def unload(self, loader: LoaderRecord) -> None:
         """It is closed; it goes with its last ticket."""

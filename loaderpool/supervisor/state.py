@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from loaderpool.supervisor.dealer import Dealer
 from loaderpool.supervisor.early import EarlyDealer
 from loaderpool.supervisor.inquest import Inquest, Step
 from loaderpool.supervisor.instructions import (
@@ -20,7 +21,6 @@ from loaderpool.supervisor.instructions import (
     FailTicket,
     Fork,
     Instruction,
-    Load,
     LoseTicket,
     ToTrainer,
     ToWorker,
@@ -29,8 +29,7 @@ from loaderpool.supervisor.instructions import (
 from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import Kept, LastWords, LoaderRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
-from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
-from loaderpool.transport.messages import Control, Notice, Order, Status, Words, pack, split32
+from loaderpool.transport.messages import Control, Notice, Order, Status, Words, pack
 from loaderpool.transport.reports import Verdict
 
 __all__ = ["SupervisorState"]
@@ -63,6 +62,7 @@ class SupervisorState:
         self.workers = Roster()
         self.ledger = Ledger(self.workers, first_ticket)
         self.early = EarlyDealer(self.ledger, self.workers)
+        self._dealer = Dealer(self.ledger, self.workers, self.early)
         self.restarts = 0
         self._inquest = Inquest(self.ledger.held, max_restarts)
         self._idle_deaths = 0
@@ -97,13 +97,7 @@ class SupervisorState:
         elif kind == Control.SLOT_RETIRE:
             ledger.retire_slot(words[1])
         elif kind == Control.LOAD:
-            _, loader, offset, nbytes, probe, max_deaths, timeout_ns, flags = words
-            may_exclude, is_per_sample = map(bool, split32(flags))
-            probe_epoch = probe - 1 if probe else None
-            ledger.loaders[loader] = LoaderRecord(
-                loader, max_deaths, probe_epoch, timeout_ns, may_exclude, is_per_sample
-            )
-            ledger.out.append(Load(loader, offset, nbytes))
+            ledger.load(words)
         elif kind == Control.LAYOUT:
             ledger.set_layout(words)
         elif kind == Control.RESIZE:
@@ -114,7 +108,7 @@ class SupervisorState:
         elif kind == Control.UPDATE:
             ledger.out.append(Update(words[1], words[2], words[3]))
         elif kind == Control.PROBE:
-            self._probe(ledger.loaders[words[1]], epoch=words[2], feed=words[3], batch=words[4])
+            ledger.order_probe(words)
         elif kind == Control.UNLOAD:
             ledger.unload(ledger.loaders[words[1]])
         elif kind == Control.CLOSE:
@@ -277,13 +271,6 @@ class SupervisorState:
             self.ledger.settle(ticket)
         return self.on_worker_gone(number, last, now_ns, is_explained=True)
 
-    def _probe(self, loader: LoaderRecord, epoch: int, feed: int, batch: int) -> None:
-        loader.feed = feed
-        if loader.is_loaded:
-            self.ledger.probe(loader, epoch, batch)
-        else:
-            loader.probe_epoch = epoch
-
     def timeouts(self) -> list[tuple[int, int]]:
         """The workers that must be watched, each with the timeout of its current sample in nanoseconds."""
         if not any(loader.timeout_ns for loader in self.ledger.loaders.values()):
@@ -317,103 +304,7 @@ class SupervisorState:
     # ---- tickets ----
 
     def _deal(self) -> None:
-        while True:
-            worker = self.workers.roomiest()
-            if worker is None and (self.ledger.due or not self.ledger.cutter.has_threads):
-                return
-            if worker is not None and self.ledger.due:
-                ticket = self.ledger.due.popleft()
-                if self.ledger.is_stopped(ticket):
-                    self._give_up(ticket, worker, None, Verdict.ALONE)
-                    continue
-                worker = self._home_of(ticket) or worker
-            else:
-                found = self._cut(worker)
-                if found is None:
-                    break
-                worker, ticket = found[0], self.ledger.opened(found[1])
-            worker = self._keeper_of(ticket) or worker
-            self._send(worker, ticket)
-        while (made_early := self.early.next()) is not None:
-            self._send(*made_early)
-
-    def _keeper_of(self, ticket: Ticket) -> WorkerRecord | None:
-        """The worker that keeps some of the ticket's rows since there was no form, if it has room.
-
-        What it has made early is little work that is left, so many tickets of that may wait for it.
-        """
-        run = ticket.run
-        if run is None or ticket.row_start:
-            return None
-        kept = run.kept.get(ticket.first)
-        if kept is None or (kept.is_early and run.lanes is not None):  # a generator stays at home
-            return None
-        # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
-        keeper = self.workers.with_room(kept.worker, MOST_TICKETS if kept.is_early else TICKETS_PER_WORKER)
-        if keeper is not None:
-            del ticket.loader.kept[kept.batch]
-            ticket.uses_kept = True
-        return keeper
-
-    def _home_of(self, ticket: Ticket) -> WorkerRecord | None:
-        """The worker in which the ticket's generator stands, if it has room."""
-        lanes = None if ticket.run is None else ticket.run.lanes
-        home = None if lanes is None else lanes.homes.get(ticket.first % len(lanes.next))
-        return None if home is None else self.workers.with_room(home)
-
-    def _cut(self, roomiest: WorkerRecord | None) -> tuple[WorkerRecord, Ticket] | None:
-        """A new ticket, and who shall have it: the worker with most room, or the one where a generator stands.
-
-        Or, where all have as many tickets as others need, one whose threads want more.
-        """
-        cutter, workers = self.ledger.cutter, self.target_workers
-        if cutter.has_lanes:  # shared among those that are there: one that cannot be started takes none
-            workers = len(self.workers.staying)
-        ticket = None if roomiest is None else cutter.cut(roomiest, workers)
-        if roomiest is not None and ticket is not None:
-            return roomiest, ticket
-        if not (cutter.has_lanes or cutter.has_threads):
-            return None
-        for worker in self.workers.roomy(MOST_TICKETS if cutter.has_threads else TICKETS_PER_WORKER):
-            ticket = cutter.cut(worker, workers)
-            if ticket is not None:
-                return worker, ticket
-        return None
-
-    def _send(self, worker: WorkerRecord, ticket: Ticket) -> None:
-        out, number = self.ledger.out, worker.worker
-        loader, run = ticket.loader, ticket.run
-        if run is None:
-            if ticket.early is None:
-                loader.kept[ticket.row_start] = Kept(number, ticket.row_start, 1)
-            out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
-        else:
-            if loader.loader not in worker.layouts and loader.layout is not None:
-                worker.layouts.add(loader.loader)
-                out.append(ToWorker(number, pack(Order.LAYOUT, loader.loader, *loader.layout)))
-                out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
-            if run.run not in worker.runs:
-                worker.runs.add(run.run)
-                after, nbytes = run.after
-                told = pack(
-                    Order.RUN,
-                    run.run,
-                    loader.loader,
-                    run.first_epoch,
-                    run.batches_per_epoch,
-                    after,
-                    run.feed,
-                    nbytes,
-                )
-                out.append(ToWorker(number, told))
-            if ticket.slot not in worker.slots:
-                worker.slots.add(ticket.slot)
-                slot = self.ledger.slots[ticket.slot]
-                out.append(ToWorker(number, pack(Order.SLOT, slot.slot, slot.offset, slot.nbytes)))
-        if run is not None and run.lanes is not None:
-            run.lanes.homes[ticket.first % len(run.lanes.next)] = number
-        self.workers.give(worker, ticket)
-        out.append(ToWorker(number, ticket.order()))
+        self._dealer.deal(self.target_workers, self._give_up)
 
     def _answered(self, words: Words) -> None:
         _, number, worker_number, status, busy_ns, rows, last_kept, attempt = words
@@ -493,7 +384,9 @@ class SupervisorState:
         informed = [worker.worker for worker in self.workers if loader.loader in worker.layouts]
         self.ledger.out += [ToWorker(number, order) for number in informed]
 
-    def _give_up(self, ticket: Ticket, worker: WorkerRecord, index: int | None, verdict: Verdict) -> None:
+    def _give_up(
+        self, ticket: Ticket, worker: WorkerRecord, index: int | None = None, verdict: Verdict = Verdict.ALONE
+    ) -> None:
         run = ticket.run
         epoch = ticket.first if run is None else run.epoch_of(ticket.first)
         completion = b"" if run is None else ticket.completion(Status.LOST, worker.worker)

@@ -11,7 +11,7 @@ from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.element.given_spec import read_spec
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.memory.batch_format import UnitKind, unit_of
+from loaderpool.memory.batch_form import UnitKind, unit_of
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE

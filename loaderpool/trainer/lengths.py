@@ -131,7 +131,7 @@ def _called(
         )
     except UnpicklableError as error:
         raise UnpicklableError(str(error).replace(_SENT_AS, "bucket_by")) from error.__cause__
-    loader._core.book.looks_ahead = False
+    loader._core.tracker.looks_ahead = False
     try:
         with loader:
             filled = 0

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from loaderpool.checks import whole_number
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
 from loaderpool.errors import (
-    ArgumentError,
     ArgumentTypeError,
     SourceError,
 )
-from loaderpool.memory.batch_format import BatchForm
+from loaderpool.memory.batch_form import BatchForm
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.system import role
 from loaderpool.system.interrupts import InterruptsHeld
@@ -182,16 +181,16 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch of the next pass; may be set."""
-        return self._core.book.epoch
+        return self._core.tracker.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._core.book.set_epoch(check_epoch(epoch))
+        self._core.tracker.set_epoch(check_epoch(epoch))
 
     @property
     def last_error(self) -> BaseException | None:
         """The error that ended the latest failed pass, whole; through `tf.data` only its text arrives."""
-        return self._core.book.last_error
+        return self._core.tracker.last_error
 
     def __len__(self) -> int:
         """Batches of this shard in an epoch.
@@ -317,7 +316,7 @@ class Loader:
             )
         if "workers" in changes and "pool" not in changes:
             changes["pool"] = None
-        hooks = self._core.book.hooks
+        hooks = self._core.tracker.hooks
         private: dict[str, Any] = {"_hooks": hooks and hooks.anew()}
         if {"source", "bucket_by"} & changes.keys():
             private["_lengths"] = None
@@ -337,7 +336,7 @@ class Loader:
         """
         from loaderpool.trainer.epochs.saved_state import find_position
 
-        return self._core.state_at(find_position(self._core.book, batches_taken))
+        return self._core.state_at(find_position(self._core.tracker, batches_taken))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next pass be the rest of the saved one; those after it are whole.
@@ -354,11 +353,11 @@ class Loader:
         from loaderpool.trainer.epochs.saved_state import check_resumable, read_state
 
         core = self._core
-        check_resumable(core.stream, core.book)
+        check_resumable(core.stream, core.tracker)
         position = read_state(state, core.fingerprint, core.plan)
         with InterruptsHeld():
-            core.book.drop_parked()
-            core.book.resume_at(position)
+            core.tracker.drop_parked()
+            core.tracker.resume_at(position)
 
     def resize(self, workers: int) -> None:
         """Have this many workers from now on, also in mid-epoch; the batches stay the same to the bit.
@@ -366,17 +365,13 @@ class Loader:
         Raises:
             ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
         """
-        self._core.check_usable()
-        pool = self._core.pool
-        if pool is None:
-            raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
-        pool.resize(workers)
+        self._core.resize(workers)
 
     def statistics(self) -> Statistics:
         """A snapshot of counts and rates."""
         from loaderpool.trainer.epochs.snapshot import take_snapshot
 
-        return take_snapshot(self._core.book, self._core.engine)
+        return take_snapshot(self._core.tracker, self._core.engine)
 
     def close(self) -> None:
         """End the loader, and its pool if it is its own. Twice is fine; arrays handed out stay valid."""

@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import ClosedError, ForeignProcessError
+from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError
 from loaderpool.plan.base import BasePlan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import role
@@ -16,8 +16,8 @@ from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 from loaderpool.trainer.arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Engine
-from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, PassBook
-from loaderpool.trainer.epochs.identity import Fingerprint
+from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, EpochTracker
+from loaderpool.trainer.epochs.fingerprint import Fingerprint
 from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.pool import Pool, resolve_workers
 from loaderpool.trainer.start import end_engine, start_engine
@@ -48,8 +48,8 @@ class LoaderCore:
         self._owner_pid = os.getpid()
         self._undoing: Undoing | None = None  # ends what other processes or files have of it
         hooks: EpochHooks | None = arguments["_hooks"]
-        # The book outlives the core in its iterators' finalizers, so it reaches the engine without holding the core.
-        self.book = PassBook(_EngineHandle(self), self.config, self.plan, hooks)
+        # The tracker outlives the core in its iterators' finalizers, so it reaches the engine without holding the core.
+        self.tracker = EpochTracker(_EngineHandle(self), self.config, self.plan, hooks)
         functions = arguments["fn"] or arguments["batch_fn"], arguments["augment"]
         self.fingerprint = Fingerprint(arguments["source"], *functions, self.config, self.plan)
         if role.is_trainer():
@@ -58,7 +58,7 @@ class LoaderCore:
     def _start(self, checked: CheckedArguments, own_pool: Pool | None) -> None:
         with InterruptsHeld():
             # The payload is not kept: what travelled is in shared memory, and a local engine has it.
-            self.engine, own_pool = start_engine(checked, self.pool, self.book.epoch, own_pool)
+            self.engine, own_pool = start_engine(checked, self.pool, self.tracker.epoch, own_pool)
             shared = self.engine.cache
             if self.pool is not None or own_pool is not None or shared is not None:
                 self._undoing = Undoing(self, functools.partial(end_engine, self.engine, own_pool))
@@ -66,7 +66,7 @@ class LoaderCore:
         if shared is not None:
             from loaderpool.trainer.epochs.cache_watch import CacheWatch  # which `import loaderpool` shall not wait for
 
-            self.book.at_end = CacheWatch(shared)
+            self.tracker.at_end = CacheWatch(shared)
 
     @property
     def workers(self) -> int:
@@ -105,7 +105,7 @@ class LoaderCore:
         """
         from loaderpool.trainer.epochs.saved_state import check_resumable, write_state
 
-        check_resumable(self.stream, self.book)
+        check_resumable(self.stream, self.tracker)
         return write_state(position, self.fingerprint, self.plan)
 
     def running_engine(self) -> Engine:
@@ -133,11 +133,22 @@ class LoaderCore:
                 "make a loader of its own"
             )
 
+    def resize(self, workers: int) -> None:
+        """Have this many workers from now on.
+
+        Raises:
+            ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
+        """
+        self.check_usable()
+        if self.pool is None:
+            raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
+        self.pool.resize(workers)
+
     def close(self) -> None:
         """End the engine, and the pool if it is the loader's own. Twice is fine."""
         with InterruptsHeld():
             self.is_closed = True
-            self.book.drop_parked()
+            self.tracker.drop_parked()
             if self._undoing is not None:
                 self._undoing.now()
 

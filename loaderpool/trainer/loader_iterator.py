@@ -12,8 +12,8 @@ from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 from loaderpool.trainer.engine.delivery import Delivery, data_bytes
 from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.epoch_tracker import PassBook
-from loaderpool.trainer.epochs.position import Position, Reading
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.position import IterationLog, Position
 from loaderpool.trainer.loader_core import LoaderCore
 
 __all__ = ["LoaderIterator"]
@@ -28,10 +28,10 @@ class LoaderIterator(Iterator[Any]):
 
     def __init__(self, core: LoaderCore) -> None:
         self._core = core  # keeps the pool alive
-        self._book = core.book
+        self._tracker = core.tracker
         self._turn = threading.RLock()
-        self._reading = Reading()
-        self._pass = Pass(self._book, self._reading)
+        self._reading = IterationLog()
+        self._pass = Pass(self._tracker, self._reading)
         self._undoing: Undoing | None = None  # of the pass, once it has begun
         self._consumed = 0  # batches of the plan: those left out, too
         self._told = 0  # of these, to the pass, where it must be told
@@ -41,7 +41,7 @@ class LoaderIterator(Iterator[Any]):
         self._batch_bytes: int | None = None
         self._pack: Callable[[Sequence[Any]], Any] = _unpacked
         self._skips = core.config.on_error.action == "skip"
-        self._has_hooks = self._book.has_hooks
+        self._has_hooks = self._tracker.has_hooks
         self._must_tell = self._has_hooks  # the pass of each batch
 
     def __iter__(self) -> LoaderIterator:
@@ -63,7 +63,7 @@ class LoaderIterator(Iterator[Any]):
                                 continue
                         batch = self._pack(parts)
                         nbytes = self._batch_bytes
-                        self._book.tally.hand_over(1, rows, data_bytes(parts) if nbytes is None else nbytes)
+                        self._tracker.counters.hand_over(1, rows, data_bytes(parts) if nbytes is None else nbytes)
                         self._consumed += 1
                         self._left -= 1
                         if not self._left:  # else the last batch's slot would be lent until the next one is asked for
@@ -77,17 +77,17 @@ class LoaderIterator(Iterator[Any]):
 
     def _fetch(self) -> None:
         """The next delivery, whose batches are handed out next. Runs in: a block of `InterruptsHeld`."""
-        book, one_pass = self._book, self._pass
+        tracker, one_pass = self._tracker, self._pass
         if self._undoing is None:
-            book.latest, book.latest_is_dataset = self._reading, False
-            self._undoing = book.live[id(one_pass)] = Undoing(self, functools.partial(_end, book, one_pass))
+            tracker.latest, tracker.latest_is_dataset = self._reading, False
+            self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_end, tracker, one_pass))
         try:
             delivery = one_pass.next_delivery()
         except BaseException:
             if one_pass.is_over:
                 self._undoing.now()
             raise
-        book.tally.tick(delivery)
+        tracker.counters.tick(delivery)
         self._delivery, self._batches, self._left = delivery, delivery.batches(), delivery.count
         self._batch_bytes = delivery.batch_bytes
         self._must_tell = self._has_hooks or bool(delivery.row_failures)
@@ -123,7 +123,7 @@ class LoaderIterator(Iterator[Any]):
     @property
     def position(self) -> Position:
         """Where this pass stands."""
-        return (self._pass.log or self._book.next_log()).position(self._consumed)
+        return (self._pass.log or self._tracker.next_log()).position(self._consumed)
 
     @property
     def epoch(self) -> int:
@@ -137,14 +137,14 @@ class LoaderIterator(Iterator[Any]):
             self._pass.close()
             if self._undoing is not None:
                 self._undoing.now()
-            self._book.settle_ends()
+            self._tracker.settle_ends()
 
 
 _NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
 
 
-def _end(book: PassBook, one_pass: Pass) -> None:
-    book.live.pop(id(one_pass), None)
+def _end(tracker: EpochTracker, one_pass: Pass) -> None:
+    tracker.live.pop(id(one_pass), None)
     one_pass.close()
 
 

@@ -81,7 +81,7 @@ class Replay:
         self._engine = engine
         self.call = _find_call(engine, index, check_epoch(epoch))
         self.why_no_out: LoaderpoolError | None = None  # the first sample's error, which leaves `out` None for this one
-        self.has_hooks = self._loader._core.book.has_hooks  # it runs none, so it sees the data as it is before epoch 0
+        self.has_hooks = self._loader._core.tracker.has_hooks  # it runs none, so it sees the data before epoch 0
 
     def run(self) -> Any:
         """What the function returns, as it is; a whole batch or element where one call makes that.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
-from loaderpool.memory.batch_format import BatchForm, UnitKind
+from loaderpool.memory.batch_form import BatchForm, UnitKind
 from loaderpool.memory.layout import Block, Packing
 from loaderpool.plan.base import bounds_of
 from loaderpool.transport.reports import RowFailure

@@ -22,7 +22,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.errors import SourceError, SpecMismatchError
-from loaderpool.memory.batch_format import UnitKind
+from loaderpool.memory.batch_form import UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.system import clock
 from loaderpool.transport.reports import describe_failure

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError
-from loaderpool.memory.batch_format import UnitKind
+from loaderpool.memory.batch_form import UnitKind
 from loaderpool.worker.batches import bounds_in
 from loaderpool.worker.calls import Calls, Maker, refuse_draws
 from loaderpool.worker.exclusions import Exclusions
@@ -29,9 +29,9 @@ from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.jobs import Filled, Job, Opened
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.reuse import share_memory
-from loaderpool.worker.threads import Planned, Team, Turn
+from loaderpool.worker.threads import Planned, TicketCalls, WorkerThreads
 
-__all__ = ["Crew"]
+__all__ = ["ThreadCalls"]
 
 _Rows = Sequence[npt.NDArray[Any]]
 # Results of later tickets that a ticket's own are compared with. More would cost their number for each ticket.
@@ -40,7 +40,7 @@ _OTHERS = 2
 _Key = tuple[int, int, int, int, int]
 
 
-class Crew:
+class ThreadCalls:
     """A loader's threads in one worker, and the tickets that they have begun.
 
     Args:
@@ -65,10 +65,10 @@ class Crew:
         exclusions: Exclusions,
     ) -> None:
         self._calls, self._threads, self._unit, self._exclusions = calls, threads, unit, exclusions
-        self._team = Team(calls, threads, unit != "sample", progress)
+        self._worker_threads = WorkerThreads(calls, threads, unit != "sample", progress)
         self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
         self._looks_for_reuse = True
-        self._turns: dict[_Key, tuple[Opened, Turn]] = {}
+        self._turns: dict[_Key, tuple[Opened, TicketCalls]] = {}
         self.look_ahead: Callable[[], bool] | None = None
 
     def opened(self, job: Job) -> Opened | None:
@@ -76,7 +76,7 @@ class Crew:
         found = self._turns.get(_key(job))
         return None if found is None else found[0]
 
-    def begin(self, opened: Opened, arrays: _Rows | None) -> Turn:
+    def begin(self, opened: Opened, arrays: _Rows | None) -> TicketCalls:
         """Have a ticket's calls made, behind those of the tickets begun before.
 
         Args:
@@ -89,7 +89,7 @@ class Crew:
         kept = {
             row: result for row, _, indices in planned for result in self._calls.take_kept(opened.job.epoch, indices[0])
         }
-        turn = self._team.begin(opened.job, iter(planned), opened.read, arrays, kept)
+        turn = self._worker_threads.begin(opened.job, iter(planned), opened.read, arrays, kept)
         self._turns[_key(opened.job)] = opened, turn
         return turn
 
@@ -131,7 +131,7 @@ class Crew:
             return self._made_by_one(opened, filled, fill, bytes_of) if is_shared else filled
         raise refuse_draws(self._threads)
 
-    def _results(self, turn: Turn) -> Iterator[Any]:
+    def _results(self, turn: TicketCalls) -> Iterator[Any]:
         """What the ticket's calls gave, and some other calls, as there may be only one."""
         others = (call for _, other in self._turns.values() if other is not turn for call in other.calls.values())
         made = (call.result for call in others if call.result is not None)
@@ -178,7 +178,7 @@ class Crew:
 
     def close(self) -> None:
         """End the threads; a worker ends without this."""
-        self._team.close()
+        self._worker_threads.close()
 
 
 def _image(made: Filled, bytes_of: Callable[[], bytes]) -> bytes:

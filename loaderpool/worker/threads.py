@@ -28,7 +28,7 @@ from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
 
-__all__ = ["Planned", "Team", "Turn"]
+__all__ = ["Planned", "TicketCalls", "WorkerThreads"]
 
 # How often the main thread, waiting for a call, looks whether there are more tickets whose calls could begin. Longer:
 # threads idle where tickets come late; shorter: the looks themselves cost.
@@ -43,7 +43,7 @@ class _Call:
 
     __slots__ = ("done", "error", "indices", "is_done", "positions", "result", "row", "started_ns", "thread", "turn")
 
-    def __init__(self, turn: Turn, row: int, positions: Sequence[int], indices: Sequence[int]) -> None:
+    def __init__(self, turn: TicketCalls, row: int, positions: Sequence[int], indices: Sequence[int]) -> None:
         self.turn, self.row, self.positions, self.indices = turn, row, positions, indices
         self.result: Any = None
         self.error: BaseException | None = None
@@ -53,7 +53,7 @@ class _Call:
         self.done.acquire()
 
     def make(self, calls: Calls) -> None:
-        """Runs in: a thread of the team. Whatever comes of it, whoever waits goes on."""
+        """Runs in: a thread of the worker_threads. Whatever comes of it, whoever waits goes on."""
         turn = self.turn
         if turn.is_unwanted:
             self.error = Abandoned()
@@ -67,11 +67,11 @@ class _Call:
         self.done.release()
 
 
-class Turn:
+class TicketCalls:
     """The calls of one ticket, for whoever makes rows of their results; it stands in for `Calls` there.
 
     Args:
-        team: whose threads make them.
+        worker_threads: whose threads make them.
         job: what the ticket is about.
         planned: the calls, in the order in which they begin.
         read: gives the item of a source index; None: the source does.
@@ -83,15 +83,15 @@ class Turn:
 
     def __init__(
         self,
-        team: Team,
+        worker_threads: WorkerThreads,
         job: Job,
         planned: Iterator[Planned],
         read: Callable[[int], Any] | None,
         arrays: Sequence[npt.NDArray[Any]] | None,
         kept: Mapping[int, Any],
     ) -> None:
-        self._team, self._epoch, self._read, self._arrays = team, job.epoch, read, arrays
-        self._words, self._mark, self._run = team.progress.words, Board.mark(job.run), job.run
+        self._worker_threads, self._epoch, self._read, self._arrays = worker_threads, job.epoch, read, arrays
+        self._words, self._mark, self._run = worker_threads.progress.words, Board.mark(job.run), job.run
         self._is_over = False
         self.look_ahead: Callable[[], bool] | None = None
         self.calls: dict[int, _Call] = {}
@@ -111,7 +111,7 @@ class Turn:
         """What the call gives; raises whatever it raises."""
         if self._read is not None:
             calls.read_by(self._read)
-        if self._team.makes_units:
+        if self._worker_threads.makes_units:
             return calls.unit(self._epoch, call.positions, call.indices)
         results: list[Any] = []
         calls.samples(self._epoch, call.positions, call.indices, results, self._arrays, call.row)
@@ -148,7 +148,7 @@ class Turn:
         done, look_ahead = call.done, self.look_ahead
         if not done.acquire(blocking=False):
             # It may have begun long ago, while rows before it were waited for.
-            self._team.progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns())
+            self._worker_threads.progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns())
             while look_ahead is not None and look_ahead():
                 if done.acquire(timeout=_LOOK_S):
                     break
@@ -163,7 +163,7 @@ class Turn:
         """
         self._is_over = True
         self.look_ahead = None
-        progress = self._team.progress
+        progress = self._worker_threads.progress
         for call in self.calls.values():
             if not call.is_done:
                 if call.started_ns:
@@ -172,7 +172,7 @@ class Turn:
                 self._wait(call)
 
 
-class Team:
+class WorkerThreads:
     """The threads of one loader's work in one worker; they are started with the first calls.
 
     Runs in: a worker, after its fork. The threads are daemons: nothing waits for them when the worker ends.
@@ -196,11 +196,11 @@ class Team:
         read: Callable[[int], Any] | None = None,
         arrays: Sequence[npt.NDArray[Any]] | None = None,
         kept: Mapping[int, Any] | None = None,
-    ) -> Turn:
-        """Have a ticket's calls made, behind those of earlier ones. See `Turn`."""
+    ) -> TicketCalls:
+        """Have a ticket's calls made, behind those of earlier ones. See `TicketCalls`."""
         if not self._running:
             self._start()
-        turn = Turn(self, job, planned, read, arrays, kept or {})
+        turn = TicketCalls(self, job, planned, read, arrays, kept or {})
         for call in turn.calls.values():
             if not call.is_done:
                 self._queue.put(call)
@@ -225,7 +225,7 @@ class Team:
             self._running.append(thread)
 
     def _serve(self, calls: Calls) -> None:
-        """Runs in: a thread of the team."""
+        """Runs in: a thread of the worker_threads."""
         while True:
             call = self._queue.get()
             if call is None:

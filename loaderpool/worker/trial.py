@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.memory.batch_format import BatchForm, UnitKind
+from loaderpool.memory.batch_form import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan, bounds_of
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.exclusions import Exclusions

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
-from loaderpool.memory.batch_format import BatchForm, UnitKind, unit_of
+from loaderpool.memory.batch_form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.board import Board
 from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import BasePlan
@@ -35,7 +35,7 @@ from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
 from loaderpool.worker.trial import Trial
 
 if TYPE_CHECKING:
-    from loaderpool.worker.thread_calls import Crew
+    from loaderpool.worker.thread_calls import ThreadCalls
 
 __all__ = ["Work"]
 
@@ -112,11 +112,13 @@ class Work:
         )
         self._batches = BatchMaker(self.config, self.unit, self._progress, self._exclusions)
         self._trial = Trial(self._calls, self.plan, self.items, self.unit, self._progress, self._exclusions)
-        self._crew: Crew | None = None
+        self._thread_calls: ThreadCalls | None = None
         if threads > 1:
-            from loaderpool.worker.thread_calls import Crew
+            from loaderpool.worker.thread_calls import ThreadCalls
 
-            self._crew = Crew(self._calls, threads, self.config, self.unit, self._progress, self._exclusions)
+            self._thread_calls = ThreadCalls(
+                self._calls, threads, self.config, self.unit, self._progress, self._exclusions
+            )
         self._row_ns = self._earlier_row_ns = 0  # of the latest two tickets: one may have been interrupted
         self.form: BatchForm | None = None
         self._fill: Callable[[Opened, Any, int, int, Maker], Filled]
@@ -195,8 +197,8 @@ class Work:
 
     def close(self) -> None:
         """End the threads, if there are any. A worker ends without this."""
-        if self._crew is not None:
-            self._crew.close()
+        if self._thread_calls is not None:
+            self._thread_calls.close()
 
     # ---- tickets ----
 
@@ -205,24 +207,24 @@ class Work:
 
         There are none, or a worker that had the ticket has died, so that nothing shall be made beside it.
         """
-        if self._crew is None or job.is_isolated or self._setup is not None or self.form is None:
+        if self._thread_calls is None or job.is_isolated or self._setup is not None or self.form is None:
             return False
         try:
             opened = self._open(job)
         except self._catches:  # its turn will tell
             return False
-        self._crew.begin(opened, self._rows_of(opened, buffer, base, capacity))
+        self._thread_calls.begin(opened, self._rows_of(opened, buffer, base, capacity))
         return True
 
     @property
     def look_ahead(self) -> Callable[[], bool] | None:
         """What is called while threads are waited for: it may `begin` more, and tells whether more may come."""
-        return None if self._crew is None else self._crew.look_ahead
+        return None if self._thread_calls is None else self._thread_calls.look_ahead
 
     @look_ahead.setter
     def look_ahead(self, look: Callable[[], bool]) -> None:
-        if self._crew is not None:
-            self._crew.look_ahead = look
+        if self._thread_calls is not None:
+            self._thread_calls.look_ahead = look
 
     def fill(self, job: Job, buffer: Any, base: int, capacity: int) -> Filled:
         """Make the job's rows in the slot that starts at byte `base` of `buffer` and holds `capacity` bytes.
@@ -232,18 +234,18 @@ class Work:
             Abandoned: the run's mark was seen on the board.
         """
         assert self.form is not None, "a ticket before the layout"
-        crew = None if job.is_isolated and job.attempt >= _WITHOUT_THREADS_FROM else self._crew
-        opened = (None if crew is None else crew.opened(job)) or self._open(job)
+        thread_calls = None if job.is_isolated and job.attempt >= _WITHOUT_THREADS_FROM else self._thread_calls
+        opened = (None if thread_calls is None else thread_calls.opened(job)) or self._open(job)
         if not opened.indices:  # its lane has ended
             Packing([]).write(buffer, base)
             return Filled(0)
         make = functools.partial(self._fill, opened, buffer, base, capacity)
         started = clock.monotonic_ns()
         try:
-            if crew is not None:
+            if thread_calls is not None:
                 rows = self._rows_of(opened, buffer, base, capacity)
                 bytes_of = functools.partial(self._bytes_of, opened, buffer, base, capacity)
-                filled = crew.run(opened, make, rows, bytes_of)
+                filled = thread_calls.run(opened, make, rows, bytes_of)
             else:
                 filled = self._calls.watched(make)
         except (Abandoned, WorkFailed):

@@ -110,7 +110,7 @@ def _wait_unloaded(pool: lp.Pool, loaders: int) -> None:
     gc.collect()
     session = pool._session
     deadline = time.monotonic() + _UNLOAD_S
-    while session is not None and len(session.listeners.by_loader) > loaders and time.monotonic() < deadline:
+    while session is not None and len(session.routing.by_loader) > loaders and time.monotonic() < deadline:
         session.catch_up()
         time.sleep(0.01)
 

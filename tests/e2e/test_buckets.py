@@ -199,7 +199,7 @@ def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool
     for index in range(after):
         with shard(index, after) as loader:
             loader.load_state_dict(states[0])
-            plan = loader._core.book.next_log().plan
+            plan = loader._core.tracker.next_log().plan
             repeated, left_out = plan.repeated_rows, plan.rows_left_out
             rest = [batch.tolist() for batch in loader]
             assert len(read(loader)) == len(loader)

@@ -380,7 +380,7 @@ def test_what_failed_is_made_again_where_it_is_restored(
 
 
 def live_runs(loader: lp.Loader) -> int:
-    return sum(not run.is_over for run in loader._core.engine.layout.sharing.active)  # type: ignore[union-attr]
+    return sum(not run.is_over for run in loader._core.engine.layout.quotas.active)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["tiny", "wide"])

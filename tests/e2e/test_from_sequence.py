@@ -534,7 +534,7 @@ class AlikeAtFirst(Varied):
 def test_batches_may_be_of_any_length(tmp_path: Path, cls: type[Varied], workers: int) -> None:
     sequence = cls(tmp_path / "log")
     with lp.Loader.from_sequence(sequence, workers=workers) as loader:
-        loader._core.book.looks_ahead = False  # to the next epoch
+        loader._core.tracker.looks_ahead = False  # to the next epoch
         batches = [(batch[0].shape, int(batch[0][0, 0, 0])) for batch in loader]
     assert batches == [((8 if i < 4 else 5, length, 3), i) for i, length in enumerate(cls.lengths)]
     assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]
@@ -544,7 +544,7 @@ def test_batches_may_be_of_any_length(tmp_path: Path, cls: type[Varied], workers
 def test_axes_in_which_the_first_two_batches_differ_are_open(tmp_path: Path, workers: int) -> None:
     """As Keras looks at a PyDataset, but neither batch is made a second time."""
     with lp.Loader.from_sequence(Varied(tmp_path / "log"), workers=workers) as loader:
-        loader._core.book.looks_ahead = False
+        loader._core.tracker.looks_ahead = False
         assert [each.shape for each in loader.element_spec] == [(None, None, 3), (None, 1)]
         list(loader)
     assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]

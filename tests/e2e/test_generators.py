@@ -277,7 +277,7 @@ def test_deaths_in_mid_pass_change_no_bit() -> None:
             if number % 20 == 7:
                 os.kill(next(iter(session.workers.values())).pid, signal.SIGKILL)
             if number in (20, 70):
-                os.kill(session._link.pid, signal.SIGKILL)
+                os.kill(session._supervisor.pid, signal.SIGKILL)
             if number in (40, 60):
                 loader.resize({40: 1, 60: 4}[number])
         assert session.supervisor_restarts == 2

@@ -17,7 +17,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.position import Reading
+from loaderpool.trainer.epochs.position import IterationLog
 from tests.support.batches import Place, assert_same, copied, indices_in, read
 from tests.support.child import run_child
 
@@ -573,7 +573,7 @@ def test_oversize_batches_come_in_chunks_too(on: Place) -> None:
 def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None:
     loader = lp.Loader(range(4001), lambda index: np.full(4, index, np.float32), batch_size=4, **on(2))
     counts = []
-    one_pass = Pass(loader._core.book, Reading())
+    one_pass = Pass(loader._core.tracker, IterationLog())
     while True:
         try:
             counts.append(one_pass.next_delivery().count)

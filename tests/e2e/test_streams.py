@@ -425,7 +425,7 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit(deterministi
             if number % 15 == 7:
                 os.kill(next(iter(session.workers.values())).pid, signal.SIGKILL)
             if number in (20, 90):
-                os.kill(session._link.pid, signal.SIGKILL)
+                os.kill(session._supervisor.pid, signal.SIGKILL)
             if number == 50:
                 loader.resize(1)
             if number == 70:
@@ -465,7 +465,7 @@ def test_batches_out_of_order_are_read_and_held_until_none_is_made_again(tmp_pat
         got = [number for _ in range(300) for number in next(again).tolist()]
         assert 0 not in got
         if killed:  # what was taken, and is behind one that was not, is made once more and left out
-            os.kill(session._link.pid, signal.SIGKILL)
+            os.kill(session._supervisor.pid, signal.SIGKILL)
             got += next(again).tolist()
         flag.touch()
         got += [number for batch in again for number in batch.tolist()]

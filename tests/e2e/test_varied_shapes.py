@@ -143,7 +143,7 @@ def test_which_samples_are_looked_at_hangs_on_the_plan_alone(tmp_path: Path, on:
 def test_no_call_is_made_twice(tmp_path: Path, on: Place, workers: int, batch_size: int, how: dict[str, Any]) -> None:
     fn = Noting(tmp_path / "log")
     with lp.Loader(range(SIZE), fn, batch_size=batch_size, shuffle=True, **how, **on(workers)) as loader:
-        loader._core.book.looks_ahead = False  # to the next epoch
+        loader._core.tracker.looks_ahead = False  # to the next epoch
         list(loader)
     assert fn.calls() == collections.Counter(range(SIZE))
 
@@ -155,7 +155,7 @@ def test_nor_where_the_first_batch_is_too_small_to_tell(
 ) -> None:
     fn = Noting(tmp_path / "log")
     with lp.Loader(range(SIZE), fn, batch_size=batch_size, pad=True, **on(workers)) as loader:
-        loader._core.book.looks_ahead = False  # to the next epoch
+        loader._core.tracker.looks_ahead = False  # to the next epoch
         list(loader)
     assert fn.calls() == collections.Counter(range(SIZE))
 
@@ -165,7 +165,7 @@ def test_nor_of_batches_by_length(tmp_path: Path, on: Place, workers: int) -> No
     fn = Noting(tmp_path / "log")
     how: dict[str, Any] = {"bucket_by": [5 + i % 7 for i in range(SIZE)], "boundaries": [8], "batch_sizes": [9, 4]}
     with lp.Loader(range(SIZE), fn, pad=True, shuffle=True, **how, **on(workers)) as loader:
-        loader._core.book.looks_ahead = False  # to the next epoch
+        loader._core.tracker.looks_ahead = False  # to the next epoch
         list(loader)
     assert fn.calls() == collections.Counter(range(SIZE))
 

@@ -197,7 +197,7 @@ def test_a_new_supervisor_goes_on_with_what_is_kept(where: Any, tmp_path: Path) 
     with lp.Loader(range(ITEMS), decoder(log), workers=2, cache=where, **SETTINGS) as loader:
         batches = read(loader)
         calls = len(noted(log))
-        os.kill(loader._core.engine.session._link.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        os.kill(loader._core.engine.session._supervisor.pid, signal.SIGKILL)  # type: ignore[union-attr]
         batches += read(loader, 2)
         assert loader.statistics().supervisor_restarts == 1
         assert_same(batches, reference())

@@ -367,9 +367,9 @@ def in_fork(action: Callable[[], str], tmp_path: Path, leave: Callable[[], objec
 
 def finalize_everything() -> None:
     """What an interpreter's end does, short of ending it: pytest's own hooks must not run in the fork."""
-    import loaderpool.trainer.session.session
+    import loaderpool.trainer.session.open_sessions
 
-    loaderpool.trainer.session.session.close_all()
+    loaderpool.trainer.session.open_sessions.close_all()
     gc.collect()
 
 

@@ -27,7 +27,8 @@ from loaderpool.cache.shared import SharedCache, plan_in_memory
 from loaderpool.system import ctrl_c, undoing
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
 from loaderpool.system.undoing import Undoing, undo_orphans
-from loaderpool.trainer.session.session import Session, live_sessions
+from loaderpool.trainer.session.open_sessions import live_sessions
+from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control
 from tests.support.child import run_child
 from tests.support.interrupts import CountBytecodes, interrupted_at
@@ -143,11 +144,11 @@ def bytecodes_of(work: Callable[[], object]) -> int:
 
 def check_all_is_well(loader: lp.Loader, where: str) -> None:
     """A pass comes, is whole and right, and is the only one."""
-    if loader._core.book.was_placed:  # by a resume that was broken off: the rest of an epoch, say
+    if loader._core.tracker.was_placed:  # by a resume that was broken off: the rest of an epoch, say
         rows(loader)
     assert rows(loader) == WANTED, where
     engine: Any = loader._core.engine
-    assert not loader.workers or len(engine.layout.sharing.active) <= 1, where
+    assert not loader.workers or len(engine.layout.quotas.active) <= 1, where
 
 
 @pytest.mark.parametrize("work", [whole_pass, left_early, dropped, resumed])
@@ -510,7 +511,7 @@ def test_real_interrupts_at_random_moments_leave_every_next_pass_whole() -> None
                 presses += 1
                 if loader._core.is_closed:
                     loader = make()
-                if loader._core.book.was_placed:
+                if loader._core.tracker.was_placed:
                     rows(loader)
                 assert rows(loader) == WANTED, (make, work)
             loader.close()

@@ -193,7 +193,7 @@ class Stage:
         """Nobody is missing, nobody is left over, and the loader beside is whole."""
         self.beside.epoch = 0
         assert read(self.beside) == expected_of("plain")
-        self.beside._core.book.drop_parked()  # what is made ahead would meet the next cell's fault
+        self.beside._core.tracker.drop_parked()  # what is made ahead would meet the next cell's fault
         wait_until(self.is_idle)
         wait_until(lambda: props() == self.props or bool(gc.collect() < 0))  # an error's frames are let go of late
 
@@ -201,7 +201,7 @@ class Stage:
         """Whether no worker is at anything, not even of a loader that was closed."""
         session = self.pool.session
         session.catch_up()
-        return not session.listeners.by_run and len(session.listeners.by_loader) == 1
+        return not session.routing.by_run and len(session.routing.by_loader) == 1
 
     def close(self) -> None:
         self.beside.close()
@@ -335,7 +335,7 @@ class Cell:
         with contextlib.ExitStack() as stack:
             with pytest.raises(types[outcome]) as raised:
                 loader = stack.enter_context(self.make())
-                loader._core.book.looks_ahead = False  # or the next epoch may meet the fault first
+                loader._core.tracker.looks_ahead = False  # or the next epoch may meet the fault first
                 read(loader, got)
             assert self.is_met()
             self.check_error(outcome, raised.value)

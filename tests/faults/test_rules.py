@@ -38,7 +38,7 @@ from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
 from loaderpool.trainer.session.lease import ReturnPipe
 from loaderpool.trainer.session.session import Session
-from loaderpool.trainer.session.supervisor_process import Link
+from loaderpool.trainer.session.supervisor_process import SupervisorProcess
 from loaderpool.transport.messages import (
     Control,
     Notice,
@@ -639,9 +639,9 @@ def test_rule_11_old_workers_are_known_by_their_pids_and_when_they_began() -> No
     process = subprocess.Popen(["sleep", "60"])
     try:
         began = machine.start_time(process.pid)
-        Link.end_workers([SimpleNamespace(pid=process.pid, start_time=began + 1)])
+        SupervisorProcess.end_workers([SimpleNamespace(pid=process.pid, start_time=began + 1)])
         assert process.poll() is None, "it was somebody else of the same pid"
-        Link.end_workers([SimpleNamespace(pid=process.pid, start_time=began)])
+        SupervisorProcess.end_workers([SimpleNamespace(pid=process.pid, start_time=began)])
         assert process.wait(5) == -signal.SIGKILL
     finally:
         process.kill()
@@ -714,8 +714,8 @@ def test_rule_11_a_pool_without_loaders_gets_another_supervisor_too() -> None:
             with lp.Loader(range(8), batch_size=4, pool=pool) as loader:
                 assert len(list(loader)) == 2
                 session = loader._core.engine.session  # type: ignore[union-attr]
-            _wait_until(lambda session=session: session.catch_up() or not session.listeners.by_loader)  # type: ignore[misc]
-            os.kill(session._link.pid, signal.SIGKILL)
+            _wait_until(lambda session=session: session.catch_up() or not session.routing.by_loader)  # type: ignore[misc]
+            os.kill(session._supervisor.pid, signal.SIGKILL)
 
 
 def test_rule_11_what_could_not_be_loaded_makes_no_batch_of_what_was_there_before() -> None:

@@ -40,7 +40,7 @@ def slow_batch(item: int, rng: np.random.Generator) -> Any:
 
 def supervisor_of(loader: lp.Loader) -> int:
     """The supervisor that the trainer deals with now; dead or alive, but not reaped, so nobody else has its pid."""
-    pid: int = loader._core.engine.session._link.pid  # type: ignore[union-attr]
+    pid: int = loader._core.engine.session._supervisor.pid  # type: ignore[union-attr]
     return pid
 
 

@@ -32,11 +32,11 @@ def fetch_of(loader: lp.Loader) -> Any:
     """What `as_dataset(epochs=2, checkpointable=True)` asks, without TensorFlow's iterator around it."""
     from loaderpool.adapters.checkpointable import Fetch, most_at_once
     from loaderpool.adapters.epochs import Epochs
-    from loaderpool.adapters.tensor_format import Wire
+    from loaderpool.adapters.tensor_format import TensorFormat
 
     at_once = most_at_once(loader.form) if loader.config.deterministic else 1
-    wire = Wire.of(loader.form, loader.form.spec, at_once)
-    return Fetch(loader, wire, at_once, Epochs(EPOCHS), loader._core.book.next_log().batches, lambda loader: None)
+    wire = TensorFormat.of(loader.form, loader.form.spec, at_once)
+    return Fetch(loader, wire, at_once, Epochs(EPOCHS), loader._core.tracker.next_log().batches, lambda loader: None)
 
 
 def start() -> list[int]:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.trainer.engine.lane_reorder import LaneShelf
-from loaderpool.trainer.engine.reorder_buffer import Arrival
+from loaderpool.trainer.engine.lane_buffer import LaneBuffer
+from loaderpool.trainer.engine.reorder_buffer import Arrived
 from loaderpool.trainer.epochs.lane_log import LaneLog
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
@@ -30,7 +30,7 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
     lengths: list[int], in_order: bool, beyond: int, data: st.DataObject
 ) -> None:
     lanes = len(lengths)
-    shelf, log = LaneShelf(lanes, in_order), LaneLog(lanes, None)
+    shelf, log = LaneBuffer(lanes, in_order), LaneLog(lanes, None)
     taken: list[int] = []
     places: list[LanePlaces | None] = [None]
     slots_out: list[int] = []
@@ -60,7 +60,7 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
             for batch in range(shelf.places.taken[lane], length + beyond)
         ]
         for number in data.draw(st.lists(st.sampled_from(upcoming), min_size=1, max_size=4, unique=True)):
-            if shelf.put(Arrival(number, 1, 2, slot)):
+            if shelf.put(Arrived(number, 1, 2, slot)):
                 slot += 1
             else:
                 assert number % lanes in shelf.ended or number in taken
@@ -75,15 +75,15 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
     assert not in_order or taken == sorted(taken)
     for lane in range(lanes):
         assert [number // lanes for number in taken if number % lanes == lane] == list(range(lengths[lane]))
-    assert not shelf.put(Arrival(data.draw(st.integers(0, 99)), 1, 2, 0)), "nothing is wanted any more"
+    assert not shelf.put(Arrived(data.draw(st.integers(0, 99)), 1, 2, 0)), "nothing is wanted any more"
     # Wherever a consumer stands that is behind: what it has not taken is the rest.
     for consumed, place in enumerate(places):
         # When it was saved fewer ends may have been known, but never another count.
         assert (place and place.taken) == ((later := log.places(consumed)) and later.taken)
         assert place is None or place.over <= later.over
-        rest = LaneShelf(lanes, in_order, log.places(consumed))
+        rest = LaneBuffer(lanes, in_order, log.places(consumed))
         for number in in_turn(lengths):
-            assert rest.put(Arrival(number, 1, 2, 0)) == (number not in taken[:consumed])
+            assert rest.put(Arrived(number, 1, 2, 0)) == (number not in taken[:consumed])
         if in_order and consumed < len(taken):
             assert rest.begin_at <= taken[consumed]
 

@@ -1,8 +1,8 @@
 """The same walk with generators that take turns: lanes end where they end, and their next batch always gets a slot.
 
-The trainer's model has the real `LaneShelf`, shares the slots as `Sharing` does, lends and moves its window as
-`PoolRun` does, and lets a run begin anew at any moment. The ring does not grow: `test_lane_pool.py` has the one that
-does.
+The trainer's model has the real `LaneBuffer`, shares the slots as `SlotQuotas` does, lends and moves its window as
+`PoolSubscription` does, and lets a run begin anew at any moment. The ring does not grow: `test_lane_pool.py` has one
+that does.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from loaderpool.errors import PoolBrokenError
 from loaderpool.supervisor import instructions as s
-from loaderpool.trainer.engine.lane_reorder import LaneShelf
-from loaderpool.trainer.engine.reorder_buffer import Arrival
+from loaderpool.trainer.engine.lane_buffer import LaneBuffer
+from loaderpool.trainer.engine.reorder_buffer import Arrived
 from loaderpool.transport.messages import Control, Order, Status, Words, split32, unpack_all
 from tests.property.test_supervisor_state import BATCH_ROWS, PHASES, ModelWorker, Supervision
 
@@ -26,7 +26,7 @@ PER_EPOCH = 1 << 40  # nobody knows how many batches there are
 class LaneRun:
     """What the trainer knows of a run, and where its generators end."""
 
-    def __init__(self, lengths: list[int], shelf: LaneShelf, quota: int) -> None:
+    def __init__(self, lengths: list[int], shelf: LaneBuffer, quota: int) -> None:
         self.lengths, self.shelf, self.quota = lengths, shelf, quota
         self.reserve = max(1, quota // 2)  # as `BatchLayout.reserve` has it
         self.delivered: list[int] = []
@@ -91,7 +91,7 @@ class LaneSupervision(Supervision):
 
     def arrived(self, run: int, first: int, start: int, stop: int, slot: int, ticket: int) -> None:
         shelf = self.runs[run].shelf
-        arrival = Arrival(first, 1, BATCH_ROWS, slot, ticket=ticket)
+        arrival = Arrived(first, 1, BATCH_ROWS, slot, ticket=ticket)
         if self.status in (Status.LOST, Status.FAILED):
             arrival.make_error = PoolBrokenError
         if run in self.ended or not shelf.put(arrival):
@@ -122,7 +122,7 @@ class LaneSupervision(Supervision):
 
     @rule(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
     def begin_run(self, lengths: list[int], data: st.DataObject) -> None:  # type: ignore[override]
-        """As `Sharing.make_way` has it, but for the spare slots, which need not all be taken."""
+        """As `SlotQuotas.make_way` has it, but for the spare slots, which need not all be taken."""
         active, quota = self.active(), len(self.slots)
         if active:
             spare = quota - sum(self.runs[run].quota for run in active) - len(self.kept(self.ended))
@@ -135,7 +135,7 @@ class LaneSupervision(Supervision):
                 for run in active:
                     self.restart(run, quota)
                 quota += rest
-        self.begin(LaneRun(lengths, LaneShelf(len(lengths), self.in_order), quota))
+        self.begin(LaneRun(lengths, LaneBuffer(len(lengths), self.in_order), quota))
 
     def begin(self, run: LaneRun) -> None:
         number, self.next_run = self.next_run, self.next_run + 1
@@ -198,7 +198,7 @@ class LaneSupervision(Supervision):
     @precondition(lambda self: bool(set(self.runs) - self.ended))
     @rule(data=st.data())
     def begin_anew(self, data: st.DataObject) -> None:
-        """As `Sharing.restart_all` has a run do, and as all do that give slots back."""
+        """As `SlotQuotas.restart_all` has a run do, and as all do that give slots back."""
         number = data.draw(st.sampled_from(sorted(set(self.runs) - self.ended)))
         alone = self.active() == [number]
         # What the consumer looks at is no longer this run's.

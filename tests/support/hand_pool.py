@@ -28,9 +28,9 @@ from loaderpool.system import machine
 from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.trainer.engine.pool_engine import PoolEngine
 from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.epoch_tracker import PassBook
-from loaderpool.trainer.epochs.position import Reading
-from loaderpool.trainer.session.routing import Listeners
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.position import IterationLog
+from loaderpool.trainer.session.routing import Routing
 from loaderpool.transport.messages import (
     Control,
     Notice,
@@ -84,7 +84,7 @@ class HandSession:
         self.pipe: Any = HandPipe(self.controls)
         self.lock = threading.RLock()
         self.todo: collections.deque[Callable[[], None]] = collections.deque()
-        self.listeners = Listeners()
+        self.routing = Routing()
         self.is_closed = False
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)
@@ -136,7 +136,7 @@ class HandSession:
         if self.controls:
             moves.append(lambda: self.obey(self.state.on_control(self.controls.popleft())))
         if self.notices:
-            moves.append(lambda: self.listeners.tell(*self.notices.popleft()))
+            moves.append(lambda: self.routing.tell(*self.notices.popleft()))
         if self.slow_one and len(moves) > 1 and min(self.orders) in busy:
             del moves[busy.index(min(self.orders))]
         if not moves:
@@ -194,7 +194,7 @@ class HandPool:
         self.session.work = self._act
         session: Any = self.session
         self.engine = PoolEngine(session, {}, local.config, local.plan, local.unit, None, 0)
-        self.book = PassBook(lambda: self.engine, local.config, local.plan, None)
+        self.book = EpochTracker(lambda: self.engine, local.config, local.plan, None)
 
     @property
     def ring(self) -> Any:
@@ -203,15 +203,15 @@ class HandPool:
     @property
     def sharing(self) -> Any:
         assert self.engine.layout is not None
-        return self.engine.layout.sharing
+        return self.engine.layout.quotas
 
     def quotas(self) -> list[int]:
         """Of the active runs."""
-        return [run.quota for run in self.sharing.active]
+        return [run.quota for run in self.quotas.active]
 
     def check_shares(self) -> None:
         """RING-3, and at least a slot for each."""
-        active = self.sharing.active
+        active = self.quotas.active
         if len(active) > 1:
             lent = {slot for run in active for slot in run.lent}
             assert min(self.quotas()) >= 1
@@ -219,7 +219,7 @@ class HandPool:
 
     def batches(self) -> Iterator[Any]:
         """One pass, as a loader's iterator gives it."""
-        one_pass = Pass(self.book, Reading())
+        one_pass = Pass(self.book, IterationLog())
         try:
             while True:
                 try:

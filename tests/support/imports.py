@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -58,9 +58,13 @@ def read_package(directory: Path) -> list[Module]:
     ]
 
 
-def find_cycle(modules: list[Module]) -> list[str]:
-    """Modules that import one another in a circle when imported, the first one again at the end; empty if none do."""
-    graph = {m.name: {each.target for each in m.imports if each.when == "import"} - {m.name} for m in modules}
+def find_cycle(modules: list[Module], but: Mapping[str, Collection[str]] | None = None) -> list[str]:
+    """Modules that import one another in a circle, the first one again at the end; empty if none do.
+
+    All imports count, those for types and those that wait for a call too, except from a module of `but` to its targets.
+    """
+    but = but or {}
+    graph = {m.name: {each.target for each in m.imports} - {m.name, *but.get(m.name, ())} for m in modules}
     done: set[str] = set()
 
     def walk(name: str, path: list[str]) -> list[str]:

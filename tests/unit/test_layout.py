@@ -11,7 +11,7 @@ import pytest
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure
-from loaderpool.memory.batch_format import BatchForm, batch_form, read_text
+from loaderpool.memory.batch_form import BatchForm, batch_form, read_text
 from loaderpool.memory.layout import (
     ALIGNMENT_BYTES,
     Block,

@@ -48,7 +48,7 @@ class Colour(enum.Enum):
 
 
 class Plain:
-    """Told apart by identity alone."""
+    """ReaderMessage apart by identity alone."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -17,9 +17,9 @@ import pytest
 from loaderpool.errors import ClosedError, MemoryLimitError
 from loaderpool.trainer.engine import subscription
 from loaderpool.trainer.engine.pool_engine import PoolEngine
-from loaderpool.trainer.engine.reorder_buffer import Arrival, UnorderedShelf
-from loaderpool.trainer.engine.run import Stretch
-from loaderpool.trainer.engine.subscription import PoolRun
+from loaderpool.trainer.engine.reorder_buffer import Arrived, UnorderedBuffer
+from loaderpool.trainer.engine.run import Run
+from loaderpool.trainer.engine.subscription import PoolSubscription
 from loaderpool.trainer.session.lease import Lender
 from loaderpool.transport.messages import Control
 from tests.support.hand_pool import HandPool, check_all_slots_free, consume, first, hand_pool
@@ -50,7 +50,7 @@ def on_another_thread(call: Callable[[], object]) -> None:
     thread.join()
 
 
-def run_of(pool: HandPool) -> PoolRun:
+def run_of(pool: HandPool) -> PoolSubscription:
     (run,) = pool.sharing.active
     return run
 
@@ -115,14 +115,14 @@ def test_a_run_begun_anew_again_and_again_gives_each_batch_once(deterministic: b
 
 
 def test_batches_that_were_taken_before_a_new_begin_are_left_out_of_their_chunks() -> None:
-    shelf = UnorderedShelf(0, 100)
+    shelf = UnorderedBuffer(0, 100)
     for begin, count in ((1, 2), (4, 1), (6, 1), (7, 3)):
-        shelf.put(Arrival(begin, count, 2, 1))
+        shelf.put(Arrived(begin, count, 2, 1))
         shelf.drop_front()
     shelf = shelf.rest()
     assert shelf.begin_at == 0
-    assert not shelf.put(Arrival(8, 2, 2, 1))  # all of them were
-    assert shelf.put(Arrival(0, 6, 2, 1)) and shelf.put(Arrival(10, 4, 2, 2))
+    assert not shelf.put(Arrived(8, 2, 2, 1))  # all of them were
+    assert shelf.put(Arrived(0, 6, 2, 1)) and shelf.put(Arrived(10, 4, 2, 2))
     assert (shelf.front().first, shelf.front().keep) == (0, (0, 3, 5))
     shelf.drop_front()
     assert shelf.begin_at == 10
@@ -132,9 +132,9 @@ def test_batches_that_were_taken_before_a_new_begin_are_left_out_of_their_chunks
 
 
 def test_a_stream_without_end_keeps_nothing_of_the_epochs_behind_it() -> None:
-    shelf = UnorderedShelf(0, 2)
+    shelf = UnorderedBuffer(0, 2)
     for batch in range(1000):
-        shelf.put(Arrival(batch, 1, 2, 1))
+        shelf.put(Arrived(batch, 1, 2, 1))
         shelf.drop_front()
     assert not shelf._by_epoch and not shelf._taken
 
@@ -148,16 +148,16 @@ def test_what_is_given_back_between_ready_and_taken_is_waited_for_again(
     one_pass = small.batches()
     numbers = first(one_pass, 1)
     small.session.settle()
-    is_ready, begun = PoolRun._is_ready, []
+    is_ready, begun = PoolSubscription._is_ready, []
 
-    def ready_but_then(self: PoolRun) -> bool:
+    def ready_but_then(self: PoolSubscription) -> bool:
         result = is_ready(self)
         if result and not begun:
             begun.append(None)  # another thread begins a pass, before this one has the lock
             on_another_thread(lambda: begun.append(small.engine.begin(1, 1, small.engine.plan, {})))
         return result
 
-    monkeypatch.setattr(PoolRun, "_is_ready", ready_but_then)
+    monkeypatch.setattr(PoolSubscription, "_is_ready", ready_but_then)
     numbers += consume(one_pass)
     assert numbers == FIRSTS and len(begun) == 2
 
@@ -190,22 +190,22 @@ def test_a_run_ended_while_it_begins_anew_is_ended_once_and_for_all(
         if when == "before":
             on_another_thread(run.end)
         elif when == "during":
-            end_now = Stretch.end_now
+            end_now = Run.end_now
 
-            def ended_meanwhile(self: Stretch) -> None:
+            def ended_meanwhile(self: Run) -> None:
                 on_another_thread(run.end)
                 end_now(self)
 
-            race.setattr(Stretch, "end_now", ended_meanwhile)
+            race.setattr(Run, "end_now", ended_meanwhile)
         else:
-            begin = PoolRun._begin
+            begin = PoolSubscription._begin
 
-            def begun_meanwhile(self: PoolRun, shelf: Any) -> Stretch:
+            def begun_meanwhile(self: PoolSubscription, shelf: Any) -> Run:
                 stretch = begin(self, shelf)
                 on_another_thread(self.end)  # it sees the old stretch
                 return stretch
 
-            race.setattr(PoolRun, "_begin", begun_meanwhile)
+            race.setattr(PoolSubscription, "_begin", begun_meanwhile)
         run.restart(2)
     small.session.settle()
     assert told.ended == dict.fromkeys(told.begun, 1)
@@ -217,15 +217,15 @@ def test_an_extension_reaches_the_stretch_that_a_restart_begins(
     small: HandPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = small.engine.begin(0, 3, small.engine.plan, {})
-    begin = PoolRun._begin
+    begin = PoolSubscription._begin
 
-    def begin_while_another_extends(self: PoolRun, shelf: Any) -> Stretch:
+    def begin_while_another_extends(self: PoolSubscription, shelf: Any) -> Run:
         stretch = begin(self, shelf)
         late.start()  # it waits for the lock, or would tell the old stretch
         return stretch
 
     late = threading.Thread(target=lambda: run.extend(BATCHES))
-    monkeypatch.setattr(PoolRun, "_begin", begin_while_another_extends)
+    monkeypatch.setattr(PoolSubscription, "_begin", begin_while_another_extends)
     with small.session.lock:
         run.restart(2)
     late.join()
@@ -292,9 +292,9 @@ def test_an_interrupt_on_the_way_to_the_consumer_loses_no_slot(
         elif where == "in the lease":
             now.setattr(Lender, "lend", lent_and_interrupted)
         elif where == "before its turn":
-            now.setattr(PoolRun, "_may_lend", interrupted)
+            now.setattr(PoolSubscription, "_may_lend", interrupted)
         elif where == "copying":
-            now.setattr(PoolRun, "_may_lend", lambda *_: False)
+            now.setattr(PoolSubscription, "_may_lend", lambda *_: False)
             now.setattr(subscription, "aligned_empty", interrupted)
         else:
             now.setattr(subscription, "Delivery", interrupted)
@@ -311,18 +311,18 @@ def test_an_interrupt_on_the_way_to_the_consumer_loses_no_slot(
 def test_a_loader_that_cannot_be_told_of_leaves_nothing_in_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     with pool_of() as pool:
         session: Any = pool.session
-        before = session.arena.extents.taken_bytes, dict(session.listeners.by_loader)
+        before = session.arena.extents.taken_bytes, dict(session.routing.by_loader)
         monkeypatch.setattr(PoolEngine, "_load_words", lambda *_, **__: (2**64,))
         engine = pool.engine
         with pytest.raises(struct.error):
             PoolEngine(session, {}, engine.config, engine.plan, engine.unit, None, 0)
-        assert (session.arena.extents.taken_bytes, session.listeners.by_loader) == before
+        assert (session.arena.extents.taken_bytes, session.routing.by_loader) == before
 
 
 def test_a_run_that_cannot_be_told_of_leaves_nothing_in_its_pool(small: HandPool) -> None:
     with pytest.raises(struct.error):
         small.engine.begin(2**64, 1, small.engine.plan, {})
-    assert not small.engine.runs and not small.session.listeners.by_run and not small.quotas()
+    assert not small.engine.runs and not small.session.routing.by_run and not small.quotas()
 
 
 def test_a_ring_without_room_is_tried_again_by_the_next_who_asks(

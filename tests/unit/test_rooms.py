@@ -1,4 +1,4 @@
-"""Rooms: extents that are used again, never two at a time, and all given back."""
+"""ExtentPool: extents that are used again, never two at a time, and all given back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.extent_pool import Rooms, room_bytes
+from loaderpool.memory.extent_pool import ExtentPool, room_bytes
 from loaderpool.memory.extents import PAGE_BYTES
 
 
@@ -23,7 +23,7 @@ def test_no_two_share_a_byte_and_none_is_lost(steps: list[tuple[bool, int]]) -> 
     arena = Arena.create()
     try:
         before = arena.extents.taken_bytes
-        rooms = Rooms(arena)
+        rooms = ExtentPool(arena)
         held = []
         for takes, nbytes in steps:
             if takes or not held:
@@ -43,7 +43,7 @@ def test_no_two_share_a_byte_and_none_is_lost(steps: list[tuple[bool, int]]) -> 
 
 def test_what_was_given_is_taken_again() -> None:
     arena = Arena.create()
-    rooms = Rooms(arena)
+    rooms = ExtentPool(arena)
     extents = {rooms.take(100_000 + n) for n in range(10)}
     for extent in extents:
         rooms.give(extent)

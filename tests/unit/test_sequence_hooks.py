@@ -11,7 +11,7 @@ from loaderpool.adapters.keras import SequenceHooks
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.plan.order import Plan
-from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 
 
 class Shuffling:
@@ -95,7 +95,7 @@ def test_a_pass_sends_what_the_last_one_could_not() -> None:
 
     engine = Engine()
     engine.sent = []
-    book = PassBook(lambda: engine, LoaderConfig(), Plan(4, None), SequenceHooks(Shuffling()))  # type: ignore[arg-type]
+    book = EpochTracker(lambda: engine, LoaderConfig(), Plan(4, None), SequenceHooks(Shuffling()))  # type: ignore[arg-type]
     book.owe_end()
     with pytest.raises(MemoryLimitError):
         book.settle_ends()

@@ -22,7 +22,7 @@ from loaderpool.config import MAX_WORKERS
 from loaderpool.element.spec import sample_spec
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
 from loaderpool.memory.arena import Arena, map_whole_file
-from loaderpool.memory.batch_format import BatchForm, batch_form
+from loaderpool.memory.batch_form import BatchForm, batch_form
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.plan.order import Plan
@@ -30,10 +30,10 @@ from loaderpool.system import capacity, machine
 from loaderpool.trainer.engine.ring import Ring, plan_ring
 from loaderpool.trainer.engine.spec_choice import spec_of_whole_batches
 from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.epoch_tracker import PassBook
-from loaderpool.trainer.epochs.position import Reading
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.position import IterationLog
 from loaderpool.trainer.session.lease import Lender, ReturnPipe
-from loaderpool.trainer.session.routing import Listeners
+from loaderpool.trainer.session.routing import Routing
 from loaderpool.transport.messages import MESSAGE_BYTES, Control, pack, unpack_all
 
 
@@ -126,7 +126,7 @@ def test_a_dropped_pipe_closes_its_descriptor_and_nobody_elses() -> None:
 # ---- leases ----
 
 
-class Shelf:
+class ReorderBuffer:
     """An arena with a lender."""
 
     def __init__(self, ends: Pipe) -> None:
@@ -141,13 +141,13 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf(ends: Pipe) -> Iterator[Shelf]:
-    shelf = Shelf(ends)
+def shelf(ends: Pipe) -> Iterator[ReorderBuffer]:
+    shelf = ReorderBuffer(ends)
     yield shelf
     shelf.arena.close_descriptor()
 
 
-def test_a_slot_returns_with_the_last_view_of_its_anchor(shelf: Shelf) -> None:
+def test_a_slot_returns_with_the_last_view_of_its_anchor(shelf: ReorderBuffer) -> None:
     anchor = shelf.lend(7)
     array = np.ndarray((10, 5), np.float32, anchor, 128)
     part = array[2:5, ::2].T
@@ -159,7 +159,7 @@ def test_a_slot_returns_with_the_last_view_of_its_anchor(shelf: Shelf) -> None:
     assert not shelf.lender.lent and not shelf.by_run
 
 
-def test_a_cast_view_and_a_memoryview_keep_the_slot(shelf: Shelf) -> None:
+def test_a_cast_view_and_a_memoryview_keep_the_slot(shelf: ReorderBuffer) -> None:
     anchor = shelf.lend(3)
     kept: Any = memoryview(anchor.view(np.int16)[4:9])
     del anchor
@@ -168,7 +168,7 @@ def test_a_cast_view_and_a_memoryview_keep_the_slot(shelf: Shelf) -> None:
     assert shelf.ends.numbers() == [3]
 
 
-def test_a_return_that_ctrl_c_breaks_off_is_made_good(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_return_that_ctrl_c_breaks_off_is_made_good(shelf: ReorderBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run under nohup
     anchor = shelf.lend(7)
 
@@ -198,7 +198,7 @@ def test_a_pipe_that_is_renewed_keeps_its_number(ends: Pipe) -> None:
     os.close(read_end)
 
 
-def test_leases_in_a_cycle_return_when_it_is_collected(shelf: Shelf) -> None:
+def test_leases_in_a_cycle_return_when_it_is_collected(shelf: ReorderBuffer) -> None:
     cycle: list[Any] = [shelf.lend(1), shelf.lend(2)]
     cycle.append(cycle)
     del cycle
@@ -206,7 +206,7 @@ def test_leases_in_a_cycle_return_when_it_is_collected(shelf: Shelf) -> None:
     assert sorted(shelf.ends.numbers()) == [1, 2]
 
 
-def test_who_wants_to_know_is_told_of_each_return(shelf: Shelf) -> None:
+def test_who_wants_to_know_is_told_of_each_return(shelf: ReorderBuffer) -> None:
     told: list[int] = []
     shelf.lender.on_return.append(told.append)
     anchors = [shelf.lend(slot) for slot in (4, 5)]
@@ -216,7 +216,7 @@ def test_who_wants_to_know_is_told_of_each_return(shelf: Shelf) -> None:
     assert told == [4, 5]
 
 
-def test_arrays_live_on_without_their_arenas_descriptor(shelf: Shelf) -> None:
+def test_arrays_live_on_without_their_arenas_descriptor(shelf: ReorderBuffer) -> None:
     anchor = shelf.lend(1)
     anchor[...] = 9
     shelf.arena.close_descriptor()
@@ -224,7 +224,7 @@ def test_arrays_live_on_without_their_arenas_descriptor(shelf: Shelf) -> None:
     assert (anchor == 9).all()
 
 
-def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again(shelf: Shelf) -> None:
+def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again(shelf: ReorderBuffer) -> None:
     extent = shelf.arena.take(3 * PAGE_BYTES, "a test")
     shelf.arena.anchor(extent.offset, extent.nbytes)[...] = 255
     shelf.arena.give_back(extent)
@@ -232,7 +232,7 @@ def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again(shelf: Shelf) -
     assert again == extent and not shelf.arena.anchor(again.offset, again.nbytes).any()
 
 
-def test_more_than_the_machine_has_is_refused_before_it_is_taken(shelf: Shelf) -> None:
+def test_more_than_the_machine_has_is_refused_before_it_is_taken(shelf: ReorderBuffer) -> None:
     before = shelf.arena.extents.taken_bytes
     with pytest.raises(MemoryLimitError, match=r"a whale needs .* has only"):
         shelf.arena.take(capacity.available_memory_bytes() + (1 << 30), "a whale")
@@ -253,7 +253,7 @@ def test_a_mapped_memory_file_outlives_its_descriptor() -> None:
 # ---- the board ----
 
 
-def test_cells_and_marks_lie_apart(shelf: Shelf) -> None:
+def test_cells_and_marks_lie_apart(shelf: ReorderBuffer) -> None:
     board = shelf.arena.board
     assert len(board.words) * 8 == BOARD_BYTES
     cells = {Board.base(cell) + field for cell in range(MAX_WORKERS) for field in Field}
@@ -262,7 +262,7 @@ def test_cells_and_marks_lie_apart(shelf: Shelf) -> None:
     assert not cells & marks and max(cells | marks) < len(board.words)
 
 
-def test_a_mark_means_one_run_only_though_others_share_it(shelf: Shelf) -> None:
+def test_a_mark_means_one_run_only_though_others_share_it(shelf: ReorderBuffer) -> None:
     board = shelf.arena.board
     board.abandon(5)
     assert board.is_abandoned(5) and not board.is_abandoned(5 + RUN_MARKS)
@@ -270,7 +270,7 @@ def test_a_mark_means_one_run_only_though_others_share_it(shelf: Shelf) -> None:
     assert board.is_abandoned(5 + RUN_MARKS) and not board.is_abandoned(5)
 
 
-def test_clearing_a_cell_leaves_its_neighbours(shelf: Shelf) -> None:
+def test_clearing_a_cell_leaves_its_neighbours(shelf: ReorderBuffer) -> None:
     board = shelf.arena.board
     for cell in (0, 1, 2):
         for field in Field:
@@ -320,7 +320,7 @@ class FakeSession:
         self.workers_wanted = 2
         self.arena = Arena.create()
         self.pipe = ends.pipe
-        self.listeners = Listeners()
+        self.routing = Routing()
         self.todo: collections.deque[Any] = collections.deque()
         self.orders: list[tuple[Any, ...]] = []
         self.is_closed = False
@@ -402,7 +402,7 @@ def test_a_ring_that_the_machine_has_no_room_for_leaves_nothing_behind(
     plan = plan_ring(form_of(4 * PAGE_BYTES, 1), workers=2, memory_limit=1 << 22)
     with pytest.raises(MemoryLimitError, match="the machine is full"):
         Ring(session, Owner(), 1, plan)  # type: ignore[arg-type]
-    assert session.arena.extents.taken_bytes == 0 and not session.listeners.by_slot and not session.orders
+    assert session.arena.extents.taken_bytes == 0 and not session.routing.by_slot and not session.orders
     session.arena.close_descriptor()
 
 
@@ -564,10 +564,10 @@ class FakeEngine:
 
 
 @pytest.fixture
-def passes() -> tuple[FakeEngine, PassBook]:
+def passes() -> tuple[FakeEngine, EpochTracker]:
     engine = FakeEngine()
     config = lp.Loader(range(6), batch_size=2, workers=0).config
-    return engine, PassBook(lambda: engine, config, Plan(6, 2), None)
+    return engine, EpochTracker(lambda: engine, config, Plan(6, 2), None)
 
 
 def finish(one_pass: Pass) -> int:
@@ -581,59 +581,59 @@ def finish(one_pass: Pass) -> int:
         count += 1
 
 
-def test_passes_one_after_the_other_go_on_with_one_run(passes: tuple[FakeEngine, PassBook]) -> None:
+def test_passes_one_after_the_other_go_on_with_one_run(passes: tuple[FakeEngine, EpochTracker]) -> None:
     engine, book = passes
     for epoch in range(4):
-        one_pass = Pass(book, Reading())
+        one_pass = Pass(book, IterationLog())
         assert finish(one_pass) == 3 and one_pass.epoch == epoch
         assert finish(one_pass) == 0
-    assert len(engine.runs) == 1 and engine.runs[0].taken == 12 and book.tally.passes == 4
+    assert len(engine.runs) == 1 and engine.runs[0].taken == 12 and book.counters.passes == 4
 
 
-def test_a_pass_that_was_left_early_counts_and_its_run_ends(passes: tuple[FakeEngine, PassBook]) -> None:
+def test_a_pass_that_was_left_early_counts_and_its_run_ends(passes: tuple[FakeEngine, EpochTracker]) -> None:
     engine, book = passes
-    left = Pass(book, Reading())
+    left = Pass(book, IterationLog())
     left.next_delivery()
     left.close()
     left.close()
     assert engine.runs[0].is_over and book.epoch == 1
-    again = Pass(book, Reading())
+    again = Pass(book, IterationLog())
     assert finish(again) == 3 and again.epoch == 1 and len(engine.runs) == 2
 
 
-def test_passes_side_by_side_have_numbers_and_runs_of_their_own(passes: tuple[FakeEngine, PassBook]) -> None:
+def test_passes_side_by_side_have_numbers_and_runs_of_their_own(passes: tuple[FakeEngine, EpochTracker]) -> None:
     engine, book = passes
-    both = Pass(book, Reading()), Pass(book, Reading())
+    both = Pass(book, IterationLog()), Pass(book, IterationLog())
     for one_pass in (*both, *both):
         one_pass.next_delivery()
     assert [one_pass.epoch for one_pass in both] == [0, 1] and len(engine.runs) == 2
     assert [finish(one_pass) for one_pass in both] == [1, 1]
     # Of the two only the one that stands before the next epoch is kept for it.
     assert [run.is_over for run in engine.runs] == [True, False]
-    after = Pass(book, Reading())
+    after = Pass(book, IterationLog())
     assert finish(after) == 3 and after.epoch == 2 and len(engine.runs) == 2
 
 
-def test_a_pass_that_delivered_nothing_does_not_count(passes: tuple[FakeEngine, PassBook]) -> None:
+def test_a_pass_that_delivered_nothing_does_not_count(passes: tuple[FakeEngine, EpochTracker]) -> None:
     engine, book = passes
-    unread = Pass(book, Reading())
+    unread = Pass(book, IterationLog())
     unread.close()
     assert (unread.epoch, book.epoch) == (-1, 0)
     engine.error = SampleError("first batch")
-    failed = Pass(book, Reading())
+    failed = Pass(book, IterationLog())
     with pytest.raises(SampleError):
         failed.next_delivery()
     with pytest.raises(StopIteration):
         failed.next_delivery()
-    assert book.epoch == 0 and book.tally.passes == 0
+    assert book.epoch == 0 and book.counters.passes == 0
     assert isinstance(book.last_error, SampleError) and engine.runs[0].is_over
     engine.error = None
-    after = Pass(book, Reading())
+    after = Pass(book, IterationLog())
     assert finish(after) == 3 and after.epoch == 0
 
 
 def test_a_pass_that_could_not_begin_does_not_count(
-    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, book = passes
 
@@ -643,25 +643,25 @@ def test_a_pass_that_could_not_begin_does_not_count(
     with monkeypatch.context() as refusing:
         refusing.setattr(engine, "begin", refuse)
         with pytest.raises(MemoryLimitError):
-            Pass(book, Reading()).next_delivery()
+            Pass(book, IterationLog()).next_delivery()
     assert book.epoch == 0
     book.looks_ahead = False  # so that the run is asked for more when a pass takes it
-    finish(Pass(book, Reading()))
+    finish(Pass(book, IterationLog()))
     with monkeypatch.context() as refusing:
         refusing.setattr(engine.runs[0], "extend", refuse)
         with pytest.raises(MemoryLimitError):
-            Pass(book, Reading()).next_delivery()
+            Pass(book, IterationLog()).next_delivery()
     assert book.epoch == 1 and engine.runs[0].is_over
-    after = Pass(book, Reading())
+    after = Pass(book, IterationLog())
     assert finish(after) == 3 and after.epoch == 1
 
 
 def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
-    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, book = passes
     monkeypatch.setattr(engine, "read_ahead", lambda is_sure: 2)
-    one_pass = Pass(book, Reading(), is_followed=True)
+    one_pass = Pass(book, IterationLog(), is_followed=True)
     one_pass.next_delivery()
     one_pass.next_delivery()
     assert engine.runs[0].limit == 3 + 2
@@ -669,7 +669,7 @@ def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
     assert engine.runs[0].limit == 6
     one_pass.close()  # nothing of its epoch is left to lose
     assert not engine.runs[0].is_over
-    after = Pass(book, Reading())  # it has followed on another one, so one may follow on it
+    after = Pass(book, IterationLog())  # it has followed on another one, so one may follow on it
     after.next_delivery()
     assert engine.runs[0].limit == 6  # no word to the engine in the gap between the epochs
     after.next_delivery()
@@ -677,14 +677,14 @@ def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
     assert finish(after) == 1 and after.epoch == 1 and len(engine.runs) == 1
     assert engine.runs[0].limit == 9
     book.looks_ahead = False
-    assert finish(Pass(book, Reading())) == 3
+    assert finish(Pass(book, IterationLog())) == 3
     assert engine.runs[0].limit == 9
-    assert finish(Pass(book, Reading())) == 3
+    assert finish(Pass(book, IterationLog())) == 3
     assert engine.runs[0].limit == 12
 
 
 def test_of_a_pass_that_may_be_the_only_one_a_part_is_made_ahead(
-    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, book = passes
     asked: list[bool] = []
@@ -694,30 +694,30 @@ def test_of_a_pass_that_may_be_the_only_one_a_part_is_made_ahead(
         return 2
 
     monkeypatch.setattr(engine, "read_ahead", read_ahead)
-    left = Pass(book, Reading())
+    left = Pass(book, IterationLog())
     left.next_delivery()
     left.close()
-    only = Pass(book, Reading())  # behind one that was left, which says nothing
+    only = Pass(book, IterationLog())  # behind one that was left, which says nothing
     assert finish(only) == 3 and engine.runs[1].limit == 3 + 1
     assert asked == [False] * 3
-    second = Pass(book, Reading())
+    second = Pass(book, IterationLog())
     second.next_delivery()
     assert engine.runs[1].limit == 3 + 1  # no word in this gap either, for its first batch is made already
     second.next_delivery()
     assert engine.runs[1].limit == 6 + 2
     assert finish(second) == 1 and engine.runs[1].limit == 9
-    last = Pass(book, Reading(), is_followed=False)
+    last = Pass(book, IterationLog(), is_followed=False)
     assert finish(last) == 3 and engine.runs[1].limit == 9
     assert asked[3:] == [True]
-    assert finish(Pass(book, Reading())) == 3 and engine.runs[1].limit == 15
+    assert finish(Pass(book, IterationLog())) == 3 and engine.runs[1].limit == 15
     assert len(engine.runs) == 2
 
 
 def test_a_loader_closed_before_its_run_is_parked_keeps_the_last_delivery(
-    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, book = passes
-    one_pass = Pass(book, Reading(), is_followed=True)
+    one_pass = Pass(book, IterationLog(), is_followed=True)
     one_pass.next_delivery()
 
     def closed(*_: int) -> None:
@@ -729,10 +729,10 @@ def test_a_loader_closed_before_its_run_is_parked_keeps_the_last_delivery(
 
 
 def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoch(
-    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, book = passes
-    one_pass = Pass(book, Reading())
+    one_pass = Pass(book, IterationLog())
     one_pass.next_delivery()
 
     def stop(self: FakeRun) -> None:
@@ -744,10 +744,10 @@ def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoc
 
 
 def test_a_pass_closed_while_it_waits_just_ends(
-    passes: tuple[FakeEngine, PassBook], monkeypatch: pytest.MonkeyPatch
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, book = passes
-    one_pass = Pass(book, Reading())
+    one_pass = Pass(book, IterationLog())
 
     def closed_meanwhile(self: FakeRun) -> None:
         one_pass.close()
@@ -759,19 +759,19 @@ def test_a_pass_closed_while_it_waits_just_ends(
     assert book.last_error is None
 
 
-def test_an_epoch_that_is_set_does_not_go_on_with_another_ones_run(passes: tuple[FakeEngine, PassBook]) -> None:
+def test_an_epoch_that_is_set_does_not_go_on_with_another_ones_run(passes: tuple[FakeEngine, EpochTracker]) -> None:
     engine, book = passes
-    finish(Pass(book, Reading()))
+    finish(Pass(book, IterationLog()))
     book.set_epoch(5)
-    one_pass = Pass(book, Reading())
+    one_pass = Pass(book, IterationLog())
     assert finish(one_pass) == 3 and one_pass.epoch == 5 and book.epoch == 6
     assert [run.is_over for run in engine.runs] == [True, False]
     assert engine.runs[1].first_epoch == 5
 
 
-def test_the_parked_run_ends_with_the_loader(passes: tuple[FakeEngine, PassBook]) -> None:
+def test_the_parked_run_ends_with_the_loader(passes: tuple[FakeEngine, EpochTracker]) -> None:
     engine, book = passes
-    finish(Pass(book, Reading()))
+    finish(Pass(book, IterationLog()))
     assert not engine.runs[0].is_over
     book.drop_parked()
     book.drop_parked()

@@ -8,7 +8,7 @@ import pytest
 
 from loaderpool.errors import LoaderpoolError
 from loaderpool.trainer.engine.engine_failure import EngineFailure
-from loaderpool.trainer.session.routing import Listeners
+from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
 from loaderpool.transport.messages import Notice, Words
 
@@ -31,7 +31,7 @@ def words(kind: int, *rest: int) -> Words:
 
 
 def test_notices_go_to_the_loader_and_to_whose_run_or_slot_it_is() -> None:
-    listeners = Listeners()
+    listeners = Routing()
     one, other = Engine(), Engine()
     listeners.by_loader.update({1: one, 2: other})  # type: ignore[dict-item]
     listeners.by_run[5], listeners.by_slot[6] = one, other  # type: ignore[assignment]

@@ -8,7 +8,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.probing import Probing
 from loaderpool.trainer.engine.ring import Ring, plan_ring
-from loaderpool.trainer.engine.slot_quotas import Sharing
+from loaderpool.trainer.engine.slot_quotas import SlotQuotas
 from loaderpool.trainer.session.routing import Listener
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, join32
@@ -68,7 +68,7 @@ class BatchLayout:
         except BaseException:
             session.arena.give_back(self.extent)
             raise
-        self.sharing: Sharing[Any] = Sharing(self.ring, plan.lanes > 0)
+        self.quotas: SlotQuotas[Any] = SlotQuotas(self.ring, plan.lanes > 0)
 
     def order(self) -> None:
         """Tell the workers, through the supervisor; again where there is another one."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.memory.batch_format import BatchForm
+from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES, PackedCounts, packed_counts
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loaderpool.element.spec import ElementSpec
     from loaderpool.transport.reports import Failure, RowFailure
 
-__all__ = ["Delivery", "Engine", "EngineRun", "aligned_empty", "data_bytes"]
+__all__ = ["Delivery", "Engine", "Subscription", "aligned_empty", "data_bytes"]
 
 
 _BYTE = ctypes.c_byte
@@ -132,7 +132,7 @@ def data_bytes(parts: Sequence[Any]) -> int:
     )
 
 
-class EngineRun(Protocol):
+class Subscription(Protocol):
     """Batches of consecutive epochs, in order (or as they are finished)."""
 
     first_epoch: int
@@ -183,7 +183,7 @@ class Engine(Protocol):
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
-    ) -> EngineRun:
+    ) -> Subscription:
         """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
 
         Args:

@@ -6,7 +6,7 @@ import math
 
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ArraySpec, ElementSpec
-from loaderpool.memory.batch_format import BatchForm, UnitKind, batch_form
+from loaderpool.memory.batch_form import BatchForm, UnitKind, batch_form
 from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.spec_choice import choose_padding, choose_spec
 from loaderpool.worker.jobs import Probe

@@ -13,7 +13,7 @@ from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
-from loaderpool.memory.batch_format import BatchForm, UnitKind
+from loaderpool.memory.batch_form import BatchForm, UnitKind
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
@@ -23,7 +23,14 @@ from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
 from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
-from loaderpool.trainer.engine.local_runs import GeneratorRun, IndexedRun, LaneEnded, LocalRun, StreamReading, StreamRun
+from loaderpool.trainer.engine.local_runs import (
+    GeneratorSubscription,
+    IndexedSubscription,
+    LaneEnded,
+    LocalSubscription,
+    StreamReading,
+    StreamSubscription,
+)
 from loaderpool.trainer.engine.ring import with_chunk
 from loaderpool.trainer.engine.second_look import SECOND, SecondLook
 from loaderpool.trainer.session.remote_errors import sample_error
@@ -124,15 +131,15 @@ class LocalEngine:
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
-    ) -> LocalRun:
+    ) -> LocalSubscription:
         """See `delivery.Engine`. The rest of generators begins where `lanes` says, that of others without `taken`."""
         self.form()
         if self._stream is not None:
             reading = self._reading_for(self._stream, first_epoch, plan)
-            return StreamRun(self.make, self.forget, first_epoch, plan, taken, reading)
+            return StreamSubscription(self.make, self.forget, first_epoch, plan, taken, reading)
         if plan.lanes:
-            return GeneratorRun(self.make, self.forget, first_epoch, plan, lanes)
-        return IndexedRun(self.make, self.forget, first_epoch, plan, limit, taken)
+            return GeneratorSubscription(self.make, self.forget, first_epoch, plan, lanes)
+        return IndexedSubscription(self.make, self.forget, first_epoch, plan, limit, taken)
 
     def _open(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
         assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream

@@ -16,7 +16,15 @@ from loaderpool.trainer.session.remote_errors import source_error
 from loaderpool.transport.bundles import OURS
 from loaderpool.transport.reports import describe_failure
 
-__all__ = ["GeneratorRun", "IndexedRun", "LaneEnded", "LocalRun", "MakeBatch", "StreamReading", "StreamRun"]
+__all__ = [
+    "GeneratorSubscription",
+    "IndexedSubscription",
+    "LaneEnded",
+    "LocalSubscription",
+    "MakeBatch",
+    "StreamReading",
+    "StreamSubscription",
+]
 
 
 class LaneEnded(Exception):
@@ -31,8 +39,8 @@ class MakeBatch(Protocol):
     ) -> Delivery: ...
 
 
-class LocalRun(ABC):
-    """Batches of consecutive epochs, or of one that tells its end itself; `delivery.EngineRun` has the contract.
+class LocalSubscription(ABC):
+    """Batches of consecutive epochs, or of one that tells its end itself; `delivery.Subscription` has the contract.
 
     Args:
         make: makes a batch.
@@ -57,7 +65,7 @@ class LocalRun(ABC):
 
     @property
     def is_at_end(self) -> bool:
-        """See `delivery.EngineRun`."""
+        """See `delivery.Subscription`."""
         return False
 
     @abstractmethod
@@ -70,11 +78,11 @@ class LocalRun(ABC):
         self._forget(self.first_epoch)
 
 
-class IndexedRun(LocalRun):
+class IndexedSubscription(LocalSubscription):
     """Of items that are had by index.
 
     Args:
-        make: see `LocalRun`, as for those that follow.
+        make: see `LocalSubscription`, as for those that follow.
         forget: likewise.
         first_epoch: likewise.
         plan: likewise.
@@ -149,11 +157,11 @@ class StreamReading:
         return batch
 
 
-class StreamRun(LocalRun):
+class StreamSubscription(LocalSubscription):
     """Of a stream: its items are read here, batch by batch.
 
     Args:
-        make: see `LocalRun`, as for those that follow.
+        make: see `LocalSubscription`, as for those that follow.
         forget: likewise.
         first_epoch: likewise.
         plan: likewise.
@@ -185,15 +193,15 @@ class StreamRun(LocalRun):
 
     @property
     def is_at_end(self) -> bool:
-        """See `delivery.EngineRun`."""
+        """See `delivery.Subscription`."""
         return self._reading.is_over
 
 
-class GeneratorRun(LocalRun):
+class GeneratorSubscription(LocalSubscription):
     """Of generators that take turns.
 
     Args:
-        make: see `LocalRun`, as for those that follow. Raises `LaneEnded` when the generator has no more.
+        make: see `LocalSubscription`, as for those that follow. Raises `LaneEnded` when the generator has no more.
         forget: likewise.
         first_epoch: likewise.
         plan: likewise.
@@ -227,5 +235,5 @@ class GeneratorRun(LocalRun):
 
     @property
     def is_at_end(self) -> bool:
-        """See `delivery.EngineRun`."""
+        """See `delivery.Subscription`."""
         return len(self.ended_lanes) == self._plan.lanes

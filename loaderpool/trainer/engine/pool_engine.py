@@ -11,7 +11,7 @@ from loaderpool.cache.shared import SharedCache
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ClosedError, MemoryLimitError, SourceError
-from loaderpool.memory.batch_format import BatchForm, UnitKind
+from loaderpool.memory.batch_form import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.sources.stream import StreamSource, nothing_there
@@ -21,8 +21,8 @@ from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.engine.probing import Probing
 from loaderpool.trainer.engine.run_context import DeliveryCounts, LiveRun, RunContext
-from loaderpool.trainer.engine.source_updates import Updates
-from loaderpool.trainer.engine.subscription import PoolRun
+from loaderpool.trainer.engine.source_updates import SourceUpdates
+from loaderpool.trainer.engine.subscription import PoolSubscription
 from loaderpool.trainer.session.data_warning import warn_of_data
 from loaderpool.trainer.session.session import Session
 from loaderpool.trainer.stream.feed import Ahead, Feed
@@ -95,7 +95,7 @@ class PoolEngine:
         with session.lock:
             self.number = session.take_number()
             self._probing = Probing(session, self.number, config, plan, unit, given_spec, first_epoch)
-            self._updates = Updates(session, self.number, by_reference)
+            self._updates = SourceUpdates(session, self.number, by_reference)
             self.placement, self.packed_items = place(shipment), shipment.packed_items
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
             try:
@@ -110,7 +110,7 @@ class PoolEngine:
                 for extent in self._extents:
                     session.arena.give_back(extent)
                 raise
-            session.listeners.by_loader[self.number] = self
+            session.routing.by_loader[self.number] = self
         if self.feeds is not None:
             try:
                 self.feeds.begin(first_epoch, plan)
@@ -179,7 +179,7 @@ class PoolEngine:
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
-    ) -> PoolRun:
+    ) -> PoolSubscription:
         """See `delivery.Engine`.
 
         Raises:
@@ -193,12 +193,12 @@ class PoolEngine:
             self.failure.check()
             self.check_open()
             assert self.layout is not None
-            quota = self.layout.sharing.make_way()
+            quota = self.layout.quotas.make_way()
             feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
             in_order, runs, counts = self.config.deterministic, self.runs, self.counts
             context = RunContext(session, self.number, self, self.layout, self.failure, in_order, runs, counts)
-            run = PoolRun(context, first_epoch, limit, plan, taken, quota, feed, lanes)
-            self.layout.sharing.add(run)
+            run = PoolSubscription(context, first_epoch, limit, plan, taken, quota, feed, lanes)
+            self.layout.quotas.add(run)
             if feed is not None and not feed.is_started:
                 feed.start()
             return run
@@ -245,7 +245,7 @@ class PoolEngine:
             elif not feed.made:
                 nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
                 self.failure.note(feed.make_error or nothing, may_pass=not self.feeds.is_one_shot)
-        for run in self.layout.sharing.active if self.layout is not None else ():
+        for run in self.layout.quotas.active if self.layout is not None else ():
             if run.feed is feed:
                 run.fed(feed)
 
@@ -265,7 +265,7 @@ class PoolEngine:
         """A batch of `nbytes` did not fit its slot. The session's lock is held."""
         assert self.layout is not None
         with self._shortage_ends_all():
-            self.layout.sharing.outgrown(nbytes)
+            self.layout.quotas.outgrown(nbytes)
 
     def on_run_ended(self, run: LiveRun) -> None:
         """The supervisor has forgotten this run. The session's lock is held."""
@@ -289,7 +289,7 @@ class PoolEngine:
         if kind == Notice.SLOT_RETIRED:
             assert self.layout is not None
             with self._shortage_ends_all():
-                self.layout.sharing.retired(words[1])
+                self.layout.quotas.retired(words[1])
         elif kind == Notice.LOADED:
             self._loaded()
         elif kind == Notice.SPEC:
@@ -327,7 +327,7 @@ class PoolEngine:
                 self.layout.order()
                 self._forget_runs()
                 self._free_feeds()
-                self.layout.sharing.restart_all()
+                self.layout.quotas.restart_all()
 
     @property
     def was_loaded(self) -> bool:
@@ -359,7 +359,7 @@ class PoolEngine:
 
     def _unload(self) -> None:
         if self.layout is not None:
-            self.layout.sharing.end_all()
+            self.layout.quotas.end_all()
         # The workers are gone, or no supervisor knows of it: nobody looks at its memory any more.
         if self.session.is_closed or self._has_ended_supervisor:
             self._forget()
@@ -384,7 +384,7 @@ class PoolEngine:
         self._forget_runs()
         if self.feeds is not None:
             self.feeds.free_all()
-        self.session.listeners.by_loader.pop(self.number, None)
+        self.session.routing.by_loader.pop(self.number, None)
         for extent in self._extents:
             arena.give_back(extent)
         self._extents = []

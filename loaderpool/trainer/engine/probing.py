@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
-from loaderpool.memory.batch_format import BatchForm, UnitKind
+from loaderpool.memory.batch_form import BatchForm, UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
 from loaderpool.trainer.engine.ring import with_chunk

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 from loaderpool.errors import LoaderpoolError
 from loaderpool.transport.reports import RowFailure
 
-__all__ = ["Arrival", "OrderedShelf", "Shelf", "UnorderedShelf"]
+__all__ = ["Arrived", "OrderedBuffer", "ReorderBuffer", "UnorderedBuffer"]
 
 
 @dataclasses.dataclass(slots=True)
-class Arrival:
+class Arrived:
     """A slot whose batches are all there (or whose error is)."""
 
     first: int
     count: int
     rows: int  # of each batch
-    slot: int | None  # None: it holds another arrival
+    slot: int | None  # None: it holds another batch
     rows_done: int = 0
     # Makes the error anew for who takes it: a kept exception would keep, through its traceback, all its frames.
     make_error: Callable[[], LoaderpoolError] | None = None
@@ -31,7 +31,7 @@ class Arrival:
     keep: tuple[int, ...] | None = None  # which of the batches are wanted, counted from `first`; None: all
 
 
-class Shelf(Protocol):
+class ReorderBuffer(Protocol):
     """What the two shelves have in common. The caller holds the session's lock."""
 
     @property
@@ -46,26 +46,26 @@ class Shelf(Protocol):
     def done_before(self) -> int:
         """All batches before this one were taken, and nobody makes any of them again."""
 
-    def put(self, arrival: Arrival) -> bool:
-        """Keep an arrival for its turn; False: all its batches were taken before the run began anew."""
+    def put(self, arrived: Arrived) -> bool:
+        """Keep an arrived for its turn; False: all its batches were taken before the run began anew."""
 
     def is_ready(self) -> bool:
         """Whether `front` has something."""
 
-    def front(self) -> Arrival:
-        """The arrival whose turn it is. It stays until `drop_front`."""
+    def front(self) -> Arrived:
+        """The arrived whose turn it is. It stays until `drop_front`."""
 
     def drop_front(self) -> None:
-        """The arrival in front is taken."""
+        """The arrived in front is taken."""
 
-    def clear(self) -> list[Arrival]:
+    def clear(self) -> list[Arrived]:
         """Take out all that wait."""
 
-    def rest(self) -> Shelf:
-        """An empty shelf for what was not taken from this one."""
+    def rest(self) -> ReorderBuffer:
+        """An empty buffer for what was not taken from this one."""
 
 
-class OrderedShelf:
+class OrderedBuffer:
     """Batches in their order.
 
     Args:
@@ -74,48 +74,48 @@ class OrderedShelf:
 
     def __init__(self, begin_at: int) -> None:
         self.begin_at = begin_at
-        self._by_first: dict[int, Arrival] = {}
+        self._by_first: dict[int, Arrived] = {}
 
     @property
     def taken(self) -> int:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         return self.begin_at
 
     @property
     def done_before(self) -> int:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         return self.begin_at
 
-    def put(self, arrival: Arrival) -> bool:
-        """See `Shelf`."""
-        self._by_first[arrival.first] = arrival
+    def put(self, arrived: Arrived) -> bool:
+        """See `ReorderBuffer`."""
+        self._by_first[arrived.first] = arrived
         return True
 
     def is_ready(self) -> bool:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         return self.begin_at in self._by_first
 
-    def front(self) -> Arrival:
-        """See `Shelf`."""
+    def front(self) -> Arrived:
+        """See `ReorderBuffer`."""
         return self._by_first[self.begin_at]
 
     def drop_front(self) -> None:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         count = self._by_first[self.begin_at].count
         del self._by_first[self.begin_at]
         self.begin_at += count
 
-    def clear(self) -> list[Arrival]:
-        """See `Shelf`."""
+    def clear(self) -> list[Arrived]:
+        """See `ReorderBuffer`."""
         waiting, self._by_first = self._by_first, {}
         return list(waiting.values())
 
-    def rest(self) -> OrderedShelf:
-        """See `Shelf`."""
-        return OrderedShelf(self.begin_at)
+    def rest(self) -> OrderedBuffer:
+        """See `ReorderBuffer`."""
+        return OrderedBuffer(self.begin_at)
 
 
-class UnorderedShelf:
+class UnorderedBuffer:
     """Batches as they come, epoch by epoch.
 
     Args:
@@ -133,64 +133,64 @@ class UnorderedShelf:
         self._taken = taken or {}
         self._taken_count = begin_at if taken_count is None else taken_count
         self._before = frozenset(batch for first, count in self._taken.items() for batch in range(first, first + count))
-        self._by_epoch: dict[int, collections.deque[Arrival]] = {}
-        # Of what this shelf was begun for all has arrived before this one, taken earlier or not.
+        self._by_epoch: dict[int, collections.deque[Arrived]] = {}
+        # Of what this buffer was begun for all has arrived before this one, taken earlier or not.
         self._arrived_before = begin_at
         self._arrived: dict[int, int] = {}  # stretches behind that one
 
     @property
     def taken(self) -> int:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         return self._taken_count
 
     @property
     def done_before(self) -> int:
-        """See `Shelf`. A batch that was taken may be in one ticket with one that was not."""
+        """See `ReorderBuffer`. A batch that was taken may be in one ticket with one that was not."""
         return min(self.begin_at, self._arrived_before)
 
-    def put(self, arrival: Arrival) -> bool:
-        """See `Shelf`. The workers make stretches without gaps, so after a new begin some batches may come again."""
-        self._arrived[arrival.first] = arrival.count
+    def put(self, arrived: Arrived) -> bool:
+        """See `ReorderBuffer`. Workers make ranges without gaps, so after a new begin some batches may come again."""
+        self._arrived[arrived.first] = arrived.count
         while count := self._arrived.pop(self._arrived_before, 0):
             self._arrived_before += count
         if self._before:
-            keep = tuple(at for at in range(arrival.count) if arrival.first + at not in self._before)
+            keep = tuple(at for at in range(arrived.count) if arrived.first + at not in self._before)
             if not keep:
                 return False
-            if len(keep) < arrival.count:
-                arrival.keep = keep
-        self._by_epoch.setdefault(arrival.first // self._per_epoch, collections.deque()).append(arrival)
+            if len(keep) < arrived.count:
+                arrived.keep = keep
+        self._by_epoch.setdefault(arrived.first // self._per_epoch, collections.deque()).append(arrived)
         return True
 
     def is_ready(self) -> bool:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         return self._taken_count // self._per_epoch in self._by_epoch
 
-    def front(self) -> Arrival:
-        """See `Shelf`."""
+    def front(self) -> Arrived:
+        """See `ReorderBuffer`."""
         return self._by_epoch[self._taken_count // self._per_epoch][0]
 
     def drop_front(self) -> None:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         epoch = self._taken_count // self._per_epoch
         queue = self._by_epoch[epoch]
-        arrival = queue.popleft()
+        arrived = queue.popleft()
         if not queue:
             del self._by_epoch[epoch]
-        if arrival.keep is None:
-            self._taken[arrival.first] = arrival.count
-            self._taken_count += arrival.count
+        if arrived.keep is None:
+            self._taken[arrived.first] = arrived.count
+            self._taken_count += arrived.count
         else:
-            self._taken.update((arrival.first + at, 1) for at in arrival.keep)
-            self._taken_count += len(arrival.keep)
+            self._taken.update((arrived.first + at, 1) for at in arrived.keep)
+            self._taken_count += len(arrived.keep)
         while count := self._taken.pop(self.begin_at, 0):
             self.begin_at += count
 
-    def clear(self) -> list[Arrival]:
-        """See `Shelf`."""
+    def clear(self) -> list[Arrived]:
+        """See `ReorderBuffer`."""
         waiting, self._by_epoch = self._by_epoch, {}
-        return [arrival for queue in waiting.values() for arrival in queue]
+        return [arrived for queue in waiting.values() for arrived in queue]
 
-    def rest(self) -> UnorderedShelf:
-        """See `Shelf`."""
-        return UnorderedShelf(self.begin_at, self._per_epoch, dict(self._taken), self._taken_count)
+    def rest(self) -> UnorderedBuffer:
+        """See `ReorderBuffer`."""
+        return UnorderedBuffer(self.begin_at, self._per_epoch, dict(self._taken), self._taken_count)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Container
 
 from loaderpool.errors import MemoryLimitError
-from loaderpool.memory.batch_format import CHUNK_BATCHES, BatchForm
+from loaderpool.memory.batch_form import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER
@@ -241,7 +241,7 @@ class Ring:
         for slot, extent in list(self.extents.items()):
             message = self.lender.lent_message(slot)
             if message is None and slot in self._retiring:
-                self._session.listeners.by_slot.pop(slot, None)
+                self._session.routing.by_slot.pop(slot, None)
                 self.retired(slot)
                 continue
             ticket = 0 if message is None else next(unpack_all(message))[2]
@@ -269,7 +269,7 @@ class Ring:
 
     def _reclaim(self, slot: int) -> None:
         if slot not in self.lender.lent and slot in self.extents:
-            self._session.listeners.by_slot.pop(slot, None)
+            self._session.routing.by_slot.pop(slot, None)
             self._retiring.discard(slot)
             self._session.arena.give_back(self.extents.pop(slot))
             if not self.extents:  # be referred to by nobody: what is closed goes without the collector of garbage
@@ -325,7 +325,7 @@ class Ring:
         self.extents[number] = extent
         owner = self._owner()
         assert owner is not None  # it calls us
-        self._session.listeners.by_slot[number] = owner
+        self._session.routing.by_slot[number] = owner
         self._session.order(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
 
 

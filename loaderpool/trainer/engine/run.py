@@ -1,7 +1,7 @@
-"""A stretch of a run: what the supervisor was asked for under one number, and its answers.
+"""A run of a run: what the supervisor was asked for under one number, and its answers.
 
-A run that gives slots back, or that goes on elsewhere, ends its stretch and begins another at the first batch that was
-not taken. Late answers find the old stretch by its number, and only give their slots back.
+A run that gives slots back, or that goes on elsewhere, ends its run and begins another at the first batch that was
+not taken. Late answers find the old run by its number, and only give their slots back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pickle
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan, Start
-from loaderpool.trainer.engine.reorder_buffer import Arrival, Shelf
+from loaderpool.trainer.engine.reorder_buffer import Arrived, ReorderBuffer
 from loaderpool.trainer.engine.run_context import RunContext
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error
 from loaderpool.trainer.stream.feed import Feed
@@ -21,13 +21,13 @@ from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.pickling import put_object
 from loaderpool.transport.reports import Failure, LostReport
 
-__all__ = ["Stretch"]
+__all__ = ["Run"]
 
 # Keys of completions kept to recognise a second one of the same work; more than can ever be outstanding at once.
 _SEEN_KEYS = 8192
 
 
-class Stretch:
+class Run:
     """Tickets' answers under one number, from RUN_BEGIN to RUN_ENDED.
 
     Args:
@@ -35,21 +35,27 @@ class Stretch:
         number: of the run, as the supervisor knows it.
         first_epoch: from whose first batch batches are counted.
         plan: of its batches.
-        shelf: where they wait.
+        buffer: where they wait.
         feed: where the items of its batches come from, where the source is a stream.
     """
 
     def __init__(
-        self, context: RunContext, number: int, first_epoch: int, plan: BasePlan, shelf: Shelf, feed: Feed | None
+        self,
+        context: RunContext,
+        number: int,
+        first_epoch: int,
+        plan: BasePlan,
+        buffer: ReorderBuffer,
+        feed: Feed | None,
     ) -> None:
         self._context, self._session, self._plan = context, context.session, plan
         self.number = number
         self._first_epoch = first_epoch
-        self.shelf = shelf
+        self.buffer = buffer
         self.feed = feed
         self.is_over = self._is_tidy = False
         self.lent: dict[int, None] = {}  # slots that the consumer looks at; changed by finalizers, on any thread
-        self._parts: dict[int, Arrival] = {}  # batches of which some rows are there
+        self._parts: dict[int, Arrived] = {}  # batches of which some rows are there
         self._seen: dict[tuple[int, int], None] = {}
         self._start: Extent | None = None  # where workers read the beginning of its epoch
 
@@ -93,15 +99,15 @@ class Stretch:
         if self._is_tidy:
             return
         self._is_tidy = True
-        for arrival in self.shelf.clear():
-            self.give_back(arrival)
+        for arrived in self.buffer.clear():
+            self.give_back(arrived)
         if not self._session.is_closed:
             self._session.order(Control.RUN_END, self.number)
 
-    def give_back(self, arrival: Arrival) -> None:
+    def give_back(self, arrived: Arrived) -> None:
         """It is abandoned: its slot is free again."""
-        if arrival.slot is not None:
-            self._context.layout.ring.lender.give_back(arrival.slot, arrival.ticket)
+        if arrived.slot is not None:
+            self._context.layout.ring.lender.give_back(arrived.slot, arrived.ticket)
 
     # ---- Listener; the session's lock is held ----
 
@@ -138,36 +144,36 @@ class Stretch:
             rows = row_stop - row_start  # its tickets are of whole batches, which tell their rows themselves
         else:
             rows = plan.rows(self._first_epoch, first % plan.batches_per_epoch)
-        arrival = self._parts.pop(first, None)
-        if arrival is None:
-            arrival = Arrival(first, split32(count_attempt)[0], rows, slot)
-        arrival.ticket = max(arrival.ticket, words[1])  # the supervisor may answer for a part that had no ticket yet: 0
+        arrived = self._parts.pop(first, None)
+        if arrived is None:
+            arrived = Arrived(first, split32(count_attempt)[0], rows, slot)
+        arrived.ticket = max(arrived.ticket, words[1])  # the supervisor may answer for a part that had no ticket yet: 0
         if status in (Status.FAILED, Status.LOST):
             report = read_attachment(attachment)
-            if arrival.make_error is None or row_start < arrival.error_row:
+            if arrived.make_error is None or row_start < arrived.error_row:
                 make = sample_error if status == Status.FAILED else lost_error
-                arrival.make_error, arrival.error_row = functools.partial(make, report), row_start
-            if self._redo_batches_before(arrival, words[1], report):
+                arrived.make_error, arrived.error_row = functools.partial(make, report), row_start
+            if self._redo_batches_before(arrived, words[1], report):
                 return
         elif status == Status.ABANDONED and not self.is_over:  # never the slot's bytes, whoever has erred
             text = f"batch {first} was given up, though it is wanted: a defect of loaderpool, please report it"
-            arrival.make_error = functools.partial(LoaderpoolError, text)
+            arrived.make_error = functools.partial(LoaderpoolError, text)
         elif status == Status.OVERSIZE and isinstance(attachment, tuple):
             mapped, nbytes, whole = attachment
-            arrival.oversize = (mapped, nbytes)
+            arrived.oversize = (mapped, nbytes)
             if whole > nbytes:
-                arrival.row_failures = pickle.loads(bytes(memoryview(mapped)[nbytes:whole]))
+                arrived.row_failures = pickle.loads(bytes(memoryview(mapped)[nbytes:whole]))
         elif attachment:
-            arrival.row_failures = read_attachment(attachment)
-        arrival.rows_done += row_stop - row_start
-        if arrival.rows_done < rows:
-            self._parts[first] = arrival
+            arrived.row_failures = read_attachment(attachment)
+        arrived.rows_done += row_stop - row_start
+        if arrived.rows_done < rows:
+            self._parts[first] = arrived
         elif self.is_over:
-            self.give_back(arrival)
-        elif not self.shelf.put(arrival):
-            self.give_back(arrival)
+            self.give_back(arrived)
+        elif not self.buffer.put(arrived):
+            self.give_back(arrived)
             if self.feed is not None:
-                self.feed.take(range(first, first + arrival.count), self.shelf.done_before)
+                self.feed.take(range(first, first + arrived.count), self.buffer.done_before)
 
     def on_unsure(self, words: Words) -> None:
         """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.
@@ -182,17 +188,17 @@ class Stretch:
         else:
             self._session.order(Control.REDO, ticket, slot)
 
-    def _redo_batches_before(self, arrival: Arrival, ticket: int, report: Failure | LostReport) -> bool:
+    def _redo_batches_before(self, arrived: Arrived, ticket: int, report: Failure | LostReport) -> bool:
         """Whether a chunk failed behind its first batch: those before are made again, and the error waits for its turn.
 
         Otherwise how much is delivered before an error would hang on how large chunks happened to be.
         """
-        if arrival.count == 1 or arrival.slot is None or self.is_over or not self._context.is_deterministic:
+        if arrived.count == 1 or arrived.slot is None or self.is_over or not self._context.is_deterministic:
             return False
         plan = self._plan
-        epoch, batch = divmod(arrival.first, plan.batches_per_epoch)
+        epoch, batch = divmod(arrived.first, plan.batches_per_epoch)
         epoch += self._first_epoch
-        positions = plan.positions_of(epoch, batch, arrival.count)
+        positions = plan.positions_of(epoch, batch, arrived.count)
         position = report.position if isinstance(report, Failure) else None
         if position is not None:
             row = positions.tolist().index(position)
@@ -206,8 +212,8 @@ class Stretch:
             rows_before += plan.rows(epoch, batch + before)
         if not before:
             return False
-        behind = arrival.first + before
-        self.shelf.put(Arrival(behind, 1, arrival.rows, slot=None, make_error=arrival.make_error))
-        del self._seen[arrival.first, 0]
-        self._session.order(Control.REDO, ticket, arrival.slot, before)
+        behind = arrived.first + before
+        self.buffer.put(Arrived(behind, 1, arrived.rows, slot=None, make_error=arrived.make_error))
+        del self._seen[arrived.first, 0]
+        self._session.order(Control.REDO, ticket, arrived.slot, before)
         return True

@@ -9,7 +9,7 @@ loader` never does, and kept for its turn.
 from __future__ import annotations
 
 from loaderpool.element.spec import ElementSpec, widened
-from loaderpool.memory.batch_format import UnitKind
+from loaderpool.memory.batch_form import UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.spec_choice import spec_of_whole_batches
 from loaderpool.worker.jobs import Probe

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from loaderpool.errors import MemoryLimitError
 from loaderpool.trainer.engine.ring import Ring
 
-__all__ = ["HoldsSlots", "Sharing"]
+__all__ = ["HoldsSlots", "SlotQuotas"]
 
 
 class HoldsSlots(Protocol):
@@ -43,7 +43,7 @@ class HoldsSlots(Protocol):
 _Run = TypeVar("_Run", bound=HoldsSlots)
 
 
-class Sharing(Generic[_Run]):
+class SlotQuotas(Generic[_Run]):
     """The active runs and their quotas. The caller holds the session's lock.
 
     Args:

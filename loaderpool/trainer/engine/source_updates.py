@@ -15,7 +15,7 @@ from loaderpool.transport.messages import Control
 from loaderpool.transport.payload.placement import put_shipment
 from loaderpool.transport.payload.ship import ship
 
-__all__ = ["Updates"]
+__all__ = ["SourceUpdates"]
 
 
 @dataclasses.dataclass
@@ -27,7 +27,7 @@ class _Update:
     is_read: bool = False  # by the supervisor that runs now
 
 
-class Updates:
+class SourceUpdates:
     """One loader's changes of attributes, each kept until later ones have changed the same.
 
     The caller holds the session's lock.

@@ -9,7 +9,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.element.padding import fill_value, padding_of
 from loaderpool.element.spec import ArraySpec, ElementSpec
 from loaderpool.errors import SpecMismatchError
-from loaderpool.memory.batch_format import UnitKind
+from loaderpool.memory.batch_form import UnitKind
 from loaderpool.worker.jobs import Probe
 
 __all__ = ["choose_padding", "choose_spec", "spec_of_batches", "spec_of_whole_batches"]

@@ -13,20 +13,20 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.system import clock, fault_points
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
-from loaderpool.trainer.engine.lane_reorder import LaneShelf
-from loaderpool.trainer.engine.reorder_buffer import Arrival, OrderedShelf, Shelf, UnorderedShelf
+from loaderpool.trainer.engine.lane_buffer import LaneBuffer
+from loaderpool.trainer.engine.reorder_buffer import Arrived, OrderedBuffer, ReorderBuffer, UnorderedBuffer
 from loaderpool.trainer.engine.ring import Ring
-from loaderpool.trainer.engine.run import Stretch
+from loaderpool.trainer.engine.run import Run
 from loaderpool.trainer.engine.run_context import RunContext
 from loaderpool.trainer.stream.feed import Feed
 from loaderpool.transport.messages import Control
 
-__all__ = ["PoolRun"]
+__all__ = ["PoolSubscription"]
 
 _NO_LIMIT = 1 << 62
 
 
-class PoolRun:
+class PoolSubscription:
     """Batches of consecutive epochs as the workers finish them, handed out in order (or not, if not deterministic).
 
     Made with the session's lock held, which begins it.
@@ -60,12 +60,12 @@ class PoolRun:
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
         self.wait_ns = 0
-        shelf: Shelf = OrderedShelf(0)
+        buffer: ReorderBuffer = OrderedBuffer(0)
         if plan.lanes:
-            shelf = LaneShelf(plan.lanes, context.is_deterministic, lanes)
+            buffer = LaneBuffer(plan.lanes, context.is_deterministic, lanes)
         elif not context.is_deterministic:
-            shelf = UnorderedShelf(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
-        self._stretch = self._begin(shelf)
+            buffer = UnorderedBuffer(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
+        self._run = self._begin(buffer)
 
     def take(self) -> Delivery:
         """The next batches. Blocks until they are there.
@@ -92,7 +92,7 @@ class PoolRun:
                 self._context.owner.check_open()  # first: batches that are ready do not outlive the close by chance
                 self._pass_over_ends()
                 if self._is_ready():
-                    make_error = self._stretch.shelf.front().make_error
+                    make_error = self._run.buffer.front().make_error
                     if make_error is not None:
                         raise make_error()
                     return self._deliver()
@@ -109,33 +109,33 @@ class PoolRun:
     @property
     def is_at_end(self) -> bool:
         """Whether all batches were taken that the stream has, or the generators have."""
-        feed, shelf = self.feed, self._stretch.shelf
-        if isinstance(shelf, LaneShelf):
-            return shelf.is_over
-        return feed is not None and feed.end is not None and shelf.taken >= feed.end
+        feed, buffer = self.feed, self._run.buffer
+        if isinstance(buffer, LaneBuffer):
+            return buffer.is_over
+        return feed is not None and feed.end is not None and buffer.taken >= feed.end
 
     @property
     def ended_lanes(self) -> Mapping[int, int]:
-        """See `delivery.EngineRun`."""
-        shelf = self._stretch.shelf
-        return shelf.ended if isinstance(shelf, LaneShelf) else {}
+        """See `delivery.Subscription`."""
+        buffer = self._run.buffer
+        return buffer.ended if isinstance(buffer, LaneBuffer) else {}
 
     def fed(self, feed: Feed) -> None:
         """More of the stream's batches may be made. The session's lock is held."""
         if feed.tail is not None and feed.made == feed.tail[0] + 1:
-            self._session.order(Control.RUN_AFTER, self._stretch.number, 0, *feed.tail)
+            self._session.order(Control.RUN_AFTER, self._run.number, 0, *feed.tail)
         self.extend(feed.made)
 
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
-        with self._session.lock:  # or a restart on another thread might tell the new stretch of the old limit
+        with self._session.lock:  # or a restart on another thread might tell the new run of the old limit
             self.limit = limit
-            self._session.order(Control.RUN_EXTEND, self._stretch.number, limit, self.quota)
+            self._session.order(Control.RUN_EXTEND, self._run.number, limit, self.quota)
 
     @property
     def lent(self) -> Iterable[int]:
         """Slots of this run that the consumer looks at, as they are now."""
-        return list(self._stretch.lent)  # in one step of the interpreter: finalizers change it at any moment
+        return list(self._run.lent)  # in one step of the interpreter: finalizers change it at any moment
 
     def set_quota(self, quota: int) -> None:
         """Hold at most so many slots from now on, not fewer than before: only `restart` gives slots back."""
@@ -151,47 +151,47 @@ class PoolRun:
         """
         if self.is_over:
             return
-        old = self._stretch
+        old = self._run
         old.end_now()
         self.quota = quota
-        self._stretch = self._begin(old.shelf.rest())
-        if self.is_over:  # ended meanwhile, without the lock, by who may have seen the old stretch only
-            self._stretch.end()
+        self._run = self._begin(old.buffer.rest())
+        if self.is_over:  # ended meanwhile, without the lock, by who may have seen the old run only
+            self._run.end()
 
     def end(self) -> None:
         """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
         self.is_over = True
         if self.feed is not None:
             self.feed.stop()
-        self._stretch.end()
+        self._run.end()
 
-    def _begin(self, shelf: Shelf) -> Stretch:
+    def _begin(self, buffer: ReorderBuffer) -> Run:
         session = self._session
         plan, feed = self._plan, self.feed
-        stretch = Stretch(self._context, session.take_number(), self.first_epoch, plan, shelf, feed)
-        number, start = stretch.number, plan.begins_at if feed is None else 0
-        start_word, start_bytes = stretch.place_start(start) if start else (0, 0)
+        run = Run(self._context, session.take_number(), self.first_epoch, plan, buffer, feed)
+        number, start = run.number, plan.begins_at if feed is None else 0
+        start_word, start_bytes = run.place_start(start) if start else (0, 0)
         session.order(
             Control.RUN_BEGIN,
             number,
             self._context.number,
             self.first_epoch,
             plan.batches_per_epoch,
-            shelf.begin_at,
+            buffer.begin_at,
             0 if start or feed is not None or plan.lanes else self.limit,
             self.quota,
         )
         if start:
             session.order(Control.RUN_AFTER, number, start_word, plan.full_batches, plan.last_rows, start_bytes)
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
-        if isinstance(shelf, LaneShelf):
+        if isinstance(buffer, LaneBuffer):
             session.order(Control.RUN_LANES, number, plan.lanes)
-            for lane, batches in enumerate(shelf.places.taken):
-                if lane in shelf.ended:
+            for lane, batches in enumerate(buffer.places.taken):
+                if lane in buffer.ended:
                     session.order(Control.LANE_OVER, number, lane)
-                elif batches * plan.lanes + lane >= shelf.begin_at + plan.lanes:  # further than its turn
+                elif batches * plan.lanes + lane >= buffer.begin_at + plan.lanes:  # further than its turn
                     session.order(Control.LANE_AT, number, lane, batches * plan.lanes + lane)
-            self.limit = self._furthest(shelf)
+            self.limit = self._furthest(buffer)
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         if feed is not None:
             session.order(Control.RUN_FEED, number, feed.offset)
@@ -199,16 +199,16 @@ class PoolRun:
                 session.order(Control.RUN_AFTER, number, 0, *feed.tail)
             self.limit = feed.made
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
-        self._context.runs[number] = stretch
-        session.listeners.by_run[number] = stretch
-        return stretch
+        self._context.runs[number] = run
+        session.routing.by_run[number] = run
+        return run
 
     def _is_ready(self) -> bool:
-        return self._stretch.shelf.is_ready()
+        return self._run.buffer.is_ready()
 
     # ---- generators that take turns; the session's lock is held ----
 
-    def _furthest(self, shelf: LaneShelf) -> int:
+    def _furthest(self, buffer: LaneBuffer) -> int:
         """The batch before which may be made: no further from the next one than there are slots that are never lent.
 
         So the next batch always has a slot, however far its generator is behind the others (RING-4). A run that is
@@ -220,68 +220,68 @@ class PoolRun:
         if not self._context.is_deterministic:
             return _NO_LIMIT
         not_lent = layout.ring.prospect - layout.ring.lent_count(but=())
-        return shelf.begin_at + max(1, min(layout.reserve(self.quota), not_lent))
+        return buffer.begin_at + max(1, min(layout.reserve(self.quota), not_lent))
 
     def _pass_over_ends(self) -> None:
         """Take note of generators that have ended, if that is what stands in front."""
-        shelf, ring = self._stretch.shelf, self._layout.ring
-        if not isinstance(shelf, LaneShelf):
+        buffer, ring = self._run.buffer, self._layout.ring
+        if not isinstance(buffer, LaneBuffer):
             return
-        while shelf.is_ready():
-            arrival = shelf.front()
-            if arrival.make_error is not None or arrival.oversize is not None:
+        while buffer.is_ready():
+            arrived = buffer.front()
+            if arrived.make_error is not None or arrived.oversize is not None:
                 return
-            extent = ring.extents[arrival.slot]  # type: ignore[index]  # it has a slot
+            extent = ring.extents[arrived.slot]  # type: ignore[index]  # it has a slot
             if not is_empty(self._session.arena.anchor(extent.offset, extent.nbytes)):
                 return
-            for behind in shelf.end_lane():
-                self._stretch.give_back(behind)
-            self._session.order(Control.LANE_OVER, self._stretch.number, arrival.first % self._plan.lanes)
-            self._move_window(shelf)
+            for behind in buffer.end_lane():
+                self._run.give_back(behind)
+            self._session.order(Control.LANE_OVER, self._run.number, arrived.first % self._plan.lanes)
+            self._move_window(buffer)
 
-    def _move_window(self, shelf: LaneShelf) -> None:
-        limit = self._furthest(shelf)
+    def _move_window(self, buffer: LaneBuffer) -> None:
+        limit = self._furthest(buffer)
         if limit > self.limit:
             self.extend(limit)
 
     # ---- delivering; the session's lock is held ----
 
     def _deliver(self) -> Delivery:
-        """What is in front of the shelf. An interrupt on the way leaves no slot with nobody."""
-        context, stretch, ring = self._context, self._stretch, self._layout.ring
+        """What is in front of the buffer. An interrupt on the way leaves no slot with nobody."""
+        context, run, ring = self._context, self._run, self._layout.ring
         if not ring.fits_workers:
-            self._layout.sharing.fit_to_workers()
-        arrival = stretch.shelf.front()
-        form, slot = self._layout.form, arrival.slot
+            self._layout.quotas.fit_to_workers()
+        arrived = run.buffer.front()
+        form, slot = self._layout.form, arrived.slot
         assert slot is not None
-        is_ours = False  # still on the shelf: whoever ends the run gives it back
+        is_ours = False  # still on the buffer: whoever ends the run gives it back
         try:
-            stretch.shelf.drop_front()
+            run.buffer.drop_front()
             is_ours = True
-            if isinstance(stretch.shelf, LaneShelf):
-                self._move_window(stretch.shelf)
+            if isinstance(run.buffer, LaneBuffer):
+                self._move_window(run.buffer)
             if self.feed is not None:
-                context.counts.largest_chunk = max(context.counts.largest_chunk, arrival.count)
-                self.feed.take(range(arrival.first, arrival.first + arrival.count), stretch.shelf.done_before)
+                context.counts.largest_chunk = max(context.counts.largest_chunk, arrived.count)
+                self.feed.take(range(arrived.first, arrived.first + arrived.count), run.buffer.done_before)
             self._session.note_progress()
             fault_points.reach("trainer.delivering")
-            if arrival.oversize is not None:
-                anchor: npt.NDArray[Any] = np.ndarray((arrival.oversize[1],), np.uint8, buffer=arrival.oversize[0])
-                context.counts.oversize += arrival.count
+            if arrived.oversize is not None:
+                anchor: npt.NDArray[Any] = np.ndarray((arrived.oversize[1],), np.uint8, buffer=arrived.oversize[0])
+                context.counts.oversize += arrived.count
             elif self._may_lend(ring):
                 is_ours = False
-                anchor = self._lend(ring, slot, arrival.ticket, stretch.lent)
-                context.counts.lent += arrival.count
+                anchor = self._lend(ring, slot, arrived.ticket, run.lent)
+                context.counts.lent += arrived.count
             else:
-                anchor = self._copied(ring, arrival, slot)
-                context.counts.copied += arrival.count
+                anchor = self._copied(ring, arrived, slot)
+                context.counts.copied += arrived.count
         finally:
             if is_ours:
                 is_ours = False
-                ring.lender.give_back(slot, arrival.ticket)
-        if arrival.oversize is not None:
-            context.owner.outgrown(arrival.oversize[1] // arrival.count * form.max_chunk)
-        return Delivery(form, anchor, arrival.first, arrival.count, arrival.rows, arrival.row_failures, arrival.keep)
+                ring.lender.give_back(slot, arrived.ticket)
+        if arrived.oversize is not None:
+            context.owner.outgrown(arrived.oversize[1] // arrived.count * form.max_chunk)
+        return Delivery(form, anchor, arrived.first, arrived.count, arrived.rows, arrived.row_failures, arrived.keep)
 
     @staticmethod
     def _lend(ring: Ring, slot: int, ticket: int, lent: dict[int, None]) -> npt.NDArray[np.uint8]:
@@ -295,10 +295,10 @@ class PoolRun:
                 ring.lender.give_back(slot, ticket)
             raise
 
-    def _copied(self, ring: Ring, arrival: Arrival, slot: int) -> npt.NDArray[np.uint8]:
+    def _copied(self, ring: Ring, arrived: Arrived, slot: int) -> npt.NDArray[np.uint8]:
         extent = ring.extents[slot]
         shown = self._session.arena.anchor(extent.offset, extent.nbytes)
-        nbytes = self._layout.form.used_bytes(shown, arrival.rows * arrival.count)
+        nbytes = self._layout.form.used_bytes(shown, arrived.rows * arrived.count)
         copy = aligned_empty(nbytes)
         copy[:] = shown[:nbytes]
         return copy
@@ -306,10 +306,10 @@ class PoolRun:
     def _may_lend(self, ring: Ring) -> bool:
         """Lend-or-copy: enough slots must stay for the workers, for this run and for all of them."""
         reserve = self._layout.reserve(self.quota)
-        lent = self._stretch.lent
+        lent = self._run.lent
         if len(lent) < self.quota - reserve and len(ring.lender.lent) < ring.count - reserve:
             return True
-        if len(lent) < ring.count and self._layout.sharing.grow_by_one():
+        if len(lent) < ring.count and self._layout.quotas.grow_by_one():
             self.set_quota(self.quota + 1)
             if self._plan.lanes:  # RING-4: with the quota what is kept back has grown, too
                 reserve = self._layout.reserve(self.quota)

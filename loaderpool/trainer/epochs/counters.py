@@ -12,12 +12,12 @@ from loaderpool.trainer.engine.delivery import Delivery
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure
 
-__all__ = ["Tally", "failed_indices"]
+__all__ = ["Counters", "failed_indices"]
 
 _LATEST_INDICES = 1000
 
 
-class Tally:
+class Counters:
     """What was handed to consumers, over all passes."""
 
     def __init__(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.system.interrupts import wait_for_the_end
-from loaderpool.trainer.engine.delivery import Delivery, EngineRun
-from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.engine.delivery import Delivery, Subscription
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.error_budget import ErrorBudget
-from loaderpool.trainer.epochs.position import PassLog, Position, Reading
+from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
 
 __all__ = ["Pass"]
 
@@ -21,19 +21,23 @@ class Pass:
         log: what it has handed out; None before the first delivery was asked for.
 
     Args:
-        book: of the loader.
+        tracker: of the loader.
         reading: it is one of these passes.
         place: where it begins; None: with the next epoch.
         is_followed: whether another pass will come after it; None: unknown.
     """
 
     def __init__(
-        self, book: PassBook, reading: Reading, place: Position | None = None, is_followed: bool | None = None
+        self,
+        tracker: EpochTracker,
+        reading: IterationLog,
+        place: Position | None = None,
+        is_followed: bool | None = None,
     ) -> None:
-        self._book, self._reading = book, reading
+        self._tracker, self._reading = tracker, reading
         self._place, self._is_followed = place, is_followed
         self._goes_on = False  # with the next epoch, as nothing was left of this one
-        self._run: EngineRun | None = None
+        self._run: Subscription | None = None
         self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
         self._end_is_owed = False
@@ -61,12 +65,12 @@ class Pass:
             KeyboardInterrupt: it came in the wait; the pass may be asked again.
             LoaderpoolError: what ended the pass; the next pass starts anew.
         """
-        book = self._book
+        tracker = self._tracker
         if self._is_over:
             raise StopIteration
         try:
             if self.log is None:
-                self._run, self.log = book.open_run(self._place, self._is_followed)
+                self._run, self.log = tracker.open_run(self._place, self._is_followed)
                 self._reading.add(self.log)
             log = self.log
             if self._budget is not None:
@@ -74,7 +78,7 @@ class Pass:
             if not self._is_under_way and log.delivered:
                 self._is_under_way = True
                 if self._run is not None and log.delivered < log.batches:
-                    book.read_ahead(self._run, log)
+                    tracker.read_ahead(self._run, log)
             delivery = self._take(self._run, log)
             if delivery is not None and delivery.row_failures:
                 delivery = self._admit(delivery)
@@ -82,10 +86,10 @@ class Pass:
             if isinstance(error, ClosedError):
                 wait_for_the_end()
             if isinstance(error, Exception):
-                book.note_error(error)
+                tracker.note_error(error)
             if isinstance(error, Exception) or not self._outlives_interrupts:
                 if self.log is not None and not self.log.delivered:
-                    book.give_up_epoch(self.log.epoch)
+                    tracker.give_up_epoch(self.log.epoch)
                 self.close()
             raise
         if delivery is None:
@@ -95,10 +99,10 @@ class Pass:
                 return self.next_delivery()
             raise StopIteration
         if not log.delivered:
-            book.tally.passes += 1
-            book.note_begun(log.epoch)
+            tracker.counters.passes += 1
+            tracker.note_begun(log.epoch)
         log.note(delivery, self._run)
-        if log.delivered >= log.batches and self._budget is None and not book.has_hooks:
+        if log.delivered >= log.batches and self._budget is None and not tracker.has_hooks:
             self._let_go_on(log)
         return delivery
 
@@ -110,13 +114,13 @@ class Pass:
     def _admit(self, delivery: Delivery) -> Delivery:
         """The delivery, or what comes of it before one failure too many."""
         if self._budget is None:
-            book = self._book
-            self._budget = ErrorBudget(book.config.on_error, book.plan, book.tally)
+            tracker = self._tracker
+            self._budget = ErrorBudget(tracker.config.on_error, tracker.plan, tracker.counters)
         return self._budget.admit(delivery)
 
-    def _take(self, run: EngineRun | None, log: PassLog) -> Delivery | None:
+    def _take(self, run: Subscription | None, log: PassLog) -> Delivery | None:
         """The run's next delivery; None: the epoch is over, or this pass was closed."""
-        book = self._book
+        tracker = self._tracker
         if log.delivered >= log.batches:
             self._finish(log)
             return None
@@ -135,7 +139,7 @@ class Pass:
                 f"epoch {log.epoch} ended after {log.delivered} of {log.batches} batches, though "
                 "nobody closed the pass: a defect of loaderpool, please report it"
             ) from None
-        book.tally.wait_ns += run.wait_ns - waited
+        tracker.counters.wait_ns += run.wait_ns - waited
         return delivery
 
     def _end_of_stream(self, log: PassLog) -> None:
@@ -143,10 +147,10 @@ class Pass:
         log.close()
         if not log.delivered:
             if log.is_rest:  # of an epoch, of which nothing was left
-                self._book.note_begun(log.epoch)
+                self._tracker.note_begun(log.epoch)
                 self._goes_on = self._place is None
             else:
-                self._book.give_up_epoch(log.epoch)
+                self._tracker.give_up_epoch(log.epoch)
         run, self._run = self._run, None
         if run is not None:
             run.end()
@@ -155,21 +159,21 @@ class Pass:
         """The run has nothing more for this pass, and may go on for the next one."""
         run, self._run = self._run, None
         if run is not None:
-            self._book.park(run, log)
+            self._tracker.park(run, log)
 
     def _finish(self, log: PassLog) -> None:
         self._is_over = True
         self._let_go_on(log)
-        if self._book.has_hooks:
+        if self._tracker.has_hooks:
             self._owe_end()
-            self._book.settle_ends()
-        if self._book.at_end is not None:
-            self._book.at_end()
+            self._tracker.settle_ends()
+        if self._tracker.at_end is not None:
+            self._tracker.at_end()
 
     def hand_over(self, count: int = 1) -> None:
         """The consumer is given so many more batches, or they are passed over because no row of them is left.
 
-        To be called where the book has hooks, and for the batches of a delivery that has `row_failures`.
+        To be called where the tracker has hooks, and for the batches of a delivery that has `row_failures`.
         """
         if self._budget is not None:
             self._budget.hand_over(count)
@@ -180,7 +184,7 @@ class Pass:
     def _owe_end(self) -> None:
         if not self._end_is_owed:
             self._end_is_owed = True
-            self._book.owe_end()
+            self._tracker.owe_end()
 
     def close(self) -> None:
         """Let go; the next pass is whole. Never blocks; may run in a finalizer, and twice."""

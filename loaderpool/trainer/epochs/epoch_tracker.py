@@ -20,12 +20,12 @@ from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
 from loaderpool.system.interrupts import InterruptsAllowed
-from loaderpool.trainer.engine.delivery import Engine, EngineRun
-from loaderpool.trainer.epochs.counters import Tally
+from loaderpool.trainer.engine.delivery import Engine, Subscription
+from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.last_error import LastError
-from loaderpool.trainer.epochs.position import PassLog, Position, Reading
+from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
 
-__all__ = ["EpochHooks", "PassBook"]
+__all__ = ["EpochHooks", "EpochTracker"]
 
 # Of an epoch this part, one batch at least, is the most that is made ahead while no other pass is known of. Smaller:
 # many workers idle while a first epoch's last batches are made. Larger: more calls in vain where it is the only pass.
@@ -52,7 +52,7 @@ class EpochHooks(Protocol):
         """What the latest call returned was sent; else the next one returns it, too."""
 
 
-class PassBook:
+class EpochTracker:
     """What passes of one loader share. The lock guards epoch numbers and the parked run, never a wait.
 
     Args:
@@ -67,12 +67,12 @@ class PassBook:
     ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.epoch = 0  # of the next pass
-        self.tally = Tally()
+        self.counters = Counters()
         self._last_error = LastError()
-        self._parked: tuple[EngineRun, int] | None = None  # a run, and the epoch it stands before
+        self._parked: tuple[Subscription, int] | None = None  # a run, and the epoch it stands before
         self._was_whole = self._was_followed = False  # a pass was; and another one has begun after it
         self._resume: Position | None = None  # where the pass of its epoch begins
-        self.latest = Reading()  # of the latest iterator that has begun
+        self.latest = IterationLog()  # of the latest iterator that has begun
         self.latest_is_dataset = False
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
         self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
@@ -126,7 +126,7 @@ class PassBook:
         """Whether something of the user's runs between epochs."""
         return self.hooks is not None and self.hooks.changes_data
 
-    def open_run(self, place: Position | None = None, is_followed: bool | None = None) -> tuple[EngineRun, PassLog]:
+    def open_run(self, place: Position | None = None, is_followed: bool | None = None) -> tuple[Subscription, PassLog]:
         """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
 
         Args:
@@ -138,7 +138,7 @@ class PassBook:
         log.is_followed = is_followed
         return run, log
 
-    def _open_run(self, place: Position | None, is_followed: bool | None) -> tuple[EngineRun, PassLog]:
+    def _open_run(self, place: Position | None, is_followed: bool | None) -> tuple[Subscription, PassLog]:
         if not self.has_hooks:
             return self._take_run(place, is_followed)
         assert self.hooks is not None
@@ -149,7 +149,7 @@ class PassBook:
             self._tell(changes)
             return self._take_run(place, is_followed)
 
-    def _take_run(self, wanted: Position | None, is_followed: bool | None) -> tuple[EngineRun, PassLog]:
+    def _take_run(self, wanted: Position | None, is_followed: bool | None) -> tuple[Subscription, PassLog]:
         goes_on = self._take_parked(wanted)
         if goes_on is not None:
             return goes_on
@@ -170,7 +170,7 @@ class PassBook:
             self.give_up_epoch(place.epoch)
             raise
 
-    def _take_parked(self, wanted: Position | None) -> tuple[EngineRun, PassLog] | None:
+    def _take_parked(self, wanted: Position | None) -> tuple[Subscription, PassLog] | None:
         """The parked run, if the epoch it stands before is wanted, whole."""
         with self._lock:
             if self._parked is None:
@@ -193,7 +193,7 @@ class PassBook:
             run.end()
             raise
 
-    def _want(self, run: EngineRun, epoch: int, ahead: int = 0) -> None:
+    def _want(self, run: Subscription, epoch: int, ahead: int = 0) -> None:
         """Have a run of whole epochs go on to the end of this one, and so many batches further."""
         run.extend((epoch + 1 - run.first_epoch) * self.plan.batches_per_epoch + ahead)
 
@@ -204,7 +204,7 @@ class PassBook:
         batches, is_sure = self.plan.batches_per_epoch, self._is_sure(is_followed)
         return min(batches if is_sure else max(1, batches // _FEW), self.engine().read_ahead(is_sure))
 
-    def read_ahead(self, run: EngineRun, log: PassLog) -> None:
+    def read_ahead(self, run: Subscription, log: PassLog) -> None:
         """The pass is under way: have the run make all of it, and the next epoch's first batches when it gets there."""
         if log.plan is self.plan and not log.plan.is_open:
             self._want(run, log.epoch, self._ahead(log.is_followed))
@@ -217,7 +217,7 @@ class PassBook:
         """Whether another pass will come: it was said, or one has come before."""
         return self._reads_ahead and (self._was_followed if is_followed is None else is_followed)
 
-    def park(self, run: EngineRun, log: PassLog) -> None:
+    def park(self, run: Subscription, log: PassLog) -> None:
         """Keep a run, of which this pass has had its epoch, for the pass that comes next."""
         epoch = log.epoch + 1
         self._was_whole = True

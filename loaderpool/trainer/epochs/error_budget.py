@@ -11,7 +11,7 @@ from loaderpool.config import ErrorPolicy
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.delivery import Delivery
-from loaderpool.trainer.epochs.counters import Tally, failed_indices
+from loaderpool.trainer.epochs.counters import Counters, failed_indices
 
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure
@@ -29,11 +29,11 @@ class ErrorBudget:
     Args:
         policy: what is allowed.
         plan: of the loader.
-        tally: counts the failures of batches that are handed over.
+        counters: counts the failures of batches that are handed over.
     """
 
-    def __init__(self, policy: ErrorPolicy, plan: BasePlan, tally: Tally) -> None:
-        self._policy, self._plan, self._tally = policy, plan, tally
+    def __init__(self, policy: ErrorPolicy, plan: BasePlan, counters: Counters) -> None:
+        self._policy, self._plan, self._tally = policy, plan, counters
         self._errors = 0
         self._waiting: collections.deque[list[Failure]] = collections.deque()  # by batch, not handed over yet
         # Makes the error anew: a kept exception would keep, through its traceback, all its frames.

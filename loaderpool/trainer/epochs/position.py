@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from loaderpool.errors import StateError
 from loaderpool.plan.base import BasePlan, Start
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.trainer.engine.delivery import Delivery, EngineRun
+from loaderpool.trainer.engine.delivery import Delivery, Subscription
 from loaderpool.trainer.epochs.lane_log import LaneLog
 
-__all__ = ["Frontier", "PassLog", "Position", "Reading"]
+__all__ = ["Frontier", "IterationLog", "PassLog", "Position"]
 
 _MOST_PASSES = 1000
 
@@ -87,7 +87,7 @@ class PassLog:
         """The stream has ended: there are no more than were delivered."""
         self.batches = self.delivered
 
-    def note(self, delivery: Delivery, run: EngineRun | None) -> None:
+    def note(self, delivery: Delivery, run: Subscription | None) -> None:
         """This was delivered, by that run; None: by one that was ended meanwhile."""
         self.delivered += delivery.count
         if self.lanes is not None:
@@ -147,7 +147,7 @@ class Frontier:
         return Position(log.epoch, log.plan.start_after(log.epoch, self._prefix), stretches)
 
 
-class Reading:
+class IterationLog:
     """The passes of one iterator, in their order; of a stream without end the last thousand."""
 
     def __init__(self) -> None:

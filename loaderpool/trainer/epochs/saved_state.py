@@ -19,8 +19,8 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.sources.stream import StreamSource
-from loaderpool.trainer.epochs.epoch_tracker import PassBook
-from loaderpool.trainer.epochs.identity import Fingerprint
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.fingerprint import Fingerprint
 from loaderpool.trainer.epochs.position import Position
 
 __all__ = ["check_resumable", "find_position", "read_state", "write_state"]
@@ -32,12 +32,12 @@ _NAMES = frozenset({"loaderpool_state", "epoch", "position", "taken", "num_shard
 _MOST_TAKEN = 1 << 24
 
 
-def check_resumable(stream: StreamSource | None, book: PassBook) -> None:
+def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
     """See that a state can say where a consumer stands, so that another process can go on from there.
 
     Args:
         stream: what items are read from, where they cannot be had by index.
-        book: of the loader.
+        tracker: of the loader.
 
     Raises:
         StateError: the source gives its items only once, or hooks change the loader's data; says what to do.
@@ -47,14 +47,14 @@ def check_resumable(stream: StreamSource | None, book: PassBook) -> None:
             f"source is a {stream.kind}, which can be read only once: what it gave is gone in another process. Pass an "
             "object whose __iter__ begins anew each time; the items before the place are then read again and dropped"
         )
-    if book.has_hooks:
+    if tracker.has_hooks:
         raise StateError(
             "on_epoch_begin or on_epoch_end of the sequence changes its data between epochs, and what they have "
             "changed is not the loader's to save: use shuffle=True instead of such a hook, or save the sequence"
         )
 
 
-def find_position(book: PassBook, batches_taken: int | None) -> Position:
+def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     """Where the consumer of the latest iteration stands.
 
     Raises:
@@ -68,14 +68,14 @@ def find_position(book: PassBook, batches_taken: int | None) -> Position:
             raise ArgumentTypeError(f"batches_taken must be a whole number, got {batches_taken!r}") from None
         if count < 0 or isinstance(batches_taken, bool):
             raise ArgumentError(f"batches_taken must be a number from 0 on, got {batches_taken!r}")
-        return book.latest.position(count) or book.next_log().position(0)
-    live = [each for each in (reference() for reference in list(book.live.values())) if each is not None]
+        return tracker.latest.position(count) or tracker.next_log().position(0)
+    live = [each for each in (reference() for reference in list(tracker.live.values())) if each is not None]
     if len(live) > 1:
         raise StateError(
             f"{len(live)} iterators of this loader are live, each at a place of its own: ask one of them, by its own "
             "state_dict()"
         )
-    if book.latest_is_dataset:
+    if tracker.latest_is_dataset:
         raise StateError(
             "tf.data fetches batches ahead, so only you know how many were taken: state_dict(batches_taken=n), counted "
             "since the dataset's iteration began"
@@ -83,7 +83,7 @@ def find_position(book: PassBook, batches_taken: int | None) -> Position:
     if live:
         found: Position = live[0].position
         return found
-    return book.next_log().position(0)
+    return tracker.next_log().position(0)
 
 
 def write_state(position: Position, fingerprint: Fingerprint, plan: BasePlan) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from loaderpool.memory.board import Field
 from loaderpool.system import machine
 from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.engine.pool_engine import PoolEngine
-from loaderpool.trainer.epochs.epoch_tracker import PassBook
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
 from loaderpool.transport.payload.captured import CapturedData
 from loaderpool.transport.payload.placement import Placement
@@ -17,11 +17,11 @@ from loaderpool.transport.payload.placement import Placement
 __all__ = ["take_snapshot"]
 
 
-def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
+def take_snapshot(tracker: EpochTracker, engine: Engine | None) -> Statistics:
     """The counts of a loader's passes, and of its ring and pool where it has them."""
-    tally = book.tally
-    elapsed_s = (tally.last_ns - tally.first_ns) / 1e9
-    samples_per_s = (tally.samples - tally.first_samples) / elapsed_s if elapsed_s > 0 else 0.0
+    counters = tracker.counters
+    elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
+    samples_per_s = (counters.samples - counters.first_samples) / elapsed_s if elapsed_s > 0 else 0.0
     workers: tuple[WorkerStatistics, ...] = ()
     slots = slot_bytes = slots_lent = lent = copied = oversize = restarts = supervisor_restarts = 0
     workers_start: Literal["fork", "exec"] | None = None
@@ -43,16 +43,16 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
             ring = engine.layout.ring
             slots, slot_bytes, slots_lent = ring.count, ring.slot_bytes, len(ring.lender.lent)
     return Statistics(
-        passes=tally.passes,
-        epoch=book.epoch,
-        batches=tally.batches,
-        samples=tally.samples,
-        bytes=tally.nbytes,
+        passes=counters.passes,
+        epoch=tracker.epoch,
+        batches=counters.batches,
+        samples=counters.samples,
+        bytes=counters.nbytes,
         elapsed_s=elapsed_s,
         samples_per_s=samples_per_s,
-        bytes_per_s=samples_per_s * tally.nbytes / max(1, tally.samples),
-        padding_share=tally.padding / max(1, tally.padded),
-        consumer_wait_s=tally.wait_ns / 1e9,
+        bytes_per_s=samples_per_s * counters.nbytes / max(1, counters.samples),
+        padding_share=counters.padding / max(1, counters.padded),
+        consumer_wait_s=counters.wait_ns / 1e9,
         worker_wait_s=sum(worker.wait_s for worker in workers),
         slots=slots,
         slot_bytes=slot_bytes,
@@ -60,10 +60,10 @@ def take_snapshot(book: PassBook, engine: Engine | None) -> Statistics:
         batches_lent=lent,
         batches_copied=copied,
         batches_oversize=oversize,
-        repeated_rows=book.plan.repeated_rows,
-        skipped_indices=tuple(tally.skipped),
-        replaced_indices=tuple(tally.replaced),
-        errors=tally.errors,
+        repeated_rows=tracker.plan.repeated_rows,
+        skipped_indices=tuple(counters.skipped),
+        replaced_indices=tuple(counters.replaced),
+        errors=counters.errors,
         restarts=restarts,
         supervisor_restarts=supervisor_restarts,
         items_packed=packed,

@@ -7,7 +7,7 @@ from typing import Protocol
 from loaderpool.transport.messages import Notice, Words
 from loaderpool.transport.notices import Attachment
 
-__all__ = ["Listener", "Listeners", "NoticeListener"]
+__all__ = ["Listener", "NoticeListener", "Routing"]
 
 
 class NoticeListener(Protocol):
@@ -43,7 +43,7 @@ class Listener(NoticeListener, Protocol):
         """Whether a supervisor has ever loaded the loader's function and source."""
 
 
-class Listeners:
+class Routing:
     """A session's loaders, and whose its runs and slots are. The caller holds the session's lock."""
 
     def __init__(self) -> None:

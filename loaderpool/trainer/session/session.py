@@ -7,13 +7,11 @@ docs/explanation/rules.md).
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from loaderpool.config import DEFAULT_MAX_RESTARTS
@@ -21,11 +19,12 @@ from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError,
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.system import ctrl_c, fault_points, machine
-from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
+from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.trainer.session.lease import ReturnPipe
-from loaderpool.trainer.session.routing import Listeners
+from loaderpool.trainer.session.open_sessions import live
+from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
-from loaderpool.trainer.session.supervisor_process import Link
+from loaderpool.trainer.session.supervisor_process import SupervisorProcess
 from loaderpool.trainer.session.warnings import warn_of
 from loaderpool.transport.messages import Control, Notice, Words, pack
 from loaderpool.transport.notices import Attachment, Lost, read_attachment, receive_notice
@@ -33,7 +32,7 @@ from loaderpool.transport.notices import Attachment, Lost, read_attachment, rece
 if TYPE_CHECKING:
     from loaderpool.transport.payload.fork_check import ForkObstacle
 
-__all__ = ["Session", "WorkerRecord", "close_all", "live_sessions"]
+__all__ = ["Session"]
 
 # Completions in a row that could not be received before somebody is told: they are made again, and a descriptor may
 # become free meanwhile.
@@ -47,7 +46,7 @@ _MAY_OVERTAKE = frozenset({Notice.UNSURE, Notice.RUN_ENDED})
 _ENDS = frozenset({Notice.LOAD_FAILED, Notice.LOST})
 
 
-class WorkerRecord:
+class RunningWorker:
     """A worker as the trainer knows it."""
 
     __slots__ = ("cell", "number", "pid", "start_time")
@@ -80,13 +79,13 @@ class Session:
                 self._wake_read, self._wake_write = os.pipe()
                 undo.callback(os.close, self._wake_read)
                 undo.callback(os.close, self._wake_write)
-                self._link = Link(self.arena, workers, max_restarts, self._wake_read)
+                self._supervisor = SupervisorProcess(self.arena, workers, max_restarts, self._wake_read)
             except OSError as error:  # no descriptor is left, say
                 raise PoolBrokenError(f"the pool could not be started: {error}") from error
             undo.pop_all()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
-        self.pipe = ReturnPipe(self._link.control)
+        self.pipe = ReturnPipe(self._supervisor.control)
         self.pipe.on_leftover = self._wake_leader
         self._owner_pid = os.getpid()
         self.lock = threading.RLock()
@@ -97,8 +96,8 @@ class Session:
         self._gave_up = False  # the supervisor has told why it ends
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
         self.is_closed = False
-        self.listeners = Listeners()
-        self.workers: dict[int, WorkerRecord] = {}
+        self.routing = Routing()
+        self.workers: dict[int, RunningWorker] = {}
         self.restarts = 0
         self.supervisor_restarts = 0
         self._supervisor_deaths = SupervisorDeaths(max_restarts)
@@ -106,7 +105,7 @@ class Session:
         self._has_warned = False
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
         self._numbers = 0
-        _live.add(self)
+        live.add(self)
 
     # ---- talking ----
 
@@ -127,7 +126,7 @@ class Session:
         """Hand a loader's data files to the supervisor, before the order to load it."""
         if descriptors and not self.is_foreign:
             with self.lock:
-                self._link.send_files(pack(Control.FILES, loader, len(descriptors)), descriptors)
+                self._supervisor.send_files(pack(Control.FILES, loader, len(descriptors)), descriptors)
 
     def wait_for(self, is_ready: Callable[[], bool]) -> None:
         """Blocks until `is_ready()`, which is asked with the lock held, or until the session is closed or broken.
@@ -185,7 +184,7 @@ class Session:
             return
         with InterruptsHeld(), self._turn:
             if not self._has_leader and not self.is_closed and not self._how_broken:
-                self._link.look()
+                self._supervisor.look()
                 self._drain()
                 self._turn.notify_all()
 
@@ -195,7 +194,7 @@ class Session:
             raise ClosedError("the loader's pool is closed; make a new Loader (or Pool)")
         self.check_owner()
         if self._how_broken:
-            raise self._supervisor_deaths.error(self._link.pid, self._how_broken)
+            raise self._supervisor_deaths.error(self._supervisor.pid, self._how_broken)
 
     def warn(self) -> None:
         """Say once, in the caller's line, that workers are not forked. Not while the lock is held: it may raise."""
@@ -231,47 +230,47 @@ class Session:
     def _lead(self) -> None:
         """One turn: wait for news with the lock free, then take them in."""
         self.run_todo()
-        link = self._link
+        supervisor = self._supervisor
         waits_for_room = self.pipe.has_unsent and not self.pipe.flush()
         self.lock.release()
         try:
             fault_points.reach("trainer.waiting")
-            link.wait(self.pipe.fileno() if waits_for_room else None)
+            supervisor.wait(self.pipe.fileno() if waits_for_room else None)
         finally:
             self.lock.acquire()
-        if link.has_signal:
+        if supervisor.has_signal:
             ctrl_c.note_signals()
         if not self.is_closed:
             self._drain()
 
     def _drain(self) -> None:
-        """Take in everything that the link has seen arrive."""
-        link = self._link
-        has_ended = link.has_ended  # known before what was written until then is read
-        if link.was_woken:
+        """Take in everything that the supervisor has seen arrive."""
+        supervisor = self._supervisor
+        has_ended = supervisor.has_ended  # known before what was written until then is read
+        if supervisor.was_woken:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-        if has_ended or link.has_completions or self._inbox:
-            self._read_pipe(link)
-        if has_ended or link.has_notices:
+        if has_ended or supervisor.has_completions or self._inbox:
+            self._read_pipe(supervisor)
+        if has_ended or supervisor.has_notices:
             self._drain_socket()
         if self.pipe.has_unsent:
             self.pipe.flush()
         self.run_todo()
         if has_ended and not self.is_closed and not self._how_broken:
-            self._replace_supervisor(link)
+            self._replace_supervisor(supervisor)
 
-    def _read_pipe(self, link: Link) -> None:
+    def _read_pipe(self, supervisor: SupervisorProcess) -> None:
         """Hand each message to whom it concerns."""
         inbox, has_more = self._inbox, True
         while has_more:
-            has_more = link.read(inbox)
+            has_more = supervisor.read(inbox)
             fault_points.reach("trainer.taken_in")
             while inbox:
                 self._dispatch(inbox.popleft(), None)
 
     def _drain_socket(self) -> None:
-        while (received := receive_notice(self._link.socket)) is not None:
+        while (received := receive_notice(self._supervisor.socket)) is not None:
             words, attachment = received
             if not isinstance(attachment, Lost):
                 self._dispatch(words, attachment)
@@ -285,11 +284,11 @@ class Session:
                     continue
             if words[0] not in _ABOUT_WORKERS:
                 self._gave_up |= _ends_all(words)
-                self.listeners.tell_maimed(words)
+                self.routing.tell_maimed(words)
 
     # ---- another supervisor (rule 11) ----
 
-    def _replace_supervisor(self, old: Link) -> None:
+    def _replace_supervisor(self, old: SupervisorProcess) -> None:
         """The supervisor died: see the rest of what it and its workers said, then have another one go on."""
         how = old.reap()
         old.end_workers(self.workers.values())
@@ -302,22 +301,24 @@ class Session:
             self._how_broken = how
             return
         try:
-            new = Link(self.arena, self.workers_wanted, self._max_restarts, self._wake_read, old.next_tickets)
+            new = SupervisorProcess(
+                self.arena, self.workers_wanted, self._max_restarts, self._wake_read, old.next_tickets
+            )
         except LoaderpoolError as error:
             self._how_broken = f"{how}, and no other could be started: {error}"
             return
         self.supervisor_restarts += 1
         self.pipe.renew(new.control)
-        self._link = new
+        self._supervisor = new
         old.close()
-        self.listeners.by_run.clear()
-        for listener in list(self.listeners.by_loader.values()):
+        self.routing.by_run.clear()
+        for listener in list(self.routing.by_loader.values()):
             listener.on_new_supervisor()
 
     def _note_death(self, how: str, indices: set[int]) -> None:
         """A supervisor died; of what, as far as one can tell."""
         board = self.arena.board
-        importing, board.loading = self.listeners.by_loader.get(board.loading), 0
+        importing, board.loading = self.routing.by_loader.get(board.loading), 0
         if importing is not None and not importing.was_loaded:
             importing.on_load_died(how)  # the next one would die of that import, too; so it does not count
         else:
@@ -342,12 +343,12 @@ class Session:
         if kind in _MAY_OVERTAKE:
             self._drain_socket()
         self._gave_up |= _ends_all(words)
-        self.listeners.tell(words, attachment)
+        self.routing.tell(words, attachment)
 
     def _note_workers(self, words: Words, attachment: Attachment) -> None:
         kind, number = words[:2]
         if kind == Notice.WORKER_STARTED:
-            self.workers[number] = WorkerRecord(number, words[2], words[3], machine.start_time(words[2]))
+            self.workers[number] = RunningWorker(number, words[2], words[3], machine.start_time(words[2]))
         elif kind == Notice.WORKER_ENDED:
             self.workers.pop(number, None)
             self.restarts += words[3]
@@ -365,16 +366,16 @@ class Session:
 
     def _close(self) -> None:
         self.is_closed = True
-        _live.discard(self)
-        for listener in list(self.listeners.by_loader.values()):
+        live.discard(self)
+        for listener in list(self.routing.by_loader.values()):
             listener.on_close()
         self.pipe.release(pack(Control.CLOSE))
         self._wake_leader()
-        self._link.end()
+        self._supervisor.end()
         self.pipe.is_dead = True
         # These refer to us: what is closed, and its descriptors, shall go without the collector of garbage.
         self.pipe.on_leftover = None
-        self.listeners.by_run, self.listeners.by_slot = {}, {}
+        self.routing.by_run, self.routing.by_slot = {}, {}
         if self.lock.acquire(timeout=1.0):
             try:
                 self._turn.notify_all()
@@ -388,30 +389,10 @@ class Session:
             return
         os.close(self._wake_read)
         os.close(self._wake_write)
-        self._link.close()
+        self._supervisor.close()
         self.arena.close_descriptor()
 
 
 def _ends_all(words: Words) -> bool:
     """Whether the supervisor gives up."""
     return words[0] in _ENDS and not words[1]
-
-
-_live: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def live_sessions() -> Iterator[Session]:
-    """The sessions that are open in this process."""
-    return iter(list(_live))
-
-
-def close_all() -> None:
-    """The interpreter ends: close every session, in one step that Ctrl-C does not break off."""
-    with InterruptsHeld(then="drop"):
-        note_exit()
-        for session in live_sessions():
-            session.close()
-
-
-# Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.
-atexit.register(close_all)

@@ -19,7 +19,7 @@ from loaderpool.system import clock, ctrl_c, fault_points, machine
 from loaderpool.trainer.session.launch import launch
 from loaderpool.transport.messages import READ_BYTES, Words, unpack_all
 
-__all__ = ["Link", "tickets_after"]
+__all__ = ["SupervisorProcess", "tickets_after"]
 
 # How long a close waits for the supervisor to end by itself before it is killed.
 _CLOSE_TIMEOUT_S = 2.0
@@ -49,7 +49,7 @@ class KnownProcess(Protocol):
     start_time: int
 
 
-class Link:
+class SupervisorProcess:
     """A supervisor that runs, until it does not.
 
     Args:

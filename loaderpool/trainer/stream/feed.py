@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.memory.extent_pool import Rooms, room_bytes
+from loaderpool.memory.extent_pool import ExtentPool, room_bytes
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 from loaderpool.plan.order import Plan
@@ -78,7 +78,7 @@ class Feed:
         epoch: int,
         plan: Plan,
         ahead: Callable[[], Ahead],
-        rooms: Rooms,
+        rooms: ExtentPool,
         on_news: Callable[[Feed], None],
     ) -> None:
         self._session, self._frames, self.epoch, self.plan = session, frames, epoch, plan

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import UnpicklableError
-from loaderpool.memory.extent_pool import Rooms
+from loaderpool.memory.extent_pool import ExtentPool
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
@@ -78,7 +78,7 @@ class StreamFeeds:
     ) -> None:
         self._session, self._stream, self._config = session, stream, config
         self._ahead, self._on_news = ahead, on_news
-        self._rooms = Rooms(session.arena)
+        self._rooms = ExtentPool(session.arena)
         self._feeds: list[Feed] = []  # whose memory is not given back
         self.first: Feed | None = None
         self.why_on_thread = shipment if isinstance(shipment, str) else ""

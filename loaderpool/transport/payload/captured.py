@@ -17,7 +17,7 @@ from typing import Any
 
 from loaderpool.sources.packed_captured import Elements, PackedDict, PackedList
 from loaderpool.system.installed import is_installed_file
-from loaderpool.transport.payload.item_packing import LEAST_ITEMS, Packing
+from loaderpool.transport.payload.item_packing import LEAST_ITEMS, ItemPacking
 from loaderpool.transport.payload.plain_data import are_ints, changing_in, plainness_of, shorter_form
 from loaderpool.transport.payload.references import Found, Reference, find_long, values_of
 from loaderpool.transport.payload.uses import codes_within, other_use
@@ -79,7 +79,7 @@ class Captured:
     def __init__(
         self,
         payload: Mapping[str, Any],
-        packing: Packing,
+        packing: ItemPacking,
         is_by_value: Callable[[Any], bool],
         known: dict[int, Any],
     ) -> None:

@@ -17,7 +17,7 @@ from loaderpool.sources.packed import PackedItems, same
 from loaderpool.sources.recognise import Sized
 from loaderpool.transport.payload.item_pickler import ItemFailedError, NotPackableError, Packer
 
-__all__ = ["LEAST_ITEMS", "ItemError", "Packing"]
+__all__ = ["LEAST_ITEMS", "ItemError", "ItemPacking"]
 
 # Fewer items, or fewer bytes of them, stay as they are. An item that is packed takes 1 to 2 us longer to read; one that
 # is not takes three to six times its pickle in every worker that reads it. Smaller: tiny functions over short lists
@@ -50,7 +50,7 @@ class ItemError(Exception):
         self.place, self.item, self.reason = place, item, reason
 
 
-class Packing:
+class ItemPacking:
     """Packs what of a payload can be packed; of one attempt to pickle it.
 
     Attributes:
@@ -147,7 +147,7 @@ class Packing:
 class _ToPack:
     """Stands for items in a payload until its pickling arrives here."""
 
-    def __init__(self, packing: Packing, items: Sequence[Any], place: str) -> None:
+    def __init__(self, packing: ItemPacking, items: Sequence[Any], place: str) -> None:
         self._packing, self._items, self._place = packing, items, place
 
     def __getitem__(self, index: int) -> Any:

@@ -16,7 +16,7 @@ from loaderpool.errors import UnpicklableError
 from loaderpool.transport.payload.by_value import FrameworkFreePickler
 from loaderpool.transport.payload.captured import Captured, CapturedData
 from loaderpool.transport.payload.frameworks import is_framework_loaded
-from loaderpool.transport.payload.item_packing import ItemError, Packing
+from loaderpool.transport.payload.item_packing import ItemError, ItemPacking
 from loaderpool.transport.payload.item_pickler import flat_bytes
 from loaderpool.transport.payload.pickler import PayloadPickler
 from loaderpool.transport.payload.references import CALLED
@@ -129,7 +129,7 @@ def _pickled(
     is_called = any(name in payload for name in CALLED)  # else: what a reader is sent, or what a hook changed
     while True:
         buffers.clear()
-        packing = Packing(OUT_OF_BAND_BYTES, _why_unpicklable)
+        packing = ItemPacking(OUT_OF_BAND_BYTES, _why_unpicklable)
         with io.BytesIO() as file:
             pickler = make_pickler(file, is_in_band)
             pickler.met = packing.met

@@ -18,13 +18,13 @@ from loaderpool.trainer.session.remote_errors import reader_lost_error, reading_
 from loaderpool.trainer.stream.frames import StreamFailed
 from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader, ReaderGoneError
 from loaderpool.trainer.stream.reader.readers import Readers
-from loaderpool.trainer.stream.reader.words import HEADER, Told
+from loaderpool.trainer.stream.reader.words import HEADER, ReaderMessage
 
 __all__ = ["ReadFrames"]
 
 # What nobody wants is thrown away in pieces of so many bytes.
 _PIECE_BYTES = 1 << 20
-_BUNDLES = (Told.BATCH, Told.LARGE)
+_BUNDLES = (ReaderMessage.BATCH, ReaderMessage.LARGE)
 
 
 class _Frame(NamedTuple):
@@ -66,12 +66,12 @@ class ReadFrames:
             kind, *words, nbytes = self._first_header() if self._reader is None else self._next_header(self._reader)
             if kind in _BUNDLES:
                 pickling, buffers, first, rows = words
-                return _Frame(self, pickling, buffers, first, rows, nbytes, kind == Told.LARGE)
+                return _Frame(self, pickling, buffers, first, rows, nbytes, kind == ReaderMessage.LARGE)
             told = self._take_bytes(nbytes)
         except ReaderGoneError:
             self._lost()
             return None
-        if kind == Told.NOT_LOADED:
+        if kind == ReaderMessage.NOT_LOADED:
             self._drop()
             failure, advice = pickle.loads(told)
             what = "the process that reads the source's stream could not load it"
@@ -79,7 +79,7 @@ class ReadFrames:
         assert self._reader is not None
         reader, self._reader = self._reader, None
         self._readers.give_back(reader)
-        if kind == Told.FAILED and not self._is_cancelled:
+        if kind == ReaderMessage.FAILED and not self._is_cancelled:
             ended = pickle.loads(told)
             raise StreamFailed(functools.partial(reading_error, ended, self._plan.start_after(self._epoch, batch)))
         return None
@@ -95,7 +95,7 @@ class ReadFrames:
                 return
             reader.grant(self._number, offset)
             kind, *_ = self._next_header(reader)
-            if kind == Told.WRITTEN:
+            if kind == ReaderMessage.WRITTEN:
                 return
             # It was cancelled before it heard of the room, and this is END: nothing else can follow.
             self._reader = None
@@ -118,8 +118,8 @@ class ReadFrames:
         reader = self._reader
         reader.cancel(self._number)
         try:
-            kind = int(Told.BATCH)
-            while kind in _BUNDLES or kind == Told.WRITTEN:
+            kind = int(ReaderMessage.BATCH)
+            while kind in _BUNDLES or kind == ReaderMessage.WRITTEN:
                 self._throw_away(reader)
                 kind, *_ = self._next_header(reader)
             self._throw_away(reader)
@@ -154,7 +154,7 @@ class ReadFrames:
     def _next_header(self, reader: Reader) -> tuple[int, ...]:
         reader.receive_into(self._header)
         words = HEADER.unpack(self._header)
-        self._unread = 0 if words[0] == Told.LARGE else words[-1]
+        self._unread = 0 if words[0] == ReaderMessage.LARGE else words[-1]
         return words
 
     def _take_bytes(self, nbytes: int) -> bytes:

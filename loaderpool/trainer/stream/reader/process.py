@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, machine, malloc, role
-from loaderpool.trainer.stream.reader.words import HEADER, LARGE_BYTES, ORDER, Order, Told
+from loaderpool.trainer.stream.reader.words import HEADER, LARGE_BYTES, ORDER, ReaderMessage, ReaderOrder
 from loaderpool.transport.bundles import Frame, frames, what_ended
 from loaderpool.transport.payload.descriptors import Parcels
 from loaderpool.transport.payload.loaded import Payloads
@@ -128,10 +128,10 @@ class _Orders:
         return data
 
     def _obey(self, kind: int, number: int, epoch: int, start: int) -> None:
-        if kind == Order.CANCEL:
+        if kind == ReaderOrder.CANCEL:
             self.cancelled = max(self.cancelled, number)
             self._rooms.put((-1, 0))
-        elif kind == Order.ROOM:
+        elif kind == ReaderOrder.ROOM:
             self._rooms.put((number, epoch))
         else:
             self._passes.append(_Pass(number, epoch, start))
@@ -168,7 +168,7 @@ class _Reader:
         stream = _CheckedStream(self._items, self._orders, wanted.number)
         config, plan = self._config, self._plan.after(wanted.start)
         batches = read_batches(stream, plan, window=config.shuffle_window, seed=config.seed, epoch=wanted.epoch)
-        answer, extra = Told.END, b""
+        answer, extra = ReaderMessage.END, b""
         try:
             with contextlib.closing(frames(batches)) as read:
                 for frame in read:
@@ -182,7 +182,7 @@ class _Reader:
             pass
         except BaseException as error:  # of the socket, too: then the next line meets it again
             end_stray(error)
-            answer, extra = Told.FAILED, pickle.dumps(what_ended(error, wanted.epoch))
+            answer, extra = ReaderMessage.FAILED, pickle.dumps(what_ended(error, wanted.epoch))
         fault_points.reach("reader.before_end")
         _send(self._channel, [HEADER.pack(answer, 0, 0, 0, 0, len(extra)), extra])
         fault_points.reach("reader.after_end")
@@ -190,7 +190,7 @@ class _Reader:
     def _send_frame(self, frame: Frame, number: int) -> None:
         nbytes = frame.nbytes
         is_large = nbytes >= LARGE_BYTES
-        told = Told.LARGE if is_large else Told.BATCH
+        told = ReaderMessage.LARGE if is_large else ReaderMessage.BATCH
         header = HEADER.pack(told, frame.pickling, frame.buffers, frame.first, frame.rows, nbytes)
         if not is_large:
             _send(self._channel, [header, *frame.parts])
@@ -199,7 +199,7 @@ class _Reader:
         offset = self._orders.wait_for_room(number)
         with memoryview(self._arena.map) as whole, whole[offset : offset + nbytes] as room:
             frame.write_into(room)
-        _send(self._channel, [HEADER.pack(Told.WRITTEN, 0, 0, 0, 0, 0)])
+        _send(self._channel, [HEADER.pack(ReaderMessage.WRITTEN, 0, 0, 0, 0, 0)])
 
 
 def _send(channel: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
@@ -251,7 +251,7 @@ def main(start: Mapping[str, Any]) -> None:
             end_stray(error)
             failure = describe_failure(error, epoch=0, worker=None)
             extra = pickle.dumps((failure, describe_load_error(error, "the reader")))
-            _send(channel, [HEADER.pack(Told.NOT_LOADED, 0, 0, 0, 0, len(extra)), extra])
+            _send(channel, [HEADER.pack(ReaderMessage.NOT_LOADED, 0, 0, 0, 0, len(extra)), extra])
         else:
             settle_libraries()
             while (wanted := orders.next_pass()) is not None:

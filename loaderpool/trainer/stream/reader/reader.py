@@ -10,7 +10,7 @@ import socket
 import subprocess
 
 from loaderpool.system import capacity, clock, fault_points, machine
-from loaderpool.trainer.stream.reader.words import ORDER, Order
+from loaderpool.trainer.stream.reader.words import ORDER, ReaderOrder
 from loaderpool.transport.reports import LostReport, Verdict
 
 __all__ = ["GRACE_S", "Reader", "ReaderGoneError"]
@@ -72,7 +72,7 @@ class Reader:
         """
         self.passes += 1
         try:
-            self._channel.send(ORDER.pack(Order.READ, self.passes, epoch, start))
+            self._channel.send(ORDER.pack(ReaderOrder.READ, self.passes, epoch, start))
         except OSError:
             raise ReaderGoneError from None
         return self.passes
@@ -84,7 +84,7 @@ class Reader:
             ReaderGoneError: nobody hears it.
         """
         try:
-            self._channel.send(ORDER.pack(Order.ROOM, number, offset, 0))
+            self._channel.send(ORDER.pack(ReaderOrder.ROOM, number, offset, 0))
         except OSError:
             raise ReaderGoneError from None
 
@@ -93,7 +93,7 @@ class Reader:
         if self._cancelled[0] != number:
             self._cancelled = number, clock.monotonic_ns() + int(GRACE_S * 1e9)
         with contextlib.suppress(OSError):
-            self._channel.send(ORDER.pack(Order.CANCEL, number, 0, 0), socket.MSG_DONTWAIT)
+            self._channel.send(ORDER.pack(ReaderOrder.CANCEL, number, 0, 0), socket.MSG_DONTWAIT)
 
     @property
     def is_leaving(self) -> bool:

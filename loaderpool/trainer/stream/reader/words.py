@@ -17,16 +17,16 @@ from __future__ import annotations
 import enum
 import struct
 
-__all__ = ["HEADER", "LARGE_BYTES", "ORDER", "Order", "Told"]
+__all__ = ["HEADER", "LARGE_BYTES", "ORDER", "ReaderMessage", "ReaderOrder"]
 
 # Smaller: the round trip costs more than the copies into the socket and out of it. Larger: more to copy.
 LARGE_BYTES = 1 << 19
 
-ORDER = struct.Struct("<4Q")  # an Order, pass, epoch (of ROOM: offset), first position
-HEADER = struct.Struct("<6Q")  # a Told, pickling, buffers, first position, rows, how many bytes follow
+ORDER = struct.Struct("<4Q")  # an ReaderOrder, pass, epoch (of ROOM: offset), first position
+HEADER = struct.Struct("<6Q")  # a ReaderMessage, pickling, buffers, first position, rows, how many bytes follow
 
 
-class Order(enum.IntEnum):
+class ReaderOrder(enum.IntEnum):
     """Trainer to reader."""
 
     READ = 1
@@ -34,7 +34,7 @@ class Order(enum.IntEnum):
     ROOM = 3
 
 
-class Told(enum.IntEnum):
+class ReaderMessage(enum.IntEnum):
     """Reader to trainer."""
 
     BATCH = 1  # a bundle follows

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.trainer.engine.reorder_buffer import Arrival
+from loaderpool.trainer.engine.reorder_buffer import Arrived
 
-__all__ = ["LaneShelf"]
+__all__ = ["LaneBuffer"]
 
 
-class LaneShelf:
-    """Batches of some lanes: batch k is one of lane k modulo their number. A `Shelf`.
+class LaneBuffer:
+    """Batches of some lanes: batch k is one of lane k modulo their number. A `ReorderBuffer`.
 
     LANE-1: the batches of one lane are handed out in their order, whatever the order among lanes is. So what was taken
     of a lane is a number, and where it ends is known when all before it was taken.
@@ -30,7 +30,7 @@ class LaneShelf:
         self.ended = {} if places is None else {lane: places.taken[lane] for lane in places.over}
         self.begin_at = 0 if places is None else places.begin_at
         self.taken = sum(self._taken)
-        self._waiting: dict[int, Arrival] = {}
+        self._waiting: dict[int, Arrived] = {}
         self._ready: dict[int, None] = {}  # of these what may be handed out next, where there is no order
 
     @property
@@ -45,30 +45,30 @@ class LaneShelf:
 
     @property
     def done_before(self) -> int:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         return self.begin_at
 
-    def put(self, arrival: Arrival) -> bool:
-        """See `Shelf`; False also for what a lane has behind its end."""
-        number = arrival.first
+    def put(self, arrived: Arrived) -> bool:
+        """See `ReorderBuffer`; False also for what a lane has behind its end."""
+        number = arrived.first
         batch, lane = divmod(number, self._lanes)
         if batch < self._taken[lane] or lane in self.ended:
             return False
-        self._waiting[number] = arrival
+        self._waiting[number] = arrived
         if batch == self._taken[lane]:
             self._ready[number] = None
         return True
 
     def is_ready(self) -> bool:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         return self.begin_at in self._waiting if self._in_order else bool(self._ready)
 
-    def front(self) -> Arrival:
-        """See `Shelf`."""
+    def front(self) -> Arrived:
+        """See `ReorderBuffer`."""
         return self._waiting[self.begin_at if self._in_order else next(iter(self._ready))]
 
     def drop_front(self) -> None:
-        """See `Shelf`."""
+        """See `ReorderBuffer`."""
         number = self.front().first
         del self._waiting[number], self._ready[number]
         self._taken[number % self._lanes] += 1
@@ -77,7 +77,7 @@ class LaneShelf:
             self._ready[number + self._lanes] = None
         self._move_on()
 
-    def end_lane(self) -> list[Arrival]:
+    def end_lane(self) -> list[Arrived]:
         """What is in front says that its lane has ended; returns it, and what waits behind it."""
         number = self.front().first
         lane = number % self._lanes
@@ -87,14 +87,14 @@ class LaneShelf:
         self._move_on()
         return [self._waiting.pop(first) for first in behind]
 
-    def clear(self) -> list[Arrival]:
-        """See `Shelf`."""
+    def clear(self) -> list[Arrived]:
+        """See `ReorderBuffer`."""
         waiting, self._waiting, self._ready = self._waiting, {}, {}
         return list(waiting.values())
 
-    def rest(self) -> LaneShelf:
-        """See `Shelf`."""
-        return LaneShelf(self._lanes, self._in_order, self.places)
+    def rest(self) -> LaneBuffer:
+        """See `ReorderBuffer`."""
+        return LaneBuffer(self._lanes, self._in_order, self.places)
 
     def _move_on(self) -> None:
         while not self.is_over:

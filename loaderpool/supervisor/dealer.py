@@ -1,0 +1,136 @@
+"""Deals tickets: which worker gets which one, and what it must be told before it.
+
+What is due again comes first, then what the scheduler cuts anew; where there is no run yet, calls are made early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from loaderpool.supervisor.early import EarlyDealer
+from loaderpool.supervisor.instructions import ToWorker
+from loaderpool.supervisor.ledger import Ledger
+from loaderpool.supervisor.records import Kept, Ticket, WorkerRecord
+from loaderpool.supervisor.roster import Roster
+from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
+from loaderpool.transport.messages import Order, pack
+
+__all__ = ["Dealer"]
+
+
+class Dealer:
+    """Gives tickets to workers, as a part of `SupervisorState`.
+
+    Args:
+        ledger: has what is due, and takes what is sent.
+        workers: who there is.
+        early: says what is made early.
+    """
+
+    def __init__(self, ledger: Ledger, workers: Roster, early: EarlyDealer) -> None:
+        self._ledger, self._workers, self._early = ledger, workers, early
+
+    def deal(self, workers: int, give_up: Callable[[Ticket, WorkerRecord], None]) -> None:
+        """Give tickets to workers until none has room, or nothing is to be done.
+
+        Args:
+            workers: how many there shall be, among whom the rows of a batch are shared.
+            give_up: is called for a ticket whose generator has failed before, with the worker that has room.
+        """
+        while True:
+            worker = self._workers.roomiest()
+            if worker is None and (self._ledger.due or not self._ledger.cutter.has_threads):
+                return
+            if worker is not None and self._ledger.due:
+                ticket = self._ledger.due.popleft()
+                if self._ledger.is_stopped(ticket):
+                    give_up(ticket, worker)
+                    continue
+                worker = self._home_of(ticket) or worker
+            else:
+                found = self._cut(worker, workers)
+                if found is None:
+                    break
+                worker, ticket = found[0], self._ledger.opened(found[1])
+            worker = self._keeper_of(ticket) or worker
+            self._send(worker, ticket)
+        while (made_early := self._early.next()) is not None:
+            self._send(*made_early)
+
+    def _keeper_of(self, ticket: Ticket) -> WorkerRecord | None:
+        """The worker that keeps some of the ticket's rows since there was no form, if it has room.
+
+        What it has made early is little work that is left, so many tickets of that may wait for it.
+        """
+        run = ticket.run
+        if run is None or ticket.row_start:
+            return None
+        kept = run.kept.get(ticket.first)
+        if kept is None or (kept.is_early and run.lanes is not None):  # a generator stays at home
+            return None
+        # The trainer heard of the probe from the worker itself, perhaps before the worker's report is here.
+        keeper = self._workers.with_room(kept.worker, MOST_TICKETS if kept.is_early else TICKETS_PER_WORKER)
+        if keeper is not None:
+            del ticket.loader.kept[kept.batch]
+            ticket.uses_kept = True
+        return keeper
+
+    def _home_of(self, ticket: Ticket) -> WorkerRecord | None:
+        """The worker in which the ticket's generator stands, if it has room."""
+        lanes = None if ticket.run is None else ticket.run.lanes
+        home = None if lanes is None else lanes.homes.get(ticket.first % len(lanes.next))
+        return None if home is None else self._workers.with_room(home)
+
+    def _cut(self, roomiest: WorkerRecord | None, workers: int) -> tuple[WorkerRecord, Ticket] | None:
+        """A new ticket, and who shall have it: the worker with most room, or the one where a generator stands.
+
+        Or, where all have as many tickets as others need, one whose threads want more.
+        """
+        cutter = self._ledger.cutter
+        if cutter.has_lanes:  # shared among those that are there: one that cannot be started takes none
+            workers = len(self._workers.staying)
+        ticket = None if roomiest is None else cutter.cut(roomiest, workers)
+        if roomiest is not None and ticket is not None:
+            return roomiest, ticket
+        if not (cutter.has_lanes or cutter.has_threads):
+            return None
+        for worker in self._workers.roomy(MOST_TICKETS if cutter.has_threads else TICKETS_PER_WORKER):
+            ticket = cutter.cut(worker, workers)
+            if ticket is not None:
+                return worker, ticket
+        return None
+
+    def _send(self, worker: WorkerRecord, ticket: Ticket) -> None:
+        out, number = self._ledger.out, worker.worker
+        loader, run = ticket.loader, ticket.run
+        if run is None:
+            if ticket.early is None:
+                loader.kept[ticket.row_start] = Kept(number, ticket.row_start, 1)
+            out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
+        else:
+            if loader.loader not in worker.layouts and loader.layout is not None:
+                worker.layouts.add(loader.loader)
+                out.append(ToWorker(number, pack(Order.LAYOUT, loader.loader, *loader.layout)))
+                out += [ToWorker(number, pack(Order.EXCLUDE, loader.loader, *sample)) for sample in loader.excluded]
+            if run.run not in worker.runs:
+                worker.runs.add(run.run)
+                after, nbytes = run.after
+                told = pack(
+                    Order.RUN,
+                    run.run,
+                    loader.loader,
+                    run.first_epoch,
+                    run.batches_per_epoch,
+                    after,
+                    run.feed,
+                    nbytes,
+                )
+                out.append(ToWorker(number, told))
+            if ticket.slot not in worker.slots:
+                worker.slots.add(ticket.slot)
+                slot = self._ledger.slots[ticket.slot]
+                out.append(ToWorker(number, pack(Order.SLOT, slot.slot, slot.offset, slot.nbytes)))
+        if run is not None and run.lanes is not None:
+            run.lanes.homes[ticket.first % len(run.lanes.next)] = number
+        self._workers.give(worker, ticket)
+        out.append(ToWorker(number, ticket.order()))
