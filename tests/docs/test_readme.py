@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import loaderpool
 from tests.docs.pages import ROOT
 
 _README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,3 +42,8 @@ def test_its_limits_are_few_and_lead_to_all_of_them() -> None:
     limits = _README.partition("\n## Limits\n")[2].partition("\n## ")[0]
     assert len(re.findall(r"^- ", limits, re.MULTILINE)) <= 5
     assert "](docs/reference/limits.md)" in limits
+
+
+def test_what_is_cited_is_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [loaderpool.__version__]
