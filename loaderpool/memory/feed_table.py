@@ -26,7 +26,7 @@ class Pickling(enum.IntEnum):
     """How a bundle is to be read."""
 
     PLAIN = 0  # by pickle itself: its classes are found by name
-    OURS = 1  # by `receiving.receive`
+    OURS = 1  # by `pickling.receive`
 
 
 class Bundle(NamedTuple):

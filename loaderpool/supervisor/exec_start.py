@@ -1,4 +1,4 @@
-"""Starts workers that are no forks (`clean_worker`), where a fork would not be clean.
+"""Starts workers that are no forks (`exec_worker`), where a fork would not be clean.
 
 They are slower to start (each imports what the supervisor has imported already) and share no memory with the others but
 what lies in the arena.

@@ -1,4 +1,4 @@
-"""A worker that is no fork: an interpreter of its own, which loads the payloads itself. `clean_start` starts it."""
+"""A worker that is no fork: an interpreter of its own, which loads the payloads itself. `exec_start` starts it."""
 
 from __future__ import annotations
 

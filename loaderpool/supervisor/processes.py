@@ -1,7 +1,7 @@
 """The worker processes: started, watched for their end and for being stopped, reaped.
 
 They are forked: a worker inherits what the supervisor has loaded, and drops every descriptor that is not its own. Where
-a fork would not be clean (`fork_check`), each is an interpreter of its own (`clean_start`).
+a fork would not be clean (`fork_check`), each is an interpreter of its own (`exec_start`).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Processes:
                 worker.stop = StopWatch() if found.si_code == os.CLD_STOPPED else None
 
     def end_stopped(self) -> None:
-        """End those that were stopped for too long (rule 12 of the design); their death is told as any other."""
+        """End those that were stopped for too long (rule 12); their death is told as any other."""
         for worker in self:
             if worker.stop is not None and worker.stop.is_too_long():
                 worker.stop, worker.was_stopped = None, True

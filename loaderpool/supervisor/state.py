@@ -1,7 +1,7 @@
 """The supervisor's mind: events in, instructions out, no I/O and no clock.
 
     trainer's Control words ─▶ on_control ─┐
-    workers' Report words   ─▶ on_report  ─┼─▶ list of instructions, carried out by `engine`
+    workers' Report words   ─▶ on_report  ─┼─▶ list of instructions, carried out by `main_loop`
     a reaped process        ─▶ on_worker_gone
     a payload unpickled     ─▶ on_loaded   ─┘
 

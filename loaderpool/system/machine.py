@@ -1,6 +1,6 @@
 """What this machine is and allows; the only module with Linux-only calls.
 
-Each has the fallback the design names: POSIX shared memory unlinked at birth for `memfd_create`, a look at the
+Each has a fallback: POSIX shared memory unlinked at birth for `memfd_create`, a look at the
 process table for `pidfd_open`, `getppid` for `PR_SET_PDEATHSIG`.
 """
 

@@ -1,4 +1,7 @@
-"""Writes to a pipe without ever blocking: what it cannot take now waits for the next turn of the loop (rule 4)."""
+"""Writes to a pipe without ever blocking: what it cannot take now waits for the next turn of the loop.
+
+So no two processes wait in a write to each other (rule 4, docs/explanation/rules.md).
+"""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="one short round: does it work, not how fast")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append every round and result as JSON lines")
-    parser.add_argument("--markdown", action="store_true", help="print the README's table")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/explanation/performance.md")
     parser.add_argument("--record", action="store_true", help="write the result into the file's docstring")
     parser.add_argument(
         "--patience", type=float, default=20.0, metavar="SECONDS", help="wait this long in all for others to finish"

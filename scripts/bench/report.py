@@ -1,4 +1,4 @@
-"""What is made of the rows: a table for people, a Markdown table for the README, JSON lines, a file's last result."""
+"""What is made of the rows: tables for people and for Markdown, JSON lines, a file's last result."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def text_table(rows: Iterable[Row]) -> str:
 
 
 def markdown_table(rows: Iterable[Row]) -> str:
-    """The README's table: one line for each bar."""
+    """The table of docs/explanation/performance.md: one line for each bar."""
     lines = [
         "| question | measured | median | against | ratio | of the best rounds | bar |",
         "|---|---|---:|---|---:|---:|---:|",

@@ -1,4 +1,4 @@
-"""What is made of the results: the README's table, a table of all contestants, what falls short."""
+"""What is made of the results: the table of docs/explanation/performance.md, one of all, what falls short."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ class Block:
 
 
 def all_pages() -> list[Path]:
-    """README and every page of docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """README, the pages beside it, and every page of docs/."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def name_of(page: Path) -> str:

@@ -1,4 +1,4 @@
-"""The thirteen rules of the circle (section 3 of the design), one test each: it fails where its rule is broken.
+"""The thirteen rules of the circle (docs/explanation/rules.md), one test each: it fails where its rule is broken.
 
 Most are told of the pieces alone, without a process. What they say more about is in the tests of those pieces.
 """

@@ -255,7 +255,7 @@ class PoolEngine:
             self.feeds.free({id(run.feed) for run in self.runs.values()})
 
     def on_close(self) -> None:
-        """See `listeners.Listener`."""
+        """See `routing.Listener`."""
         if self.feeds is not None:
             self.feeds.stop()
 
@@ -331,11 +331,11 @@ class PoolEngine:
 
     @property
     def was_loaded(self) -> bool:
-        """See `listeners.Listener`."""
+        """See `routing.Listener`."""
         return self._was_loaded
 
     def on_load_died(self, how: str) -> None:
-        """See `listeners.Listener`."""
+        """See `routing.Listener`."""
         self._has_ended_supervisor = True
         self.on_close()  # nobody will want what its stream still has
         self.failure.note_load_died(how)

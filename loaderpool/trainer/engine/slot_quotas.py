@@ -1,4 +1,6 @@
-"""How the runs of one loader share its ring: each is sure of a slot, whatever the others' consumers do (rule 7).
+"""How the runs of one loader share its ring: each is sure of a slot, whatever the others' consumers do.
+
+That is rule 7 (docs/explanation/rules.md).
 
 RING-3: where several runs are active, their quotas add up to no more than the slots that there are, or will be as soon
 as outgrown ones are back, without those that are lent and no active run's. A run fills at most its quota, and of these

@@ -1,4 +1,7 @@
-"""What a Sequence's hooks changed, as it is sent to the workers, and kept for another supervisor (rule 11)."""
+"""What a Sequence's hooks changed, as it is sent to the workers, and kept for another supervisor.
+
+Which gets each loader as it was shipped, with these (rule 11, docs/explanation/rules.md).
+"""
 
 from __future__ import annotations
 

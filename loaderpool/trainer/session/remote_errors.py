@@ -81,7 +81,7 @@ def reading_error(ended: Failure | OwnError, position: int) -> LoaderpoolError:
     """The exception for what ended a stream.
 
     Args:
-        ended: as `bundling.what_ended` told it.
+        ended: as `bundles.what_ended` told it.
         position: of the first item that no batch has.
     """
     return OURS[ended.kind](ended.text) if isinstance(ended, OwnError) else source_error(ended, position)

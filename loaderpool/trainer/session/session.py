@@ -1,7 +1,8 @@
 """The trainer's end of the circle: one supervisor process, its pipes, and who reads them.
 
 There is no receiver thread. Whichever consumer has to wait becomes the leader: it polls, drains, hands every message to
-whom it concerns and wakes the others; when it has what it wanted it passes the lead on (rule 5 of the design).
+whom it concerns and wakes the others; when it has what it wanted it passes the lead on (rule 5,
+docs/explanation/rules.md).
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ class Session:
                 self._gave_up |= _ends_all(words)
                 self.routing.tell_maimed(words)
 
-    # ---- another supervisor (rule 11 of the design) ----
+    # ---- another supervisor (rule 11) ----
 
     def _replace_supervisor(self, old: SupervisorProcess) -> None:
         """The supervisor died: see the rest of what it and its workers said, then have another one go on."""

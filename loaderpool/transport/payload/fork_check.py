@@ -1,7 +1,7 @@
 """Whether the supervisor may fork: it has one thread and no framework's runtime, else whose import started them.
 
 A fork copies one thread, and every lock as it is: one that another thread holds stays locked for ever in the worker. So
-where the user's modules start threads while they are imported, workers are not forked (`clean_start`).
+where the user's modules start threads while they are imported, workers are not forked (`exec_start`).
 """
 
 from __future__ import annotations

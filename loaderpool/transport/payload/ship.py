@@ -1,4 +1,4 @@
-"""The user's function, source and hooks as bytes in the trainer; `unshipping` makes objects of them again.
+"""The user's function, source and hooks as bytes in the trainer; `unship` makes objects of them again.
 
 The trainer may have TensorFlow loaded; the supervisor is a clean interpreter, which finds the trainer's `sys.path` and
 working directory but never runs its `__main__` (docs/explanation/architecture.md, "Getting there").
@@ -39,7 +39,7 @@ class Shipment:
     buffers: tuple[memoryview, ...]
     """uint8[n] each, contiguous, at least `OUT_OF_BAND_BYTES` long, in the order in which the pickle asks for them."""
     packed_items: int = 0
-    """Items of the source that are packed, see `packing`; they lie in buffers, too."""
+    """Items of the source that are packed, see `item_packing`; they lie in buffers, too."""
     captured: tuple[CapturedData, ...] = ()
     """Long lists and dicts that functions and objects hold: those that are packed, and large ones that are not."""
     hints: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What `shipping` has pickled as objects again, and why it could not be loaded.
+"""What `ship` has pickled as objects again, and why it could not be loaded.
 
 Runs in: the supervisor (a clean worker, a reader), which never need what pickles.
 """

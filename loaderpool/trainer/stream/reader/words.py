@@ -39,7 +39,7 @@ class ReaderMessage(enum.IntEnum):
 
     BATCH = 1  # a bundle follows
     END = 2
-    FAILED = 3  # pickled, what `bundling.what_ended` gives
+    FAILED = 3  # pickled, what `bundles.what_ended` gives
     NOT_LOADED = 4  # pickled (Failure, advice): in place of the first answer; then the reader ends
     LARGE = 5  # a bundle is there, and nothing of it follows
     WRITTEN = 6
