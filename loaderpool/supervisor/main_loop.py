@@ -379,6 +379,8 @@ def main(start: Mapping[str, Any]) -> None:
     if os.getppid() != start["trainer_pid"]:
         return  # it died while we started
     sys.argv = list(start["argv"])
+    for name in ("control", "socket", "arena", "completions"):
+        os.set_inheritable(start[name], False)  # the exec needed it; what the user's function starts needs none
     machine.raise_descriptor_limit()
     try:
         supervisor = Supervisor(start)

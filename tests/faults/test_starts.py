@@ -152,3 +152,19 @@ def test_warnings_of_the_default_encoding_as_errors_are_none_of_ours(way: str, t
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"EncodingWarning" not in done.stderr
+
+
+def test_what_the_function_starts_inherits_no_descriptor_of_ours() -> None:
+    def inheritable(item: int) -> int:
+        found = [int(name) for name in os.listdir("/proc/self/fd")]
+        return sum(number > 2 and _is_inheritable(number) for number in found)
+
+    with lp.Loader(range(4), inheritable, batch_size=4, workers=1) as loader:
+        assert [batch.tolist() for batch in loader] == [[0] * 4]
+
+
+def _is_inheritable(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:  # listdir's own, which is closed
+        return False
