@@ -12,8 +12,6 @@ from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["check_signature", "parameters_of", "read_bytes_count", "whole_number"]
-
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 

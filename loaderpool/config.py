@@ -13,19 +13,6 @@ from loaderpool.checks import read_bytes_count, whole_number
 from loaderpool.element.padding import check_padding
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = [
-    "DEFAULT_MAX_RESTARTS",
-    "MAX_EPOCH",
-    "MAX_THREADS",
-    "MAX_WORKERS",
-    "BucketSettings",
-    "ErrorPolicy",
-    "LoaderConfig",
-    "check_epoch",
-    "check_max_restarts",
-    "check_workers",
-]
-
 # The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
 MAX_WORKERS = 1024
 # Threads of one worker. More would wait for the one interpreter lock that they share, and workers share none.

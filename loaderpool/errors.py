@@ -5,30 +5,6 @@ A message says what happened, to whom, the likely cause, and the setting to chan
 
 from __future__ import annotations
 
-__all__ = [
-    "ArgumentError",
-    "ArgumentTypeError",
-    "CacheError",
-    "CacheWarning",
-    "ClosedError",
-    "ForeignProcessError",
-    "LargeDataWarning",
-    "LoaderpoolError",
-    "MemoryLimitError",
-    "PoolBrokenError",
-    "SampleError",
-    "SampleTimeoutError",
-    "SetupError",
-    "SourceError",
-    "SourceLostError",
-    "SourceReadError",
-    "SpecMismatchError",
-    "SupervisorLostError",
-    "UnpicklableError",
-    "WorkerLostError",
-    "WorkersNotForkedWarning",
-]
-
 
 class LoaderpoolError(Exception):
     """The base of all errors that loaderpool raises."""

@@ -23,8 +23,6 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
 if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
 
-__all__ = ["BackupCallback"]
-
 _LATEST = "latest"
 _WEIGHTS = "model.weights.h5"
 _TRAINING = "training.json"

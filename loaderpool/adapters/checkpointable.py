@@ -42,8 +42,6 @@ from loaderpool.trainer.epochs.saved_state import read_state, write_state
 if TYPE_CHECKING:
     from loaderpool.trainer.loader_core import LoaderCore
 
-__all__ = ["Fetch", "most_at_once", "scan"]
-
 # Tiny batches go through Python several at once, as one array each, and `unbatch` takes them apart again.
 _MOST_AT_ONCE = 64
 _MOST_BYTES = 256 << 10  # of these together. Smaller: more calls. Larger: they leave the cache

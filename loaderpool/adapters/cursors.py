@@ -23,8 +23,6 @@ from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import Frontier, IterationLog, Position
 
-__all__ = ["Cursor", "Cursors", "EpochIsOver"]
-
 # Of those at whose place no iterator may be any more, where nobody tells. Smaller: several iterators at once open their
 # passes anew for each batch. Larger: each that was left early holds slots for longer.
 _MOST_UNTOLD = 4

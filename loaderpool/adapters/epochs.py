@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Epochs"]
-
 
 class Epochs:
     """The epochs of each iteration of one dataset.

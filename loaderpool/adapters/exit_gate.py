@@ -9,8 +9,6 @@ from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.session.open_sessions import close_all
 
-__all__ = ["exit_gate"]
-
 # After the last call has returned to C++ its thread still has a few bytecodes of TensorFlow's wrapper to go. Too short
 # risks an exit that hangs, longer is only felt at exit.
 _QUIET_S = 0.02

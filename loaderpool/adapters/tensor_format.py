@@ -17,8 +17,6 @@ from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.batch_form import BatchForm
 
-__all__ = ["TensorFormat"]
-
 # No tf.data graph can have it (TensorFlow 2.21: "Converting f8E5M2 to DataType"). Its bits are the upper half of a
 # float16's, so it travels as bytes and arrives as tf.float16, which has the very same values.
 _E5M2 = "float8_e5m2"

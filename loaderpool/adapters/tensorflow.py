@@ -39,13 +39,10 @@ from loaderpool.trainer.epochs.saved_state import check_resumable
 if TYPE_CHECKING:
     from loaderpool.trainer.loader_core import LoaderCore
 
-__all__ = ["as_dataset", "restore_malloc"]
-
 _LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 
 
 def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
-    """See `Loader.as_dataset`."""
     is_endless = core.tracker.plan.is_endless
     if epochs is not None:
         epochs = _whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)

@@ -22,8 +22,6 @@ import numpy as np
 
 from loaderpool.sources.arrow_columns import ViewColumn
 
-__all__ = ["Contents"]
-
 # Arrays up to this are read whole; of a larger one so many pieces, evenly spaced, so that a matrix of many gigabytes
 # takes no minute.
 _WHOLE_BYTES = 64 << 20

@@ -7,8 +7,6 @@ import enum
 
 from loaderpool.config import MAX_WORKERS
 
-__all__ = ["COUNTER_BYTES", "CacheCell", "CacheCounts", "Trouble", "count"]
-
 _WORDS_PER_CELL = 16  # 128 bytes, for the reason that the board has
 COUNTER_BYTES = MAX_WORKERS * _WORDS_PER_CELL * 8
 

@@ -21,8 +21,6 @@ from loaderpool.cache.ownership import refuse_others_files
 from loaderpool.errors import CacheError
 from loaderpool.system import clock
 
-__all__ = ["FILE_NAME", "DiskStore", "prepare", "stored_bytes"]
-
 FILE_NAME = "entries.sqlite3"
 _FILES = frozenset({FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", f"{FILE_NAME}-journal"})
 _APPLICATION_ID = 0x4C504341  # "LPCA"

@@ -12,8 +12,6 @@ from typing import Any
 
 from loaderpool.cache.plain import PLAIN, dump_plain, load_plain
 
-__all__ = ["dump", "load"]
-
 
 def dump(value: Any) -> bytes:
     """The value's bytes: those of `cache.plain`, else a pickle.

@@ -21,8 +21,6 @@ from typing import Any
 from loaderpool.cache.contents import Contents
 from loaderpool.sources.recognise import Sized
 
-__all__ = ["describe", "mark_of"]
-
 _LruCache = type(functools.lru_cache(lambda: None))
 _FUNCTIONS = (
     type,

@@ -17,8 +17,6 @@ from loaderpool.cache.counters import Trouble
 from loaderpool.memory.arena import map_whole_file
 from loaderpool.system import capacity, clock
 
-__all__ = ["MOST_BYTES", "MemoryStore", "table_items"]
-
 _HEADER = struct.Struct("<8sQQ")  # the loader's mark, item, length of the pickle
 # A word of the table: where the entry begins, and how many units it has. One word is stored whole, so that what is read
 # is always the place of one entry.

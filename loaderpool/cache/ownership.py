@@ -7,8 +7,6 @@ import stat
 
 from loaderpool.errors import CacheError
 
-__all__ = ["refuse_others_files"]
-
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH  # of a file with an access list, the group's bits are its mask
 
 

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PLAIN", "dump_plain", "load_plain"]
-
 PLAIN = 1
 """The first byte. A pickle's is 128."""
 

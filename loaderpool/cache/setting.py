@@ -9,8 +9,6 @@ from typing import Any
 from loaderpool.checks import read_bytes_count
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["MEMORY", "Cache", "as_cache"]
-
 MEMORY = "memory"
 # Below this a store on disk is all overhead: pages, a log of the latest writes, an index.
 _LEAST_ON_DISK = 4 << 20

@@ -17,8 +17,6 @@ from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
-__all__ = ["CachePlan", "SharedCache", "Store", "plan_in_memory", "plan_on_disk"]
-
 _FREE_SHARE = 2  # in memory without a bound: this part of what is free
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal
 
-__all__ = ["Kind", "is_namedtuple", "kind_name", "listed", "named", "sketch_parts", "sketch_value", "with_article"]
-
 Kind = Literal["leaf", "tuple", "dict", "namedtuple"]
 
 # Names shown in a message: fewer hide the cause, more bury it.

@@ -8,8 +8,6 @@ import numpy as np
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["OBJECT", "TEXT_KINDS", "Text", "can_write", "native", "read_dtype", "refusal"]
-
 Text = Literal["str", "bytes"]
 
 # NumPy's own text, by kind. In batches text is always an array of objects.

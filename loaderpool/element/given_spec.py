@@ -8,8 +8,6 @@ from loaderpool.element.spec import ArraySpec, ElementSpec
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 
-__all__ = ["read_spec"]
-
 
 def read_spec(given: Any) -> ElementSpec:
     """The spec that a user's `element_spec` says; as a Dataset's, it describes a batch, batch axis included.

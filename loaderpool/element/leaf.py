@@ -17,8 +17,6 @@ from loaderpool.element.describe import named
 from loaderpool.element.dtypes import OBJECT, TEXT_KINDS, native, refusal
 from loaderpool.errors import SpecMismatchError
 
-__all__ = ["convert_leaf"]
-
 # What most arrays have; one look into this set and the leaf is done. Not longdouble ("g", "G"): TensorFlow has none.
 _PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
 

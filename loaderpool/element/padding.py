@@ -19,8 +19,6 @@ from loaderpool.element.spec import ArraySpec
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 
-__all__ = ["check_padding", "fill_value", "padding_of"]
-
 
 def check_padding(pad: Any, name: str = "pad") -> Any:
     """The checked `pad` argument.

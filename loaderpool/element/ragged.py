@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RaggedArray"]
-
 
 class RaggedArray:
     """A batch of rows of varied length: `values` of all rows end to end, and `row_splits` where each begins.

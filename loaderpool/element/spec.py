@@ -17,8 +17,6 @@ from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 from loaderpool.plan.generator_positions import item_name
 
-__all__ = ["ArraySpec", "ElementSpec", "Origin", "as_code", "mismatch", "sample_spec", "widened", "widening_code"]
-
 # Where an expected shape comes from, which decides what the user can do about another one: the first sample; the first
 # few samples ("seen"), for a component that is padded, or that `pad` says False for ("unpadded"); the user's
 # element_spec, as it is or as a length to pad to; the other rows of the batch, or of a ragged component; or it is that

@@ -21,8 +21,6 @@ from loaderpool.element.describe import (
 )
 from loaderpool.errors import SpecMismatchError
 
-__all__ = ["Structure"]
-
 # What can never be a leaf, by exact type: one C call looks at all leaves of a flat element. Subclasses of tuple and
 # dict in a leaf's place are left to `convert_leaf`, which refuses them too.
 _NO_LEAVES = frozenset({tuple, dict, type(None)})

@@ -20,8 +20,6 @@ from loaderpool.memory.datafile import DataFile, find_file
 from loaderpool.system import machine
 from loaderpool.system.interrupts import checkpoint
 
-__all__ = ["LEAST_BYTES", "address_of", "is_in_passing", "is_shared", "place_of", "why_copied"]
-
 # Smaller arrays are copied: their second copy is little, and each file takes a descriptor in trainer and supervisor,
 # and a mapping in every worker. Larger: more stands in memory twice.
 LEAST_BYTES = 16 << 20

@@ -24,8 +24,6 @@ from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
-__all__ = ["Arena", "map_private", "map_whole_file"]
-
 # Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
 _ARENA_BYTES = 1 << 40
 _SMALLEST_ARENA_BYTES = 1 << 30

@@ -16,8 +16,6 @@ from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import Block, FixedLayout, Packing, aligned, packed_nbytes, read_packed
 
-__all__ = ["CHUNK_BATCHES", "BatchForm", "UnitKind", "batch_form", "read_text", "unit_of"]
-
 # What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
 

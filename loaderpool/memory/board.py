@@ -12,8 +12,6 @@ import mmap
 
 from loaderpool.config import MAX_WORKERS
 
-__all__ = ["BOARD_BYTES", "RUN_MARKS", "Board", "Field"]
-
 _WORDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048

@@ -17,8 +17,6 @@ from loaderpool.system import machine
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
-__all__ = ["NAME", "DataFile", "find_file", "freeze_at_forks"]
-
 # How such files are named, so that they are found in a list of mappings.
 NAME = "data"
 

@@ -7,8 +7,6 @@ import bisect
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.extents import PAGE_BYTES, Extent
 
-__all__ = ["ExtentPool", "room_bytes"]
-
 # Sizes are rounded up to an eighth of a power of two, so that what varies a little fits what is there.
 _STEPS = 8
 

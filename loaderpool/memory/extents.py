@@ -5,8 +5,6 @@ from __future__ import annotations
 import bisect
 from typing import NamedTuple
 
-__all__ = ["PAGE_BYTES", "Extent", "ExtentMap"]
-
 PAGE_BYTES = 4096
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple
 
-__all__ = ["ENTRIES", "FEED_TABLE_BYTES", "Bundle", "FeedTable", "Pickling"]
-
 # Batches that may be read ahead. Fewer: chunks of tiny batches leave some of very many workers idle.
 ENTRIES = 4096
 _WORDS = 8  # a cache line

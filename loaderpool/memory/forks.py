@@ -24,8 +24,6 @@ from typing import Any, Protocol
 from loaderpool.memory.adoption import address_of
 from loaderpool.system import interrupts, machine
 
-__all__ = ["guard", "is_waiting"]
-
 # For the child's copy, which takes a second for gigabytes. Shorter, and what a machine that swaps still copies is
 # overwritten. Longer, and the trainer stands as long where another library's step of the fork hangs before ours.
 _MOST_WAIT_MS = 20_000

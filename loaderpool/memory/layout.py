@@ -20,18 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "Block",
-    "FixedLayout",
-    "PackedCounts",
-    "Packing",
-    "aligned",
-    "packed_counts",
-    "packed_nbytes",
-    "read_packed",
-]
-
 # TensorFlow aliases from 64 on; 128 keeps neighbours' adjacent-line prefetch apart. Smaller would cost a copy.
 ALIGNMENT_BYTES = 128
 _WORD = 8

@@ -17,8 +17,6 @@ from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
-__all__ = ["share"]
-
 
 def share(array: npt.ArrayLike) -> npt.NDArray[Any]:
     """A copy of an array in shared memory: loaders that use it, or a part of it, map it and copy nothing.

@@ -24,8 +24,6 @@ from loaderpool.errors import ArgumentError
 from loaderpool.plan.keys import stream_key
 from loaderpool.plan.permutation import MAX_SIZE, Permutation
 
-__all__ = ["BasePlan", "Start", "bounds_of", "permutation", "share_of"]
-
 Start = int | tuple[int, ...]
 
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from loaderpool.plan.base import permutation
 
-__all__ = ["Buckets", "LatestEpochs", "Positions"]
-
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
 _KEPT_EPOCHS = 2

@@ -32,8 +32,6 @@ from loaderpool.errors import ArgumentError
 from loaderpool.plan.base import BasePlan, Start, share_of
 from loaderpool.plan.bucket_order import Buckets, LatestEpochs, Positions
 
-__all__ = ["BucketPlan"]
-
 _KEPT_RESTS = 4
 """Rests of epochs that are kept, with their tables. Fewer: passes that go on side by side make them again and again."""
 
@@ -81,7 +79,6 @@ class BucketPlan(BasePlan):
 
     @cached_property
     def batches_per_epoch(self) -> int:
-        """See `BasePlan`."""
         return sum(full + (rest > 0) for full, rest in self._stock)
 
     @property
@@ -91,7 +88,6 @@ class BucketPlan(BasePlan):
 
     @cached_property
     def most_rows(self) -> int:
-        """See `BasePlan`."""
         found = [size if full else self._share(rest)[1] for size, (full, rest) in self._sizes_and_stock()]
         return max(found) or max(self.batch_sizes)
 
@@ -102,19 +98,16 @@ class BucketPlan(BasePlan):
 
     @cached_property
     def rows_per_epoch(self) -> int:
-        """See `BasePlan`."""
         return sum(size * full + self._share(rest)[1] for size, (full, rest) in self._sizes_and_stock())
 
     @cached_property
     def rows_left_out(self) -> int:
-        """See `BasePlan`."""
         return sum(self._left) - sum(
             size * self.num_shards * full + rest for size, (full, rest) in self._sizes_and_stock()
         )
 
     @cached_property
     def repeated_rows(self) -> int:
-        """See `BasePlan`."""
         return sum(max(0, self.num_shards - rest) for _, rest in self._stock if rest)
 
     @property
@@ -154,7 +147,6 @@ class BucketPlan(BasePlan):
         return tuple(taken.tolist()) if taken.any() else ()
 
     def read_start(self, value: Any) -> tuple[int, ...]:
-        """See `BasePlan`."""
         if type(value) is int and value == 0:  # nothing is taken, in any plan's words
             return ()
         if not isinstance(value, (list, tuple)):
@@ -171,13 +163,11 @@ class BucketPlan(BasePlan):
         return taken if any(taken) else ()
 
     def rows(self, epoch: int, batch: int) -> int:
-        """See `BasePlan`."""
         return self._share(int(self._epoch(epoch).rows[self._checked(batch)]))[1]
 
     def positions(
         self, epoch: int, batch: int, row_start: int = 0, row_stop: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """See `BasePlan`."""
         table = self._epoch(epoch)
         start, rows = self._share(int(table.rows[self._checked(batch)]))
         if row_stop is None:
@@ -188,7 +178,6 @@ class BucketPlan(BasePlan):
         return table.positions[start + row_start : start + row_stop].astype(np.int64)
 
     def positions_of(self, epoch: int, batch: int, count: int) -> npt.NDArray[np.int64]:
-        """See `BasePlan`."""
         stop = batch + count
         if not 0 <= batch <= stop <= self.batches_per_epoch:
             raise IndexError(f"batches {batch} to {stop} are not in range({self.batches_per_epoch})")
@@ -196,7 +185,6 @@ class BucketPlan(BasePlan):
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def place(self, epoch: int, position: int) -> tuple[int, int] | None:
-        """See `BasePlan`."""
         table = self._epoch(epoch)
         (index,) = self.indices(epoch, np.array([position], np.int64))
         bucket = int(self.buckets.numbers[index])
@@ -212,7 +200,6 @@ class BucketPlan(BasePlan):
         return (batch, row) if 0 <= row < rows else None
 
     def batch_of_another_bucket(self, epoch: int) -> int | None:
-        """See `BasePlan`."""
         buckets = self._epoch(epoch).buckets
         others = np.flatnonzero(buckets != buckets[0]) if buckets.size else buckets
         return int(others[0]) if others.size else None

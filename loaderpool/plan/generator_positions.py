@@ -9,8 +9,6 @@ So they are the same in whichever process of a training a generator runs, and ra
 
 from __future__ import annotations
 
-__all__ = ["MOST_GENERATORS", "first_position", "generated_item", "item_name"]
-
 _MARK = 1 << 62
 _ITEM_BITS = 40  # more items than any generator yields in a week, in few enough bits
 MOST_GENERATORS = 1 << 22

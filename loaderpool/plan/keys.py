@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["stream_key"]
-
 
 def stream_key(purpose: str, seed: int, epoch: int) -> int:
     """128 well-mixed bits, unrelated for any two different (purpose, seed, epoch).

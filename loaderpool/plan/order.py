@@ -31,8 +31,6 @@ import numpy.typing as npt
 from loaderpool.errors import ArgumentError
 from loaderpool.plan.base import BasePlan, Start, share_of
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True)
 class Plan(BasePlan):
@@ -56,37 +54,30 @@ class Plan(BasePlan):
 
     @cached_property
     def batches_per_epoch(self) -> int:
-        """See `BasePlan`."""
         return self._global_batches + (self._tail_rows > 0)
 
     @cached_property
     def full_batches(self) -> int:
-        """See `BasePlan`."""
         return self._global_batches + (self._tail[1] == self._full_rows)
 
     @property
     def most_rows(self) -> int:
-        """See `BasePlan`."""
         return self.rows(0, 0) if self.batches_per_epoch else self._full_rows
 
     @property
     def last_rows(self) -> int:
-        """See `BasePlan`."""
         return self.rows(0, self.batches_per_epoch - 1) if self.batches_per_epoch else self._full_rows
 
     @property
     def rows_per_epoch(self) -> int:
-        """See `BasePlan`."""
         return self._global_batches * self._full_rows + self._tail[1]
 
     @property
     def rows_left_out(self) -> int:
-        """See `BasePlan`."""
         return (self.size - self.start) % (self._full_rows * self.num_shards) if self.drop_remainder else 0
 
     @cached_property
     def repeated_rows(self) -> int:
-        """See `BasePlan`."""
         return max(0, self.num_shards - self._tail_rows) if self._tail_rows else 0
 
     @property
@@ -117,7 +108,6 @@ class Plan(BasePlan):
         return value
 
     def rows(self, epoch: int, batch: int) -> int:
-        """See `BasePlan`."""
         start, stop = self._span(batch)
         return stop - start
 
@@ -133,7 +123,6 @@ class Plan(BasePlan):
         return np.arange(start + row_start, start + row_stop, dtype=np.int64)
 
     def positions_of(self, epoch: int, batch: int, count: int) -> npt.NDArray[np.int64]:
-        """See `BasePlan`."""
         stop = batch + count
         if not 0 <= batch <= stop <= self.batches_per_epoch:
             raise IndexError(f"batches {batch} to {stop} are not in range({self.batches_per_epoch})")
@@ -149,7 +138,6 @@ class Plan(BasePlan):
         return positions if full == count else np.concatenate((positions, self.positions(epoch, stop - 1)))
 
     def place(self, epoch: int, position: int) -> tuple[int, int] | None:
-        """See `BasePlan`."""
         batch = (position - self.start) // (self._full_rows * self.num_shards)
         if not 0 <= batch < self.batches_per_epoch:
             return None

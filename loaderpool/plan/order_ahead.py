@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from loaderpool.plan.base import BasePlan, Start
 
-__all__ = ["OrderAhead"]
-
 # Rows that are looked up at once. Fewer: tiny batches pay for it again; more: the first batch waits for them.
 _ROWS = 1024
 # Passes side by side, each of which goes on where it is. More are right, too, and slow.

@@ -33,8 +33,6 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
 
-__all__ = ["MAX_SIZE", "TABLE_SIZE", "Permutation"]
-
 MAX_SIZE = 1 << 62
 """Largest size: both halves stay within 32 bits, so that no 64-bit sum of a half and a hash overflows."""
 

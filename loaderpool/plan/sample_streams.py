@@ -19,8 +19,6 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from loaderpool.plan.keys import stream_key
 
-__all__ = ["BATCH_KIND", "SAMPLE_KIND", "SampleStreams"]
-
 SAMPLE_KIND, BATCH_KIND = 1, 2
 """Highest word of the Philox counter: a sample's stream and a batch's never meet, whatever their positions."""
 

@@ -30,8 +30,6 @@ from loaderpool.errors import ArgumentError
 from loaderpool.plan.keys import stream_key
 from loaderpool.plan.permutation import MAX_SIZE, Permutation
 
-__all__ = ["BLOCK", "MixOrder", "Shares"]
-
 BLOCK = 256
 """Items whose order is drawn together. Smaller: the order is less random, down to strict alternation of two sources.
 Larger: an item read out of order, for which a whole block is made, takes longer than the 0.1 ms it takes now."""

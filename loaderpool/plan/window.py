@@ -12,8 +12,6 @@ import numpy as np
 
 from loaderpool.plan.keys import stream_key
 
-__all__ = ["shuffled"]
-
 _Item = TypeVar("_Item")
 # Random places drawn at once. Fewer: each costs a call of NumPy's. More: a short stream pays for some it never needs.
 _DRAWN = 1024

@@ -11,9 +11,6 @@ from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["is_stream", "listed", "refusal"]
-
-
 _NO_STREAMS = (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)
 
 

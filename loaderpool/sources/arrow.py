@@ -19,8 +19,6 @@ import numpy.typing as npt
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.arrow_columns import INLINE_BYTES, CodedColumn, ListColumn, TextColumn, ViewColumn
 
-__all__ = ["arrow_column"]
-
 _Arrays = list[npt.NDArray[Any]]
 
 _NUMBERS = {

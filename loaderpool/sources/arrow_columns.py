@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["INLINE_BYTES", "CodedColumn", "ListColumn", "TextColumn", "ViewColumn"]
-
 INLINE_BYTES = 12  # of a view: a longer one is a place in a buffer
 
 

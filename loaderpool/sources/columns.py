@@ -12,8 +12,6 @@ from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError
 from loaderpool.sources.advice import refusal
 
-__all__ = ["Columns", "is_array", "is_table", "table_columns", "zip_columns"]
-
 # Columns shown in a message: fewer hide the odd one, more bury it.
 _SHOWN = 8
 

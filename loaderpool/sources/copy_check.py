@@ -16,8 +16,6 @@ from typing import Any
 from loaderpool.sources.worker_info import worker_info
 from loaderpool.system.installed import is_installed
 
-__all__ = ["asks_which_copy"]
-
 # Functions, classes and objects that are looked at. Fewer: what is behind a large application is not reached; more: the
 # line that makes the loader takes longer than a second.
 _MOST_LOOKED_AT = 20_000

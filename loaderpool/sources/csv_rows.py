@@ -20,8 +20,6 @@ from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records, refuse_compressed
 from loaderpool.sources.text_lines import checked_encoding
 
-__all__ = ["Csv"]
-
 _BUFFER_BYTES = 1 << 20
 """Read at a time where rows are parsed one by one. Smaller: more calls. Larger: no gain."""
 

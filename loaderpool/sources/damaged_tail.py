@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, SourceError
 
-__all__ = ["DamagedTail", "TailRule", "check_rule"]
-
 TailRule = Literal["raise", "skip"]
 
 

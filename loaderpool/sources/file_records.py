@@ -10,8 +10,6 @@ from loaderpool.sources.parts import position_of
 from loaderpool.sources.paths import described_paths
 from loaderpool.sources.record_index import RecordIndex
 
-__all__ = ["FileRecords", "fingerprint_of"]
-
 
 class FileRecords:
     """Records of some files, each read alone, as bytes that a subclass makes an item of.

@@ -20,8 +20,6 @@ from loaderpool.sources.parts import position_of, row_in_part
 from loaderpool.sources.paths import checked_paths, described_paths
 from loaderpool.system import machine
 
-__all__ = ["HDF5"]
-
 _KEPT_OPEN = 32
 """Files open at once in a process, of all such sources. Fewer: a shuffle over many files opens one for most rows, which
 takes a millisecond. More: each has caches of its own."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from loaderpool.sources.sequence import BatchSequence
 
-__all__ = ["FIRST_BATCH", "ImageFlow", "is_image_flow"]
-
 FIRST_BATCH = "_loaderpool_first_batch"  # the attribute by which a flow's copies are told their epoch
 _HOMES = frozenset({"keras", "tf_keras", "keras_preprocessing"})
 _OWN_TO_A_PROCESS = ("lock", "index_generator")

@@ -12,8 +12,6 @@ from loaderpool.checks import check_signature, whole_number
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.sources.advice import listed
 
-__all__ = ["Interleave", "interleave"]
-
 
 def interleave(
     files: Sequence[Any],

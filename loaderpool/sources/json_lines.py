@@ -13,8 +13,6 @@ from loaderpool.sources.line_index import scan_lines
 from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records, refuse_compressed
 
-__all__ = ["JsonLines"]
-
 
 class JsonLines(FileRecords):
     r"""Values of JSON lines files (one on each line, in UTF-8), of several one after the other; any is read at once.

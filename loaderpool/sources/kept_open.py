@@ -13,8 +13,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["KeptOpen"]
-
 T = TypeVar("T")
 _Key = tuple[int, int]
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from loaderpool.errors import ArgumentError
 from loaderpool.sources.record_index import FileScan, RecordIndex, head_of, index_records, refuse_compressed
 
-__all__ = ["index_lines", "scan_lines"]
-
 _CHUNK_BYTES = 8 << 20
 """Read at a time. Smaller: more calls for each gigabyte. Larger: more than a processor's cache, and slower."""
 

@@ -15,8 +15,6 @@ from loaderpool.plan.shares import MixOrder, Shares
 from loaderpool.sources.parts import named_source, position_of
 from loaderpool.sources.recognise import Source
 
-__all__ = ["Mix", "mix"]
-
 
 class Mix:
     """Items of several sources in a seeded order; what `mix` returns.

@@ -11,8 +11,6 @@ from loaderpool.errors import SourceError
 from loaderpool.sources.kept_open import KeptOpen
 from loaderpool.system import machine
 
-__all__ = ["Files", "Stamp", "changed", "check_stamp", "missing"]
-
 _KEPT_OPEN = 128
 """Files open at once in a process, of all its sources, where it may have enough. Fewer: a shuffle over many files opens
 one for most items. More: they would near the 1024 descriptors that many systems allow a process."""

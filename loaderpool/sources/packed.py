@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PackedItems", "Parts", "part", "same"]
-
 
 class Parts:
     """What the pickles of items name by number instead of holding it: classes, functions, modules.

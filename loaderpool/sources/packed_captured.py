@@ -20,8 +20,6 @@ import numpy as np
 
 from loaderpool.sources.packed import PackedItems
 
-__all__ = ["Elements", "PackedDict", "PackedList"]
-
 # The latest elements that are held although nothing refers to them. Fewer: a function that has kept only a part of an
 # element, and writes into it later, would not find that in the element again. More: memory of each worker.
 _HELD = 256

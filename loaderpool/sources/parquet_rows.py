@@ -17,8 +17,6 @@ from loaderpool.sources.open_files import Stamp, check_stamp, missing
 from loaderpool.sources.parts import position_of, row_in_part
 from loaderpool.sources.paths import checked_paths, described_paths
 
-__all__ = ["ParquetRows"]
-
 
 class ParquetRows:
     """Rows of Parquet files, of several one after the other, as dicts of column name to value.

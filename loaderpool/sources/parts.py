@@ -12,8 +12,6 @@ from loaderpool.sources.recognise import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.stream import StreamSource
 
-__all__ = ["named_source", "position_of", "row_in_part"]
-
 
 def named_source(source: Any, name: str) -> Source:
     """`as_source` of one of several; what is wrong with it is said of its name.

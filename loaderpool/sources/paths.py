@@ -9,8 +9,6 @@ from typing import Any
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["checked_paths", "described_paths"]
-
 
 def checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
     """Absolute, in the order given; relative ones are those of the working directory as it is now.

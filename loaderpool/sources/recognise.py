@@ -15,8 +15,6 @@ from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
 
-__all__ = ["Source", "as_source", "length_of"]
-
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
 _READY = (list, range, Columns, BatchSequence, ImageFlow)
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.open_files import Stamp, changed
 
-__all__ = ["FileScan", "RecordIndex", "head_of", "index_records", "refuse_compressed"]
-
 _SHORT_OFFSETS = 1 << 32
 """Bytes from which on offsets need more than 32 bits."""
 

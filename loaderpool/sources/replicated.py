@@ -11,8 +11,6 @@ from loaderpool.plan.generator_positions import MOST_GENERATORS
 from loaderpool.sources.advice import listed
 from loaderpool.sources.copy_check import asks_which_copy
 
-__all__ = ["ReplicatedSource"]
-
 _DEFAULT_CYCLE = 16
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from loaderpool.errors import SourceError
 
-__all__ = ["BatchSequence", "attributes_of"]
-
 _UNSAID = object()
 
 

@@ -15,8 +15,6 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.window import shuffled
 
-__all__ = ["StreamSource", "nothing_there", "read_batches"]
-
 
 class StreamSource:
     """An iterator or an iterable, as the user gave it.

@@ -19,8 +19,6 @@ from loaderpool.sources.file_records import FileRecords
 from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records, refuse_compressed
 
-__all__ = ["TarSamples"]
-
 # Key and field: up to the first dot behind the last slash, and all behind that dot. WebDataset's own rule.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _BLOCK_BYTES = 512

@@ -12,8 +12,6 @@ from loaderpool.sources.file_records import FileRecords
 from loaderpool.sources.line_index import index_lines
 from loaderpool.sources.paths import checked_paths
 
-__all__ = ["TextLines", "checked_encoding"]
-
 
 class TextLines(FileRecords):
     r"""Lines of a text file, or of several one after the other, as str; any of them is read at once.

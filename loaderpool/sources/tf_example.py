@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["parse_example"]
-
 # A field's tag is its number << 3 | its wire type. The first field of a message, with a length before it:
 _FIRST = 1 << 3 | 2
 _SECOND = 2 << 3 | 2

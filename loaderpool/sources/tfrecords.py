@@ -23,8 +23,6 @@ from loaderpool.sources.file_records import FileRecords
 from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records
 
-__all__ = ["TFRecords"]
-
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 _AROUND = _HEADER.size + _FOOTER.size

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = ["WorkerInfo", "set_worker_info", "worker_info"]
-
 
 @dataclasses.dataclass(frozen=True)
 class WorkerInfo:

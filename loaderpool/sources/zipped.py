@@ -9,8 +9,6 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.sources.parts import named_source, position_of
 from loaderpool.sources.recognise import Source
 
-__all__ = ["ZippedSources", "zip_sources"]
-
 # Sources shown in a message: fewer hide the odd one, more bury it.
 _SHOWN = 8
 

@@ -15,8 +15,6 @@ from loaderpool.supervisor.roster import Roster
 from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
 from loaderpool.transport.messages import Order, pack
 
-__all__ = ["Dealer"]
-
 
 class Dealer:
     """Gives tickets to workers, as a part of `SupervisorState`.

@@ -15,8 +15,6 @@ from loaderpool.supervisor.records import Kept, LoaderRecord, Ticket, WorkerReco
 from loaderpool.supervisor.roster import Roster
 from loaderpool.transport.messages import Status
 
-__all__ = ["EarlyDealer"]
-
 
 class EarlyDealer:
     """Says which worker makes which call early.

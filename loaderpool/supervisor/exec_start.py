@@ -16,8 +16,6 @@ from loaderpool.transport.payload.loaded import Payloads
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["CleanStart"]
-
 
 class CleanStart:
     """Starts workers by exec.

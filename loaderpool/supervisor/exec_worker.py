@@ -20,8 +20,6 @@ from loaderpool.worker.after_fork import become_worker, serve, settle_libraries
 from loaderpool.worker.jobs import WorkFailed
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 
-__all__ = ["main"]
-
 
 class _LatePayloads(dict[int, dict[str, Any]]):
     """Payloads by loader, each loaded when it is asked for first.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from loaderpool.system import machine
 from loaderpool.worker.after_fork import serve
 
-__all__ = ["ForkedProcess"]
-
 
 class ForkedProcess:
     """A forked one, from its first line to its exit status; what is asked of it is named as in `subprocess.Popen`.

@@ -19,8 +19,6 @@ import enum
 from loaderpool.supervisor.records import Ticket
 from loaderpool.supervisor.restart_limit import RestartLimit
 
-__all__ = ["Inquest", "Step"]
-
 # Deaths of one row alone: with one, a worker killed from outside in that moment would convict it.
 _LONE_DEATHS = 2
 # A row whose worker dies outside of its call, again and again, is given up nevertheless.

@@ -6,19 +6,6 @@ from typing import NamedTuple
 
 from loaderpool.transport.reports import Verdict
 
-__all__ = [
-    "Close",
-    "FailTicket",
-    "Fork",
-    "Instruction",
-    "Load",
-    "LoseTicket",
-    "ToTrainer",
-    "ToWorker",
-    "Unload",
-    "Update",
-]
-
 
 class ToWorker(NamedTuple):
     """Write a message to a worker's pipe."""

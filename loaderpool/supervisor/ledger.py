@@ -15,8 +15,6 @@ from loaderpool.supervisor.roster import Roster
 from loaderpool.supervisor.scheduler import TicketCutter
 from loaderpool.transport.messages import Notice, Order, Status, Words, pack, split32
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
     """Who holds what. What others must be told of it is added to `out`.

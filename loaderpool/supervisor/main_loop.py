@@ -43,8 +43,6 @@ from loaderpool.transport.payload.open_handles import refuse_open_handles
 from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import LostReport, describe_failure, describe_timeout
 
-__all__ = ["Supervisor", "main"]
-
 # Without pidfds the process table is looked at this often.
 _POLL_MS = 200
 # A worker that could not be started, while others run, is tried again after this long.

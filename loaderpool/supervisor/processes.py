@@ -28,8 +28,6 @@ from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.worker.after_fork import become_worker
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 
-__all__ = ["Processes", "WorkerProcess"]
-
 
 class _Process(Protocol):
     """What is asked of a process, however it was started: a `subprocess.Popen`, or a fork that answers as one."""

@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 from loaderpool.transport.messages import Notice, Order, Status, join32, pack
 
-__all__ = ["Kept", "LaneRecords", "LastWords", "LoaderRecord", "RunRecord", "SlotRecord", "Ticket", "WorkerRecord"]
-
-
 # Batches of which something is made beside the first probe. Less: workers idle behind a first sample that takes very
 # long. More: the tickets of what a worker keeps, which all wait for it, may not fit its pipe.
 _MOST_EARLY = 128

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 
-__all__ = ["RestartLimit"]
-
 
 class RestartLimit:
     """The deaths of late, and whether there were more of them than may be.

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from loaderpool.supervisor.records import Ticket, WorkerRecord
 from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
 
-__all__ = ["Roster"]
-
 
 class Roster:
     """Who is there, in which cell of the board, and who has room for another ticket."""

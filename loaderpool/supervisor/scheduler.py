@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from loaderpool.supervisor.records import LaneRecords, LoaderRecord, RunRecord, SlotRecord, Ticket, WorkerRecord
 
-__all__ = ["MOST_TICKETS", "TICKETS_PER_WORKER", "TicketCutter", "tickets_per_worker"]
-
 # So that after a death it is exact which tickets were whose; the second keeps the worker busy while the first's report
 # is under way.
 TICKETS_PER_WORKER = 2

@@ -32,8 +32,6 @@ from loaderpool.supervisor.roster import Roster
 from loaderpool.transport.messages import Control, Notice, Order, Status, Words, pack
 from loaderpool.transport.reports import Verdict
 
-__all__ = ["SupervisorState"]
-
 # Deaths in a row of workers that had no ticket and had not even begun: more means that nothing ever will work. Of those
 # that waited for work when somebody killed them any number may follow one another.
 _IDLE_DEATHS = 5

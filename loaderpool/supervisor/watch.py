@@ -19,8 +19,6 @@ from collections.abc import Iterable
 from loaderpool.memory.board import Board, Field
 from loaderpool.system import clock, fault_points, machine
 
-__all__ = ["STOP_LOOK_MS", "HungSample", "SampleWatch", "StackFile", "StopWatch"]
-
 # A worker that is stopped (SIGSTOP) for so long is replaced. Shorter would end one that somebody looks at with a
 # debugger for a moment; longer is a longer wait for its batch.
 _STOPPED_NS = int(fault_points.setting("stopped_s", 5.0) * 1e9)

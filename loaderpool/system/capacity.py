@@ -7,17 +7,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "available_memory_bytes",
-    "cgroup_cpu_quota",
-    "cgroup_memory_limit",
-    "cgroup_pids",
-    "oom_kill_count",
-    "resident_bytes",
-    "start_advice",
-    "usable_cpu_count",
-]
-
 _CGROUP = "/sys/fs/cgroup"
 
 

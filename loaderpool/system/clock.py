@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["monotonic_ns", "monotonic_s", "process_cpu_ns"]
-
 monotonic_ns = time.monotonic_ns  # comparable between processes of one machine (CLOCK_MONOTONIC)
 monotonic_s = time.monotonic
 process_cpu_ns = time.process_time_ns

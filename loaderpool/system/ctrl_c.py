@@ -22,8 +22,6 @@ from typing import Any
 from loaderpool.system import clock, fault_points
 from loaderpool.system.interrupts import InterruptsHeld, send_again
 
-__all__ = ["CtrlC", "check_patience", "latest", "note_signals", "told_descriptor", "watch"]
-
 # Longer than nearly all batches take, for KeyboardInterrupt with the batch is the better way; shorter than the patience
 # of a person whose function hangs.
 _PATIENCE_S = 5.0

@@ -45,8 +45,6 @@ import os
 import resource
 import signal
 
-__all__ = ["arm", "reach", "setting"]
-
 _VARIABLE = "LOADERPOOL_FAULTS"
 _EXIT_STATUS = 23
 

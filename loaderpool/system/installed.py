@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import PurePath
 
-__all__ = ["is_installed", "is_installed_file"]
-
 _DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
 

@@ -26,8 +26,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-__all__ = ["InterruptsAllowed", "InterruptsHeld", "checkpoint", "note_exit", "send_again", "wait_for_the_end"]
-
 # Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
 # which costs ten times what the calls beneath them do.
 _SIGINT = int(signal.SIGINT)

@@ -18,32 +18,6 @@ import sys
 from loaderpool.errors import MemoryLimitError
 from loaderpool.system import fault_points, malloc
 
-__all__ = [
-    "create_memory_file",
-    "descriptor_limits",
-    "descriptors_to_keep",
-    "die_with_parent",
-    "flush_standard_streams",
-    "grow_unlocked",
-    "is_stopped",
-    "make_private",
-    "map_over",
-    "map_pages",
-    "open_pidfd",
-    "pipe_capacity_bytes",
-    "process_cpu_s",
-    "raise_descriptor_limit",
-    "raise_oom_score",
-    "reserve",
-    "return_pages",
-    "start_time",
-    "thread_ids",
-    "thread_name",
-    "unlock",
-    "why_not_replaceable",
-    "write_memory",
-]
-
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _F_GETPIPE_SZ = 1032

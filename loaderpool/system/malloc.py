@@ -7,8 +7,6 @@ import mmap
 import os
 import sys
 
-__all__ = ["has_own_mapping", "keep_freed_blocks", "keeps_freed_blocks"]
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # glibc's own upper bound for what it lets these grow to. Smaller: more blocks are mapped and faulted in page by page.
 # Larger: it would refuse.

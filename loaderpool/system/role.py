@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-__all__ = ["become", "is_trainer", "role"]
-
 Role = Literal["trainer", "supervisor", "worker", "reader"]
 _role: Role = "trainer"
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from loaderpool.system.interrupts import InterruptsHeld, send_again
 
-__all__ = ["Undoing", "undo_orphans"]
-
 _registered: dict[int, Undoing] = {}  # keeps each until it is done
 _orphans: collections.deque[Undoing] = collections.deque()
 

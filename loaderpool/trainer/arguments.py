@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from loaderpool.trainer.lengths import Lengths
     from loaderpool.worker.lanes import LaneItems
 
-__all__ = ["CheckedArguments", "check_arguments", "payload_of", "with_lengths"]
-
 _CONFIG_NAMES = (
     "batch_size",
     "workers",

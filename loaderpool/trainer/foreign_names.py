@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable
 
 from loaderpool.errors import ArgumentTypeError
 
-__all__ = ["unknown_arguments"]
-
 # What it is called here.
 _OURS = {
     "workers": (

@@ -9,8 +9,6 @@ from loaderpool.checks import check_signature, parameters_of
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["check_augment", "check_cached", "check_functions"]
-
 
 def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) -> None:
     """Check the functions alone, together and against the settings; one without a readable signature passes.

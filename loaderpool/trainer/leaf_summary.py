@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LeafSummary", "summarise_leaf"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LeafSummary:

@@ -27,8 +27,6 @@ from loaderpool.trainer.pool import Pool
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
 
-__all__ = ["Lengths", "find_lengths", "is_length_function", "read_lengths"]
-
 # Items whose lengths come together. Smaller: more messages for a function that only looks a number up. Larger: a source
 # of some hundred slow items is shared less evenly; tickets of slow rows are cut smaller anyway.
 _AT_ONCE = 1024

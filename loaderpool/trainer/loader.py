@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.lengths import Lengths
 
-__all__ = ["Loader"]
-
 
 class Loader:
     """Batches of a Python function's results, made in worker processes, in an order that no worker count changes.

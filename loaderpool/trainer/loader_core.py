@@ -22,8 +22,6 @@ from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.pool import Pool, resolve_workers
 from loaderpool.trainer.start import end_engine, start_engine
 
-__all__ = ["LoaderCore"]
-
 
 class LoaderCore:
     """A loader's settings, plan, passes and engine. The pool ends when the last one drops that looks at it.

@@ -16,8 +16,6 @@ from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog, Position
 from loaderpool.trainer.loader_core import LoaderCore
 
-__all__ = ["LoaderIterator"]
-
 
 class LoaderIterator(Iterator[Any]):
     """One pass over a loader; batches as nested structures of NumPy arrays.

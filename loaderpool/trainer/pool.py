@@ -15,8 +15,6 @@ from loaderpool.system.undoing import Undoing
 if TYPE_CHECKING:
     from loaderpool.trainer.session.session import Session
 
-__all__ = ["Pool", "resolve_workers"]
-
 _CLOSED = "this Pool is closed; make a new one"
 
 

@@ -17,8 +17,6 @@ from loaderpool.worker.jobs import WorkFailed
 if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
 
-__all__ = ["Call", "Replay", "replay"]
-
 # Shards that a message looks through for the one that has an index: more would take seconds, and nobody has so many.
 _MOST_SHARDS = 10_000
 

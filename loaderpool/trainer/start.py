@@ -14,8 +14,6 @@ from loaderpool.trainer.pool import Pool
 if TYPE_CHECKING:
     from loaderpool.cache.shared import SharedCache
 
-__all__ = ["end_engine", "start_engine", "without_workers"]
-
 _workers_are_allowed = True
 
 

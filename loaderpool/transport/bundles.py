@@ -21,8 +21,6 @@ from loaderpool.errors import LoaderpoolError, MemoryLimitError, SourceError, Un
 from loaderpool.memory.feed_table import Pickling
 from loaderpool.transport.reports import Failure, describe_failure
 
-__all__ = ["OURS", "Frame", "OwnError", "frames", "what_ended"]
-
 # What we raise ourselves while a stream is read. Other errors of ours come from a loader that the stream itself reads.
 OURS: tuple[type[LoaderpoolError], ...] = (MemoryLimitError, SourceError, UnpicklableError)
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from loaderpool.system import machine
 
-__all__ = ["command", "write_settings"]
-
 # sys.path is set before anything is imported, so the process finds what the trainer finds. `-c` has put the working
 # directory in front: not even mmap may come from there. The settings come in a memory file: a script's arguments alone
 # (6,000 file names) can be more than one argument of a command may be. By marshal, as both ends are this interpreter

@@ -17,21 +17,6 @@ import enum
 import struct
 from collections.abc import Iterator
 
-__all__ = [
-    "MESSAGE_BYTES",
-    "READ_BYTES",
-    "Control",
-    "Notice",
-    "Order",
-    "Report",
-    "Status",
-    "Words",
-    "join32",
-    "pack",
-    "split32",
-    "unpack_all",
-]
-
 _MESSAGE = struct.Struct("<8Q")
 MESSAGE_BYTES = _MESSAGE.size
 # One read takes what a default pipe can hold; smaller costs system calls, larger only an allocation.

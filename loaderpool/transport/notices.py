@@ -11,8 +11,6 @@ from typing import Any
 from loaderpool.memory.arena import map_private
 from loaderpool.transport.messages import MESSAGE_BYTES, Words, unpack_all
 
-__all__ = ["Attachment", "Lost", "read_attachment", "receive_notice"]
-
 _SOCKET_READ_BYTES = 65536
 
 # Bytes, or a mapped memory file with the length of its first part and its whole length.

@@ -14,8 +14,6 @@ from typing import Generic, TypeVar
 
 from loaderpool.transport.pipes import try_send_with_bytes
 
-__all__ = ["Outlet", "SocketOutlet"]
-
 _MAX_WRITE_BYTES = 4096  # PIPE_BUF: whole messages or none
 
 

@@ -17,8 +17,6 @@ from cloudpickle import cloudpickle as internals
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.extents import Extent
 
-__all__ = ["get_object", "put_object", "receive", "send"]
-
 
 def put_object(arena: Arena, value: Any) -> tuple[Extent, int]:
     """Pickle an object, by `send`, into an extent of its own; returns it and the pickle's length."""

@@ -8,8 +8,6 @@ import socket
 
 from loaderpool.system import machine
 
-__all__ = ["send_descriptor", "send_with_bytes", "try_send_with_bytes", "write_message"]
-
 # More goes into a memory file beside the message: a packet must stay far below the socket's buffer.
 _INLINE_BYTES = 32768
 

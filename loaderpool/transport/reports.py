@@ -11,21 +11,6 @@ import traceback
 from types import TracebackType
 from typing import Any, NamedTuple
 
-__all__ = [
-    "LOST_PIPES_STATUS",
-    "Failure",
-    "LostReport",
-    "Original",
-    "RowFailure",
-    "Verdict",
-    "describe_failure",
-    "describe_lost",
-    "describe_timeout",
-    "how_it_ended",
-    "original_of",
-    "unpickled",
-]
-
 # The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
 LOST_PIPES_STATUS = 86
 # Frames of these modules are left out of remote tracebacks: the user's own frames are what explains the error.

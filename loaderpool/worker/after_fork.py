@@ -14,8 +14,6 @@ from typing import NoReturn
 from loaderpool.system import machine, malloc
 from loaderpool.worker.forked_children import look_for_strays
 
-__all__ = ["become_worker", "serve", "settle_libraries"]
-
 
 def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_descriptors: Iterable[int]) -> None:
     """Cut the ties to supervisor and trainer that a fork leaves.

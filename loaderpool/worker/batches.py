@@ -23,8 +23,6 @@ from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, WorkFailed
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter
 
-__all__ = ["BatchMaker", "bounds_in"]
-
 
 class BatchMaker:
     """Makes a ticket's batches, each one whole before it is written.

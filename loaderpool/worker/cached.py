@@ -12,8 +12,6 @@ from loaderpool.errors import CacheError
 from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.global_rng import GlobalsWatch
 
-__all__ = ["CachedFunction"]
-
 
 class CachedFunction:
     """Gives what `fn` gives for a source index, in memory that is nobody else's.

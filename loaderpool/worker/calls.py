@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from loaderpool.plan.sample_streams import SampleStreams
     from loaderpool.worker.cached import CachedFunction
 
-__all__ = ["Calls", "Maker", "refuse_draws"]
-
 _Result = TypeVar("_Result")
 
 

@@ -13,8 +13,6 @@ from loaderpool.element.padding import fill_value
 from loaderpool.element.spec import ArraySpec, mismatch
 from loaderpool.memory.layout import Block
 
-__all__ = ["blocks_of_array", "collate"]
-
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 

@@ -6,8 +6,6 @@ import dataclasses
 
 from loaderpool.transport.reports import Failure, describe_lost, describe_timeout
 
-__all__ = ["Exclusions"]
-
 
 class Exclusions:
     """What each of them is counted as, by epoch and source index (where a call makes a batch: of its first item).

@@ -6,8 +6,6 @@ import os
 import sys
 import traceback
 
-__all__ = ["end_stray", "look_for_strays"]
-
 _is_stray = False
 
 

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GlobalsGuard", "GlobalsWatch", "SavedGlobals"]
-
 
 class GlobalsWatch:
     """Notices whether code drew from, or reseeded, `random` or `numpy.random`: in half a microsecond, changing nothing.

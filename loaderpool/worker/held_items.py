@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["comes_again", "copy_of"]
-
 # Of these no item can be changed under us; an object of any other class is the user's own affair.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _BASE = operator.attrgetter("base")

@@ -13,8 +13,6 @@ from loaderpool.memory.feed_table import Bundle, FeedTable, Pickling
 from loaderpool.plan.base import BasePlan
 from loaderpool.worker.jobs import Abandoned, Job
 
-__all__ = ["PlannedItems", "StreamedItems", "WorkItems", "rows_in_chunk"]
-
 
 class WorkItems(Protocol):
     """What a loader's work asks."""
@@ -40,25 +38,21 @@ class PlannedItems:
         self._plan = plan
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """See `WorkItems`."""
         plan = self._plan.after(job.after)
         if job.count == 1 and not plan.rows_vary:
             return plan.positions(job.epoch, job.batch, job.row_start, job.row_stop)
         return plan.positions_of(job.epoch, job.batch, job.count)
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """See `WorkItems`."""
         for batch in range(min(most, self._plan.batches_per_epoch)):
             yield self._plan.positions(epoch, batch)
 
     def ends_batch(self, job: Job) -> bool:
-        """See `WorkItems`."""
         plan = self._plan.after(job.after)
         return plan.rows_vary or job.row_stop == plan.rows(job.epoch, job.batch)
 
     @property
     def reader(self) -> Callable[[int], Any] | None:
-        """See `WorkItems`."""
         return None
 
 
@@ -112,12 +106,10 @@ class StreamedItems:
         yield np.array(list(self._items), np.int64)
 
     def ends_batch(self, job: Job) -> bool:
-        """See `WorkItems`."""
         return job.row_stop == self._rows
 
     @property
     def reader(self) -> Callable[[int], Any] | None:
-        """See `WorkItems`."""
         return self._items.__getitem__
 
     def _load(self, feed: int, batch: int) -> None:

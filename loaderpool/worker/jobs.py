@@ -14,8 +14,6 @@ from loaderpool.memory.layout import Packing
 from loaderpool.plan.base import Start
 from loaderpool.transport.reports import Failure, RowFailure
 
-__all__ = ["Abandoned", "Filled", "Job", "Opened", "Probe", "WorkFailed"]
-
 
 class Abandoned(Exception):
     """This ticket's run was abandoned."""

@@ -23,8 +23,6 @@ from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.held_items import comes_again, copy_of
 from loaderpool.worker.jobs import Abandoned
 
-__all__ = ["BuffersReused", "GeneratorError", "GeneratorRaised", "Lane", "Watcher"]
-
 # Items are asked for one by one where each takes at least so long, else in blocks: the look at "abandoned" then costs
 # a share of a percent.
 _SINGLE_ITEM_NS = 20_000

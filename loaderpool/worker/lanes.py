@@ -25,8 +25,6 @@ from loaderpool.worker.jobs import Job
 from loaderpool.worker.lane import BuffersReused, Lane
 from loaderpool.worker.progress import Progress
 
-__all__ = ["LaneItems", "LaneOrder"]
-
 _SEED_BITS = (1 << 64) - 1
 
 
@@ -125,19 +123,16 @@ class LaneItems:
         return np.array(positions, np.int64)
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """See `WorkItems`."""
         for batch in range(self._plan.lanes):
             positions = self.positions(Job(0, epoch, batch, 1, 0, 0))
             if len(positions):
                 yield positions
 
     def ends_batch(self, job: Job) -> bool:
-        """See `WorkItems`."""
         return not self._is_over
 
     @property
     def reader(self) -> Callable[[int], Any] | None:
-        """See `WorkItems`."""
         return None
 
     def forget(self, epoch: int) -> None:
@@ -218,11 +213,9 @@ class _Watcher:
         self.run = 0
 
     def begins(self, position: int) -> None:
-        """See `lane.Watcher`."""
         if self.progress is not None:
             self.progress.note_generator(self.run, position)
 
     def pauses(self) -> None:
-        """See `lane.Watcher`."""
         if self.progress is not None:
             self.progress.end_generator()

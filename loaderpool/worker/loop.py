@@ -45,8 +45,6 @@ from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
-__all__ = ["WorkerChannels", "WorkerLoop"]
-
 # Faults for single pages of a slot cost more than its first batch from about here on.
 _LARGE_SLOT_BYTES = 1 << 20
 

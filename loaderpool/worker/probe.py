@@ -33,8 +33,6 @@ from loaderpool.worker.jobs import Probe, WorkFailed
 from loaderpool.worker.lane import GeneratorRaised
 from loaderpool.worker.progress import Progress
 
-__all__ = ["Prober"]
-
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
 # samples have.
 _PROBES = 64

@@ -11,8 +11,6 @@ from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """One process's cell on the board, and what it takes for a failure.

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["share_memory"]
-
 
 def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
     """Whether a writable array, a list or a dict stands in more than one of the results, itself or behind a view.

@@ -19,8 +19,6 @@ from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
 from loaderpool.plan.generator_positions import item_name
 
-__all__ = ["Converter", "ReusedBuffer", "RowWriter"]
-
 # What a Python number may stand in for without loss, as NumPy's weak promotion has it.
 _WEAK_KINDS: dict[type, str] = {bool: "b", int: "iuf", float: "f"}
 # Leaves that cannot be changed under us while they wait for their block to be full.

@@ -31,8 +31,6 @@ from loaderpool.worker.progress import Progress
 from loaderpool.worker.reuse import share_memory
 from loaderpool.worker.threads import Planned, TicketCalls, WorkerThreads
 
-__all__ = ["ThreadCalls"]
-
 _Rows = Sequence[npt.NDArray[Any]]
 # Results of later tickets that a ticket's own are compared with. More would cost their number for each ticket.
 _OTHERS = 2

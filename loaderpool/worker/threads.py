@@ -28,8 +28,6 @@ from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
 
-__all__ = ["Planned", "TicketCalls", "WorkerThreads"]
-
 # How often the main thread, waiting for a call, looks whether there are more tickets whose calls could begin. Longer:
 # threads idle where tickets come late; shorter: the looks themselves cost.
 _LOOK_S = 0.01

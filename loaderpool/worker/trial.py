@@ -16,8 +16,6 @@ from loaderpool.worker.items import WorkItems, rows_in_chunk
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
 
-__all__ = ["Trial"]
-
 
 class Trial:
     """Runs the calls that a ticket has, one of them at a time, and drops what comes of it.

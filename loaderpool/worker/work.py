@@ -37,8 +37,6 @@ from loaderpool.worker.trial import Trial
 if TYPE_CHECKING:
     from loaderpool.worker.thread_calls import ThreadCalls
 
-__all__ = ["Work"]
-
 Rows = Sequence[npt.NDArray[Any]]
 
 # Rows are made one by one where a row is at least this large or slow, else in blocks: the look at "abandoned", the note

@@ -13,8 +13,6 @@ from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import progress, results, say, write_json
 from loaderpool.tools.tuning import cpu_budget, measure
 
-__all__ = ["bench"]
-
 
 @click.command(epilog="\b\nExample:\n  loaderpool bench train:make_loader --seconds 10 --json result.json")
 @click.argument("target")

@@ -10,8 +10,6 @@ from loaderpool.tools.cli.doctor import doctor
 from loaderpool.tools.cli.replay import replay
 from loaderpool.tools.cli.tune import tune
 
-__all__ = ["cli"]
-
 _EPILOG = """\b
 Examples:
   loaderpool tune train:make_loader

@@ -21,8 +21,6 @@ from loaderpool.tools.doctor.payload_checks import cargo_checks
 from loaderpool.tools.doctor.versions import version_checks
 from loaderpool.trainer.start import without_workers
 
-__all__ = ["doctor"]
-
 _STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
 _DRILL_WORKERS = 2  # more show nothing more, and take longer to start
 

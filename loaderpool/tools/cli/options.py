@@ -13,8 +13,6 @@ import click
 
 from loaderpool.config import MAX_WORKERS
 
-__all__ = ["STDOUT", "read_counts", "read_json", "read_plot", "read_seconds"]
-
 # What an output option has for "-": no `Path`, for a file may be called so, as `./-`.
 STDOUT = "-"
 

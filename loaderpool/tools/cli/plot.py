@@ -12,8 +12,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from loaderpool.tools.cli.report import number
 from loaderpool.tools.tuning import Recommendation
 
-__all__ = ["write_plot"]
-
 _INK, _GREY, _BLUE, _GREEN = "#222222", "#8a8a8a", "#2563a8", "#1a7f4b"
 # Where the ideal runs far above what was reached, the measurements would be pressed flat: it leaves the picture there.
 _LARGEST_HEADROOM = 2.0

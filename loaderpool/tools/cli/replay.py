@@ -25,8 +25,6 @@ from loaderpool.trainer.replay import Call, Replay
 from loaderpool.trainer.start import without_workers
 from loaderpool.transport.reports import describe_failure
 
-__all__ = ["replay"]
-
 _SHOWN_INDICES = 8
 
 

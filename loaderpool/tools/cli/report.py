@@ -14,17 +14,6 @@ from loaderpool.tools.doctor.checks import Check
 from loaderpool.tools.tuning import Comparison, CpuBudget, Recommendation, Window
 from loaderpool.trainer.loader import Loader
 
-__all__ = [
-    "bench_data",
-    "bench_table",
-    "doctor_data",
-    "number",
-    "plain_table",
-    "tune_data",
-    "tune_table",
-    "workers_table",
-]
-
 _FORMAT_VERSION = 1  # of the JSON files; raised when a key changes its meaning or goes away
 
 

@@ -15,8 +15,6 @@ import click
 
 from loaderpool.trainer.loader import Loader
 
-__all__ = ["TargetFailedError", "load_target"]
-
 
 class TargetFailedError(click.ClickException):
     """The user's own code raised while the loader was made; the message has its traceback."""

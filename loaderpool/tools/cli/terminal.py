@@ -20,8 +20,6 @@ from loaderpool.tools.cli.options import STDOUT
 from loaderpool.tools.cli.report import number
 from loaderpool.tools.tuning import Watcher, Window
 
-__all__ = ["progress", "results", "say", "write_json"]
-
 # A file has no width; a table that is cut or wrapped at 80 columns would be of no use there.
 _PLAIN_WIDTH = 200
 # The bar is drawn by a thread of the process that is measured: more often, and a cheap function gets slower by it.

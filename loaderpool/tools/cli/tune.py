@@ -12,8 +12,6 @@ from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import progress, results, say, write_json
 from loaderpool.tools.tuning import cpu_budget, default_counts, measure_counts, recommend
 
-__all__ = ["tune"]
-
 _ROUNDS = 2
 
 

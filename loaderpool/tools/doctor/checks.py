@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-__all__ = ["Check", "Status", "bytes_in_words"]
-
 Status = Literal["ok", "warn", "fail"]
 
 

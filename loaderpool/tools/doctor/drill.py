@@ -20,8 +20,6 @@ from loaderpool.system import clock
 from loaderpool.tools.doctor.checks import Check
 from loaderpool.trainer.loader import Loader
 
-__all__ = ["DEADLINE_S", "in_time", "pool_checks"]
-
 # A pool starts in half a second. Smaller would call a slow network file system, or a busy machine, a failure; larger
 # only lets who has a real hang wait longer.
 DEADLINE_S = 60.0

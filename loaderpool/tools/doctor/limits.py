@@ -10,8 +10,6 @@ import shutil
 from loaderpool.system import capacity, machine
 from loaderpool.tools.tuning.cpus import CpuBudget, cpu_budget
 
-__all__ = ["Limits", "read_limits"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Limits:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from loaderpool.tools.doctor.checks import Check, Status, bytes_in_words
 from loaderpool.tools.doctor.limits import Limits
 
-__all__ = ["machine_checks"]
-
 _GROUP = "machine"
 # Of a supervisor and a worker with NumPy: below it they hardly fit. And what leaves room for a small loader's batches.
 _LEAST_MEMORY, _GOOD_MEMORY = 128 << 20, 1 << 30

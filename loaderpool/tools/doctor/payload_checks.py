@@ -17,8 +17,6 @@ from loaderpool.transport.payload.frameworks import FrameworkImports, is_framewo
 from loaderpool.transport.payload.inventory import Manifest, list_code
 from loaderpool.transport.payload.ship import Shipment, ship
 
-__all__ = ["cargo_checks"]
-
 _GROUP = "target"
 _SHOWN = 6
 # A pickle is held by trainer and supervisor, and what it makes is forked, where reference counts copy pages bit by bit.

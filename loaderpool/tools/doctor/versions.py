@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from loaderpool.tools.doctor.checks import Check, Status
 
-__all__ = ["version_checks"]
-
 _GROUP = "software"
 # As in pyproject.toml: where the tests run, and what is declared.
 _PYTHONS = ((3, 10), (3, 13))

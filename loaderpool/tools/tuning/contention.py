@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["queued_s"]
-
 
 def queued_s(pid: int) -> float:
     """Seconds that the process's main thread has been runnable without a CPU so far.

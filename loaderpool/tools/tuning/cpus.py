@@ -7,8 +7,6 @@ import os
 
 from loaderpool.system import capacity
 
-__all__ = ["CpuBudget", "cpu_budget"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CpuBudget:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from loaderpool.tools.tuning.ideal import COMPUTES_ABOVE
 from loaderpool.tools.tuning.window import Measurement
 
-__all__ = ["describe_ideal", "explain_excess", "give_notes", "give_reason"]
-
 # Below this share it hardly computes at all.
 _WAITS_BELOW = 0.25
 # Of all CPUs (or of one, for this process): the part from which on they are full. The machine has other things to do.

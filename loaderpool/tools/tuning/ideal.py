@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from loaderpool.tools.tuning.window import Measurement
 
-__all__ = ["COMPUTES_ABOVE", "cpu_share", "ideal_speedup"]
-
 # Above this share of CPU time the function computes: the rest is what other processes take, not waiting of its own.
 COMPUTES_ABOVE = 0.75
 

@@ -13,8 +13,6 @@ from loaderpool.tools.tuning.contention import queued_s
 from loaderpool.tools.tuning.window import Measurement, Window
 from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
 
-__all__ = ["Measurable", "Watcher", "default_counts", "measure", "measure_counts"]
-
 # The start is not the steady state: first calls import and open files, first batches fault the slots' pages in.
 # Smaller counts some of that; larger only lengthens the measuring, and slow batches have no ring to fill anyway.
 _WARM_UP_S = 1.0

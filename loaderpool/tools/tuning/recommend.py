@@ -10,8 +10,6 @@ from loaderpool.tools.tuning.explain import describe_ideal, explain_excess, give
 from loaderpool.tools.tuning.ideal import cpu_share, ideal_speedup
 from loaderpool.tools.tuning.window import Measurement
 
-__all__ = ["Comparison", "Recommendation", "recommend"]
-
 # A count this close to the fastest is as good: each worker costs memory, and CPU time that the training wants too.
 # Smaller, noise decides; larger, throughput is given away.
 _TOLERANCE = 0.05

@@ -6,8 +6,6 @@ import dataclasses
 
 from loaderpool.trainer.epochs.statistics import WorkerStatistics
 
-__all__ = ["Measurement", "Window"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Window:

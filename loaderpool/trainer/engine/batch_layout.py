@@ -14,8 +14,6 @@ from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, join32
 from loaderpool.transport.pickling import put_object
 
-__all__ = ["BatchLayout"]
-
 
 class BatchLayout:
     """Is made when the first samples have told the form, and orders it. The session's lock is held by the caller.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from loaderpool.element.spec import ElementSpec
     from loaderpool.transport.reports import Failure, RowFailure
 
-__all__ = ["Delivery", "Engine", "Subscription", "aligned_empty", "data_bytes"]
-
 
 _BYTE = ctypes.c_byte
 

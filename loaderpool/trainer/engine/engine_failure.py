@@ -11,8 +11,6 @@ from loaderpool.trainer.session.remote_errors import lost_error, sample_error, s
 from loaderpool.transport.messages import Notice, Words
 from loaderpool.transport.notices import Attachment, read_attachment
 
-__all__ = ["EngineFailure"]
-
 
 class EngineFailure:
     """The error that all of a loader's passes end with; none at first. What changes it holds the session's lock."""

@@ -11,8 +11,6 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.spec_choice import choose_padding, choose_spec
 from loaderpool.worker.jobs import Probe
 
-__all__ = ["choose_form", "stated_probe"]
-
 # What a batch is taken to last until one was timed. Less: the first batches of a slow function would not be cut into
 # row ranges, and each would wait for one worker. More: the first ranges of a fast one are shorter than a hand-over.
 _UNTIMED_BATCH_NS = 1_000_000_000

@@ -5,8 +5,6 @@ from __future__ import annotations
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.trainer.engine.reorder_buffer import Arrived
 
-__all__ = ["LaneBuffer"]
-
 
 class LaneBuffer:
     """Batches of some lanes: batch k is one of lane k modulo their number. A `ReorderBuffer`.
@@ -45,7 +43,6 @@ class LaneBuffer:
 
     @property
     def done_before(self) -> int:
-        """See `ReorderBuffer`."""
         return self.begin_at
 
     def put(self, arrived: Arrived) -> bool:
@@ -60,15 +57,12 @@ class LaneBuffer:
         return True
 
     def is_ready(self) -> bool:
-        """See `ReorderBuffer`."""
         return self.begin_at in self._waiting if self._in_order else bool(self._ready)
 
     def front(self) -> Arrived:
-        """See `ReorderBuffer`."""
         return self._waiting[self.begin_at if self._in_order else next(iter(self._ready))]
 
     def drop_front(self) -> None:
-        """See `ReorderBuffer`."""
         number = self.front().first
         del self._waiting[number], self._ready[number]
         self._taken[number % self._lanes] += 1
@@ -88,12 +82,10 @@ class LaneBuffer:
         return [self._waiting.pop(first) for first in behind]
 
     def clear(self) -> list[Arrived]:
-        """See `ReorderBuffer`."""
         waiting, self._waiting, self._ready = self._waiting, {}, {}
         return list(waiting.values())
 
     def rest(self) -> LaneBuffer:
-        """See `ReorderBuffer`."""
         return LaneBuffer(self._lanes, self._in_order, self.places)
 
     def _move_on(self) -> None:

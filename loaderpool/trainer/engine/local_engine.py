@@ -40,8 +40,6 @@ from loaderpool.worker.jobs import Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
-__all__ = ["LocalEngine"]
-
 _LOCK_TIMEOUT_S = 1.0
 # Of a smaller batch TensorFlow makes a copy in less time than it takes to find memory that needs none.
 _ALIGNED_FROM_BYTES = 4096
@@ -92,7 +90,6 @@ class LocalEngine:
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
     def read_ahead(self, is_sure: bool) -> int:
-        """See `delivery.Engine`."""
         return 0
 
     def form(self) -> BatchForm:
@@ -119,7 +116,6 @@ class LocalEngine:
         return form
 
     def spec(self) -> ElementSpec:
-        """See `delivery.Engine`."""
         form = self.form()
         with _alone, SavedGlobals():
             if not self._second.is_over:

@@ -16,16 +16,6 @@ from loaderpool.trainer.session.remote_errors import source_error
 from loaderpool.transport.bundles import OURS
 from loaderpool.transport.reports import describe_failure
 
-__all__ = [
-    "GeneratorSubscription",
-    "IndexedSubscription",
-    "LaneEnded",
-    "LocalSubscription",
-    "MakeBatch",
-    "StreamReading",
-    "StreamSubscription",
-]
-
 
 class LaneEnded(Exception):
     """The generator whose turn it was has no more."""
@@ -65,7 +55,6 @@ class LocalSubscription(ABC):
 
     @property
     def is_at_end(self) -> bool:
-        """See `delivery.Subscription`."""
         return False
 
     @abstractmethod
@@ -193,7 +182,6 @@ class StreamSubscription(LocalSubscription):
 
     @property
     def is_at_end(self) -> bool:
-        """See `delivery.Subscription`."""
         return self._reading.is_over
 
 
@@ -235,5 +223,4 @@ class GeneratorSubscription(LocalSubscription):
 
     @property
     def is_at_end(self) -> bool:
-        """See `delivery.Subscription`."""
         return len(self.ended_lanes) == self._plan.lanes

@@ -31,8 +31,6 @@ from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import place, put_shipment
 
-__all__ = ["PoolEngine"]
-
 # Whoever holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
 _LOCK_TIMEOUT_S = 1.0
 
@@ -162,7 +160,6 @@ class PoolEngine:
         layout.order()
 
     def spec(self) -> ElementSpec:
-        """See `delivery.Engine`."""
         with InterruptsHeld():
             form, probing = self.form(), self._probing
             with self.session.lock:
@@ -255,7 +252,6 @@ class PoolEngine:
             self.feeds.free({id(run.feed) for run in self.runs.values()})
 
     def on_close(self) -> None:
-        """See `routing.Listener`."""
         if self.feeds is not None:
             self.feeds.stop()
 
@@ -331,11 +327,9 @@ class PoolEngine:
 
     @property
     def was_loaded(self) -> bool:
-        """See `routing.Listener`."""
         return self._was_loaded
 
     def on_load_died(self, how: str) -> None:
-        """See `routing.Listener`."""
         self._has_ended_supervisor = True
         self.on_close()  # nobody will want what its stream still has
         self.failure.note_load_died(how)

@@ -20,8 +20,6 @@ from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control
 from loaderpool.worker.jobs import Probe
 
-__all__ = ["Probing"]
-
 _MOST_NS = 2**62  # what a word of a message holds
 
 

@@ -10,8 +10,6 @@ from typing import Any, Protocol
 from loaderpool.errors import LoaderpoolError
 from loaderpool.transport.reports import RowFailure
 
-__all__ = ["Arrived", "OrderedBuffer", "ReorderBuffer", "UnorderedBuffer"]
-
 
 @dataclasses.dataclass(slots=True)
 class Arrived:
@@ -78,40 +76,32 @@ class OrderedBuffer:
 
     @property
     def taken(self) -> int:
-        """See `ReorderBuffer`."""
         return self.begin_at
 
     @property
     def done_before(self) -> int:
-        """See `ReorderBuffer`."""
         return self.begin_at
 
     def put(self, arrived: Arrived) -> bool:
-        """See `ReorderBuffer`."""
         self._by_first[arrived.first] = arrived
         return True
 
     def is_ready(self) -> bool:
-        """See `ReorderBuffer`."""
         return self.begin_at in self._by_first
 
     def front(self) -> Arrived:
-        """See `ReorderBuffer`."""
         return self._by_first[self.begin_at]
 
     def drop_front(self) -> None:
-        """See `ReorderBuffer`."""
         count = self._by_first[self.begin_at].count
         del self._by_first[self.begin_at]
         self.begin_at += count
 
     def clear(self) -> list[Arrived]:
-        """See `ReorderBuffer`."""
         waiting, self._by_first = self._by_first, {}
         return list(waiting.values())
 
     def rest(self) -> OrderedBuffer:
-        """See `ReorderBuffer`."""
         return OrderedBuffer(self.begin_at)
 
 
@@ -140,7 +130,6 @@ class UnorderedBuffer:
 
     @property
     def taken(self) -> int:
-        """See `ReorderBuffer`."""
         return self._taken_count
 
     @property
@@ -163,15 +152,12 @@ class UnorderedBuffer:
         return True
 
     def is_ready(self) -> bool:
-        """See `ReorderBuffer`."""
         return self._taken_count // self._per_epoch in self._by_epoch
 
     def front(self) -> Arrived:
-        """See `ReorderBuffer`."""
         return self._by_epoch[self._taken_count // self._per_epoch][0]
 
     def drop_front(self) -> None:
-        """See `ReorderBuffer`."""
         epoch = self._taken_count // self._per_epoch
         queue = self._by_epoch[epoch]
         arrived = queue.popleft()
@@ -187,10 +173,8 @@ class UnorderedBuffer:
             self.begin_at += count
 
     def clear(self) -> list[Arrived]:
-        """See `ReorderBuffer`."""
         waiting, self._by_epoch = self._by_epoch, {}
         return [arrived for queue in waiting.values() for arrived in queue]
 
     def rest(self) -> UnorderedBuffer:
-        """See `ReorderBuffer`."""
         return UnorderedBuffer(self.begin_at, self._per_epoch, dict(self._taken), self._taken_count)

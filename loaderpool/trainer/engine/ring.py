@@ -22,8 +22,6 @@ from loaderpool.trainer.session.routing import Listener
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, unpack_all
 
-__all__ = ["Ring", "RingPlan", "plan_ring", "with_chunk"]
-
 _DEFAULT_LIMIT_BYTES = 2 << 30
 _SHARE_OF_FREE = 4
 # A run that must share needs one slot to fill while the consumer looks at another.

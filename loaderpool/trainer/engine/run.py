@@ -21,8 +21,6 @@ from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.pickling import put_object
 from loaderpool.transport.reports import Failure, LostReport
 
-__all__ = ["Run"]
-
 # Keys of completions kept to recognise a second one of the same work; more than can ever be outstanding at once.
 _SEEN_KEYS = 8192
 

@@ -11,8 +11,6 @@ from loaderpool.trainer.session.session import Session
 from loaderpool.trainer.stream.feed import Feed
 from loaderpool.transport.messages import Words
 
-__all__ = ["DeliveryCounts", "LiveRun", "RunContext", "RunOwner"]
-
 
 class LiveRun(Protocol):
     """A run that the supervisor knows."""

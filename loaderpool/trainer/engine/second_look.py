@@ -14,8 +14,6 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.spec_choice import spec_of_whole_batches
 from loaderpool.worker.jobs import Probe
 
-__all__ = ["SECOND", "SecondLook"]
-
 SECOND = 1
 """The batch that is looked at."""
 

@@ -17,8 +17,6 @@ from typing import Generic, Protocol, TypeVar
 from loaderpool.errors import MemoryLimitError
 from loaderpool.trainer.engine.ring import Ring
 
-__all__ = ["HoldsSlots", "SlotQuotas"]
-
 
 class HoldsSlots(Protocol):
     """A run, as the quotas see it."""

@@ -15,8 +15,6 @@ from loaderpool.transport.messages import Control
 from loaderpool.transport.payload.placement import put_shipment
 from loaderpool.transport.payload.ship import ship
 
-__all__ = ["SourceUpdates"]
-
 
 @dataclasses.dataclass
 class _Update:

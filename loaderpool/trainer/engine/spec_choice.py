@@ -12,8 +12,6 @@ from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.batch_form import UnitKind
 from loaderpool.worker.jobs import Probe
 
-__all__ = ["choose_padding", "choose_spec", "spec_of_batches", "spec_of_whole_batches"]
-
 
 def choose_spec(probe: Probe, given: ElementSpec | None, config: LoaderConfig, unit: UnitKind) -> ElementSpec:
     """The spec of a batch, batch axis included.

@@ -21,8 +21,6 @@ from loaderpool.trainer.engine.run_context import RunContext
 from loaderpool.trainer.stream.feed import Feed
 from loaderpool.transport.messages import Control
 
-__all__ = ["PoolSubscription"]
-
 _NO_LIMIT = 1 << 62
 
 
@@ -116,7 +114,6 @@ class PoolSubscription:
 
     @property
     def ended_lanes(self) -> Mapping[int, int]:
-        """See `delivery.Subscription`."""
         buffer = self._run.buffer
         return buffer.ended if isinstance(buffer, LaneBuffer) else {}
 

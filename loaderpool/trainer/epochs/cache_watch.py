@@ -12,8 +12,6 @@ from loaderpool.cache.shared import SharedCache, plan_in_memory, plan_on_disk
 from loaderpool.errors import CacheError, CacheWarning
 from loaderpool.trainer.session.warnings import level_outside
 
-__all__ = ["CacheWatch", "make_cache"]
-
 _MORE_MEMORY = "give it a smaller max_bytes, or a directory in place of memory"
 _TEXTS = {
     Trouble.NO_MEMORY: f"the machine has too little memory left for it: {_MORE_MEMORY}",

@@ -12,8 +12,6 @@ from loaderpool.trainer.engine.delivery import Delivery
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure
 
-__all__ = ["Counters", "failed_indices"]
-
 _LATEST_INDICES = 1000
 
 

@@ -9,8 +9,6 @@ from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.error_budget import ErrorBudget
 from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
 
-__all__ = ["Pass"]
-
 
 class Pass:
     """One pass over a loader: the deliveries of one epoch.

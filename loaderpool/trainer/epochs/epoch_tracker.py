@@ -25,8 +25,6 @@ from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.last_error import LastError
 from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
 
-__all__ = ["EpochHooks", "EpochTracker"]
-
 # Of an epoch this part, one batch at least, is the most that is made ahead while no other pass is known of. Smaller:
 # many workers idle while a first epoch's last batches are made. Larger: more calls in vain where it is the only pass.
 _FEW = 8

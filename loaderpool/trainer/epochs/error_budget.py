@@ -16,8 +16,6 @@ from loaderpool.trainer.epochs.counters import Counters, failed_indices
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure
 
-__all__ = ["ErrorBudget"]
-
 
 class ErrorBudget:
     """The samples of one pass that failed, counted batch by batch.

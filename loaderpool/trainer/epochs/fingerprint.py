@@ -18,8 +18,6 @@ from loaderpool.sources.replicated import ReplicatedSource
 if TYPE_CHECKING:
     import hashlib
 
-__all__ = ["Fingerprint"]
-
 _SHOWN_ITEMS = 3  # of a source: the first, the one in the middle, the last
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from loaderpool.errors import LoaderpoolError
 
-__all__ = ["LastError"]
-
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
 
 

@@ -16,8 +16,6 @@ from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.trainer.engine.delivery import Delivery, Subscription
 from loaderpool.trainer.epochs.lane_log import LaneLog
 
-__all__ = ["Frontier", "IterationLog", "PassLog", "Position"]
-
 _MOST_PASSES = 1000
 
 

@@ -23,8 +23,6 @@ from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.fingerprint import Fingerprint
 from loaderpool.trainer.epochs.position import Position
 
-__all__ = ["check_resumable", "find_position", "read_state", "write_state"]
-
 _VERSION = 1
 _NAMES = frozenset({"loaderpool_state", "epoch", "position", "taken", "num_shards", "lanes", "loader"})
 # Batches taken out of turn, each of which takes some hundred bytes in the pass. Fewer: a run of tiny batches that were

@@ -14,8 +14,6 @@ from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
 from loaderpool.transport.payload.captured import CapturedData
 from loaderpool.transport.payload.placement import Placement
 
-__all__ = ["take_snapshot"]
-
 
 def take_snapshot(tracker: EpochTracker, engine: Engine | None) -> Statistics:
     """The counts of a loader's passes, and of its ring and pool where it has them."""

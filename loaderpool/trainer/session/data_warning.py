@@ -8,8 +8,6 @@ from loaderpool.errors import LargeDataWarning
 from loaderpool.trainer.session.warnings import level_outside
 from loaderpool.transport.payload.ship import Shipment
 
-__all__ = ["warn_of_data"]
-
 
 def warn_of_data(shipment: Shipment) -> None:
     """Warn, in the line of the user's that has led here, of long lists that are not packed, and of those of ints.

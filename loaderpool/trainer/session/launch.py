@@ -20,8 +20,6 @@ from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, machine
 from loaderpool.transport import child_process
 
-__all__ = ["Launched", "environment", "inherited", "launch", "search_path"]
-
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
 _ONE_THREAD = (
     "OMP_NUM_THREADS",

@@ -23,8 +23,6 @@ from loaderpool.memory.arena import Arena
 from loaderpool.system import interrupts
 from loaderpool.transport import messages
 
-__all__ = ["Lender", "ReturnPipe"]
-
 
 class ReturnPipe:
     """The trainer's end of the control pipe, kept open for as long as anything may still return a slot.

@@ -9,8 +9,6 @@ from typing import Protocol
 
 from loaderpool.system.interrupts import InterruptsHeld, note_exit
 
-__all__ = ["close_all", "live", "live_sessions"]
-
 
 class _Session(Protocol):
     def close(self) -> None:

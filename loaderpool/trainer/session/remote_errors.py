@@ -30,15 +30,6 @@ from loaderpool.transport.reports import (
     unpickled,
 )
 
-__all__ = [
-    "lost_error",
-    "reader_lost_error",
-    "reading_error",
-    "sample_error",
-    "setup_error",
-    "source_error",
-]
-
 _Error = TypeVar("_Error", bound=LoaderpoolError)
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
 

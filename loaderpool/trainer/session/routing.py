@@ -7,8 +7,6 @@ from typing import Protocol
 from loaderpool.transport.messages import Notice, Words
 from loaderpool.transport.notices import Attachment
 
-__all__ = ["Listener", "NoticeListener", "Routing"]
-
 
 class NoticeListener(Protocol):
     """A run, or a loader's engine, which takes the notices about it."""

@@ -32,8 +32,6 @@ from loaderpool.transport.notices import Attachment, Lost, read_attachment, rece
 if TYPE_CHECKING:
     from loaderpool.transport.payload.fork_check import ForkObstacle
 
-__all__ = ["Session"]
-
 # Completions in a row that could not be received before somebody is told: they are made again, and a descriptor may
 # become free meanwhile.
 _MAIMED_IN_A_ROW = 5

@@ -5,8 +5,6 @@ from __future__ import annotations
 import linecache
 import re
 
-__all__ = ["with_source_lines"]
-
 # As `traceback` writes a frame, in an exception group too, and as faulthandler does (which never writes the line).
 _FRAME = re.compile(r'([ |]*  )File "([^"]+)", line (\d+),? in ')
 

@@ -9,8 +9,6 @@ from loaderpool.plan.generator_positions import item_name
 from loaderpool.supervisor.restart_limit import RestartLimit
 from loaderpool.system import clock
 
-__all__ = ["SupervisorDeaths"]
-
 # Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one
 # of them starts, end the pool. Larger: the longer a sample that takes its supervisor along is tried.
 _WITHOUT_PROGRESS = 8

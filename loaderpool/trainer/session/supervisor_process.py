@@ -19,8 +19,6 @@ from loaderpool.system import clock, ctrl_c, fault_points, machine
 from loaderpool.trainer.session.launch import launch
 from loaderpool.transport.messages import READ_BYTES, Words, unpack_all
 
-__all__ = ["SupervisorProcess", "tickets_after"]
-
 # How long a close waits for the supervisor to end by itself before it is killed.
 _CLOSE_TIMEOUT_S = 2.0
 # How long the supervisor may take to make room for another message with descriptors; it reads them when it loads.

@@ -11,8 +11,6 @@ from loaderpool.errors import WorkersNotForkedWarning
 if TYPE_CHECKING:
     from loaderpool.transport.payload.fork_check import ForkObstacle
 
-__all__ = ["level_outside", "warn_of"]
-
 _OWN_PREFIX = "loaderpool"
 
 

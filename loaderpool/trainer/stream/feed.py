@@ -32,8 +32,6 @@ from loaderpool.trainer.session.session import Session
 from loaderpool.trainer.stream.frames import FrameSource, NextFrame, StreamFailed
 from loaderpool.transport.bundles import what_ended
 
-__all__ = ["Ahead", "Feed"]
-
 # More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
 _CHEAP_BYTES = 16 << 20

@@ -20,8 +20,6 @@ from loaderpool.trainer.stream.reader.readers import Readers
 from loaderpool.transport.payload.placement import Placement, place, put_shipment
 from loaderpool.transport.payload.ship import Shipment, ship
 
-__all__ = ["StreamFeeds", "ship_beside"]
-
 
 def ship_beside(
     payload: Mapping[str, Any], stream: StreamSource | None, config: LoaderConfig, plan: BasePlan

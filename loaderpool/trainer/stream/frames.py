@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from loaderpool.errors import LoaderpoolError
 from loaderpool.transport.bundles import Frame, frames
 
-__all__ = ["FrameSource", "NextFrame", "OwnFrames", "StreamFailed"]
-
 
 class StreamFailed(Exception):
     """The stream ended by an error; it never leaves the feed.
@@ -83,12 +81,10 @@ class OwnFrames:
         self._frames = frames(batches)
 
     def next(self, batch: int) -> Frame | None:
-        """See `FrameSource`."""
         return next(self._frames, None)
 
     def cancel(self) -> None:
         """See `FrameSource`. Who waits in the user's code goes on waiting there."""
 
     def close(self) -> None:
-        """See `FrameSource`."""
         self._frames.close()

@@ -19,8 +19,6 @@ from loaderpool.transport.payload.frameworks import FrameworkImports, home_of, i
 from loaderpool.transport.payload.keras_stand_in import PyDatasetStandIn, py_dataset_stand_in
 from loaderpool.transport.payload.pickler import PayloadPickler
 
-__all__ = ["FrameworkFreePickler", "FrameworkNeededError"]
-
 _SEQUENCE_BASES = frozenset({"PyDataset", "Sequence"})
 
 

@@ -22,8 +22,6 @@ from loaderpool.transport.payload.plain_data import are_ints, changing_in, plain
 from loaderpool.transport.payload.references import Found, Reference, find_long, values_of
 from loaderpool.transport.payload.uses import codes_within, other_use
 
-__all__ = ["Captured", "CapturedData"]
-
 # Less than this, pickled, is not worth a warning: three to six times as much in each worker.
 _MUCH_BYTES = 8 << 20
 # A list of as many ints is better off as numbers: smaller, it is packed in less than half a second.

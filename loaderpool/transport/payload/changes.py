@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from loaderpool.system import machine
 
-__all__ = ["Change", "Changes", "read_changes"]
-
 
 class Change(NamedTuple):
     """Changed attributes of a loader's source, as they travelled."""

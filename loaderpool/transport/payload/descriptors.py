@@ -9,8 +9,6 @@ import socket
 
 from loaderpool.transport.messages import MESSAGE_BYTES, Control, unpack_all
 
-__all__ = ["Parcels"]
-
 # They were sent before the order was; larger only makes a defect take longer to show.
 _ARRIVE_S = 5.0
 _MOST_DESCRIPTORS = 253  # in one message; the kernel's own limit

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from loaderpool.system import clock, machine
 from loaderpool.transport.payload.import_watch import Chain, ImportWatch
 
-__all__ = ["ForkCheck", "ForkObstacle"]
-
 # A thread that was joined is in the kernel's list for a moment more. Shorter would take it for one that stays, longer
 # delays the first worker where there is one.
 _GRACE_S = 0.25

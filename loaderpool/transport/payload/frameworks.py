@@ -9,8 +9,6 @@ from typing import Any
 
 from loaderpool.system.installed import is_installed
 
-__all__ = ["FRAMEWORKS", "FrameworkImports", "home_of", "is_framework", "is_framework_loaded"]
-
 # Top-level packages whose import imports TensorFlow or Keras. One that is missing here costs the supervisor an import
 # of TensorFlow (2 s, 490 MB); one too many only makes functions of modules that use it travel by value.
 FRAMEWORKS = frozenset(

@@ -15,8 +15,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
-__all__ = ["ImportWatch"]
-
 # The import system's own function that finds a module in order to run it; other callers only want to know of it.
 _IMPORTER = "_find_and_load_unlocked"
 _IMPORT_SYSTEM = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")

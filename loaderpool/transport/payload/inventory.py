@@ -9,8 +9,6 @@ from typing import Any
 from loaderpool.transport.payload.by_value import FrameworkFreePickler
 from loaderpool.transport.payload.pickler import PayloadPickler
 
-__all__ = ["Manifest", "list_code"]
-
 # Imported in a supervisor whatever the payload is.
 _ALWAYS_THERE = frozenset({"builtins", "cloudpickle", "loaderpool", "numpy"})
 

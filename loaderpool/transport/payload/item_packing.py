@@ -17,8 +17,6 @@ from loaderpool.sources.packed import PackedItems, same
 from loaderpool.sources.recognise import Sized
 from loaderpool.transport.payload.item_pickler import ItemFailedError, NotPackableError, Packer
 
-__all__ = ["LEAST_ITEMS", "ItemError", "ItemPacking"]
-
 # Fewer items, or fewer bytes of them, stay as they are. An item that is packed takes 1 to 2 us longer to read; one that
 # is not takes three to six times its pickle in every worker that reads it. Smaller: tiny functions over short lists
 # are slowed down for memory that nobody misses. Larger: each worker has that much more of its own.

@@ -21,8 +21,6 @@ from loaderpool.sources.packed import PackedItems, Parts, part, same
 from loaderpool.system import capacity
 from loaderpool.transport.payload.pickler import PayloadPickler
 
-__all__ = ["ItemFailedError", "NotPackableError", "Packer", "flat_bytes"]
-
 # Things by number. More: each item has a class or function of its own, and there is nothing to gain.
 _MOST_PARTS = 1000
 # How often the packed bytes are held against the memory that this process has.

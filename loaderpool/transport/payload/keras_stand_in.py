@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["PyDatasetStandIn", "py_dataset_stand_in"]
-
 
 class PyDatasetStandIn:
     """All that a subclass may use of `keras.utils.PyDataset` (and of the older `Sequence`) works here too.

@@ -14,8 +14,6 @@ from loaderpool.transport.payload.descriptors import Parcels
 from loaderpool.transport.payload.unship import unship
 from loaderpool.transport.pickling import get_object
 
-__all__ = ["Payloads"]
-
 # Part 0 is what was copied into the arena, the others are data files; then offset in it, and length.
 _Place = tuple[int, int, int]
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["OpenHandleError", "refuse_open_handles"]
-
 
 class OpenHandleError(Exception):
     """Something is open that workers would inherit."""

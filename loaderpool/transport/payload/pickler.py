@@ -16,8 +16,6 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
-__all__ = ["PayloadPickler"]
-
 _by_identity: Any = object.__eq__
 _LruCacheWrapper = type(functools.lru_cache(lambda: None))
 

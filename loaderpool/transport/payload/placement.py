@@ -17,8 +17,6 @@ from loaderpool.system.interrupts import checkpoint
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import put_object
 
-__all__ = ["Placement", "place", "put_shipment"]
-
 # Files of one shipment. More would not fit one message to the supervisor (253 descriptors), and each is a descriptor
 # here and there.
 _MOST_FILES = 64

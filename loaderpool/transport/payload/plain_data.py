@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Plainness", "are_ints", "changing_in", "plainness_of", "shorter_form"]
-
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _NESTS = frozenset({tuple, list, dict, set, frozenset, bytearray})
 _CHANGING = frozenset({list, dict, set, bytearray})

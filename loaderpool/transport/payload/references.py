@@ -22,8 +22,6 @@ from loaderpool.sources.sequence import attributes_of
 from loaderpool.system.installed import is_installed
 from loaderpool.transport.payload.uses import Scope, codes_within
 
-__all__ = ["CALLED", "Found", "Reference", "find_long", "values_of"]
-
 # Objects that are looked at. More: a function that holds a large graph of objects is looked through for longer than it
 # takes to pickle it. Where there are more, nothing is said of any.
 _MOST_OBJECTS = 20_000

@@ -18,8 +18,6 @@ from typing import Any
 
 from cloudpickle import cloudpickle as internals
 
-__all__ = ["find_shared_file"]
-
 # Functions and classes that are looked through. More: a function that calls half a package is looked at for longer
 # than it takes to pickle it.
 _MOST_LOOKED_AT = 200

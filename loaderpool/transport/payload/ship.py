@@ -23,8 +23,6 @@ from loaderpool.transport.payload.references import CALLED
 from loaderpool.transport.payload.shared_files import find_shared_file
 from loaderpool.transport.payload.unpicklable import describe_offender, describe_shared_file
 
-__all__ = ["OUT_OF_BAND_BYTES", "Shipment", "ship"]
-
 # Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
 # are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
 OUT_OF_BAND_BYTES = 64 * 1024

@@ -15,8 +15,6 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
-__all__ = ["describe_offender", "describe_shared_file"]
-
 WhyUnpicklable = Callable[[object], "Exception | None"]
 
 # A structure nested this deep has failed by its depth; its levels would not help to find it.

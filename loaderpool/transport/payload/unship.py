@@ -13,8 +13,6 @@ from typing import Any
 from loaderpool.transport.payload.open_handles import OpenHandleError
 from loaderpool.transport.pickling import receive
 
-__all__ = ["describe_load_error", "unship"]
-
 
 def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[str, Any]:
     """The payload again; arrays of `Shipment.buffers` lie in the given memory, writable where the memory is.

@@ -12,8 +12,6 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-__all__ = ["Scope", "codes_within", "other_use"]
-
 Scope = Literal["global", "closure", "parameter", "attribute"]
 
 _LOADS: dict[Scope, frozenset[str]] = {

@@ -20,8 +20,6 @@ from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader, ReaderGoneE
 from loaderpool.trainer.stream.reader.readers import Readers
 from loaderpool.trainer.stream.reader.words import HEADER, ReaderMessage
 
-__all__ = ["ReadFrames"]
-
 # What nobody wants is thrown away in pieces of so many bytes.
 _PIECE_BYTES = 1 << 20
 _BUNDLES = (ReaderMessage.BATCH, ReaderMessage.LARGE)
@@ -37,7 +35,6 @@ class _Frame(NamedTuple):
     is_large: bool
 
     def write_into(self, view: memoryview, offset: int) -> None:
-        """See `NextFrame`."""
         self.source.write_into(view, offset if self.is_large else None)
 
 
@@ -60,7 +57,6 @@ class ReadFrames:
         self._header = memoryview(bytearray(HEADER.size))
 
     def next(self, batch: int) -> _Frame | None:
-        """See `FrameSource`."""
         self._batch = batch
         try:
             kind, *words, nbytes = self._first_header() if self._reader is None else self._next_header(self._reader)
@@ -105,7 +101,6 @@ class ReadFrames:
         raise StreamFailed(functools.partial(ClosedError, "nobody wants the stream any more"))
 
     def cancel(self) -> None:
-        """See `FrameSource`."""
         self._is_cancelled = True
         reader, number = self._reader, self._number
         if reader is not None and number:

@@ -37,8 +37,6 @@ from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.after_fork import settle_libraries
 from loaderpool.worker.forked_children import end_stray, look_for_strays
 
-__all__ = ["main"]
-
 # Without pidfds the trainer is looked for this often.
 _LOOK_MS = 200
 # More parts than this do not fit one call (IOV_MAX is 1,024).

@@ -13,8 +13,6 @@ from loaderpool.system import capacity, clock, fault_points, machine
 from loaderpool.trainer.stream.reader.words import ORDER, ReaderOrder
 from loaderpool.transport.reports import LostReport, Verdict
 
-__all__ = ["GRACE_S", "Reader", "ReaderGoneError"]
-
 # How long a reader may take to let go of a pass that nobody wants, or to end. Smaller: the user's code that happens to
 # wait is killed instead of closed. Larger: the next pass, or the loader's end, waits as long.
 GRACE_S = 0.5

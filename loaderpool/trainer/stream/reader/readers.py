@@ -22,8 +22,6 @@ from loaderpool.trainer.session.launch import environment, inherited, search_pat
 from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader
 from loaderpool.transport import child_process
 
-__all__ = ["Readers"]
-
 # Of two passes that wait for the same reader one may miss the news.
 _TURN_S = 0.05
 _CLOSED = "this Loader, or its pool, is closed; make a new one"

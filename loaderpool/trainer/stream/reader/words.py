@@ -17,8 +17,6 @@ from __future__ import annotations
 import enum
 import struct
 
-__all__ = ["HEADER", "LARGE_BYTES", "ORDER", "ReaderMessage", "ReaderOrder"]
-
 # Smaller: the round trip costs more than the copies into the socket and out of it. Larger: more to copy.
 LARGE_BYTES = 1 << 19
 
