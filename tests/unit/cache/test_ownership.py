@@ -17,7 +17,7 @@ from loaderpool.cache import entries, plain
 from loaderpool.cache.disk_store import FILE_NAME, DiskStore, prepare
 from loaderpool.cache.entries import dump, load
 from loaderpool.errors import CacheError
-from tests.unit.test_cache_entries import VALUES, same
+from tests.unit.cache.test_entries import VALUES, same
 
 MARK, FIELDS = b"12345678", {"function": "a.b"}
 
