@@ -46,8 +46,14 @@ from loaderpool.transport.messages import (
 from loaderpool.transport.pickling import get_object
 from loaderpool.worker.jobs import Job
 
-__all__ = ["HandPool", "HandSession", "check_all_slots_free", "consume", "first", "hand_pool", "read_in_any_order"]
+__all__ = [
+    "BATCHES", "FIRSTS", "HandPool", "HandSession", "check_all_slots_free", "consume", "first", "hand_pool",
+    "read_in_any_order", "small_pool",
+]  # fmt: skip
 
+# A pass of `small_pool`: so many batches, which begin with these numbers.
+BATCHES = 40
+FIRSTS = list(range(0, 2 * BATCHES, 2))
 
 # Smaller than a real one: a test makes many, and those that are not collected yet use up the address space.
 _ARENA_BYTES = 1 << 30
@@ -207,11 +213,11 @@ class HandPool:
 
     def quotas(self) -> list[int]:
         """Of the active runs."""
-        return [run.quota for run in self.sharing.active]
+        return [run.quota for run in self.quotas.active]
 
     def check_shares(self) -> None:
         """RING-3, and at least a slot for each."""
-        active = self.sharing.active
+        active = self.quotas.active
         if len(active) > 1:
             lent = {slot for run in active for slot in run.lent}
             assert min(self.quotas()) >= 1
@@ -291,6 +297,16 @@ def hand_pool(workers: int, seed: int = 0, **settings: Any) -> Iterator[HandPool
         yield pool
     finally:
         pool.close()
+
+
+def _row(index: int) -> Any:
+    return np.full(1000, index)
+
+
+def small_pool(**more: Any) -> contextlib.AbstractContextManager[HandPool]:
+    """A pool of two workers whose slots are few and small, but for what `more` says of the `Loader`."""
+    settings = {"source": range(2 * BATCHES), "fn": _row, "batch_size": 2, "memory_limit": 5 * 16384, **more}
+    return hand_pool(2, **settings)
 
 
 def first(batches: Iterator[Any], count: int) -> list[int]:

@@ -1,17 +1,21 @@
-"""The arena's making under the limits that shells set; no process."""
+"""The arena: made under the limits that shells set, and its bytes, which are zero when they are taken."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loaderpool.errors import MemoryLimitError
-from loaderpool.memory.arena import Arena
+from loaderpool.memory.arena import Arena, map_whole_file
+from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.system import capacity, machine
 
 pytestmark = pytest.mark.no_leaks
 
@@ -67,3 +71,50 @@ def test_what_is_no_limits_fault_blames_none(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OSError, match="Too many open files") as raised:
         Arena.create()
     assert not isinstance(raised.value, MemoryLimitError)
+
+
+@contextlib.contextmanager
+def new_arena() -> Iterator[Arena]:
+    arena = Arena.create()
+    try:
+        yield arena
+    finally:
+        arena.close_descriptor()
+
+
+def test_arrays_live_on_without_their_arenas_descriptor() -> None:
+    with new_arena() as arena:
+        extent = arena.take(1000, "a test")
+        anchor = arena.anchor(extent.offset, extent.nbytes)
+        anchor[...] = 9
+        arena.close_descriptor()
+        arena.close_descriptor()
+        assert (anchor == 9).all()
+
+
+def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again() -> None:
+    with new_arena() as arena:
+        extent = arena.take(3 * PAGE_BYTES, "a test")
+        arena.anchor(extent.offset, extent.nbytes)[...] = 255
+        arena.give_back(extent)
+        again = arena.take(3 * PAGE_BYTES, "a test")
+        assert again == extent and not arena.anchor(again.offset, again.nbytes).any()
+
+
+def test_more_than_the_machine_has_is_refused_before_it_is_taken() -> None:
+    with new_arena() as arena:
+        before = arena.extents.taken_bytes
+        with pytest.raises(MemoryLimitError, match=r"a whale needs .* has only"):
+            arena.take(capacity.available_memory_bytes() + (1 << 30), "a whale")
+        assert arena.extents.taken_bytes == before
+
+
+def test_a_mapped_memory_file_outlives_its_descriptor() -> None:
+    descriptor = machine.create_memory_file("test")
+    os.write(descriptor, bytes(range(100)))
+    mapped = map_whole_file(descriptor, 100)
+    os.close(descriptor)
+    view = np.ndarray((50,), np.uint8, mapped, 50)
+    del mapped
+    gc.collect()
+    assert view.tolist() == list(range(50, 100))

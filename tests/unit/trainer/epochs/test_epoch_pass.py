@@ -1,0 +1,278 @@
+"""Passes take epochs and runs: which of them count, which run goes on, and what is made ahead; no process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
+from loaderpool.plan.order import Plan
+from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.position import IterationLog
+
+
+class FakeDelivery:
+    count, rows, nbytes = 1, 2, 16
+    row_failures = ()
+
+
+class FakeRun:
+    def __init__(self, engine: FakeEngine, first_epoch: int, limit: int) -> None:
+        self.engine, self.first_epoch, self.limit = engine, first_epoch, limit
+        self.taken = self.wait_ns = 0
+        self.is_over = self.is_at_end = False
+
+    def take(self) -> Any:
+        if self.engine.error is not None:
+            raise self.engine.error
+        assert self.taken < self.limit and not self.is_over
+        self.taken += 1
+        return FakeDelivery()
+
+    def extend(self, limit: int) -> None:
+        self.limit = limit
+
+    def end(self) -> None:
+        self.is_over = True
+
+
+class FakeForm:
+    max_chunk = 1
+
+
+class FakeEngine:
+    """Delivers 3 batches an epoch at once."""
+
+    def __init__(self) -> None:
+        self.runs: list[FakeRun] = []
+        self.error: BaseException | None = None
+
+    def form(self) -> Any:
+        return FakeForm()
+
+    def read_ahead(self, is_sure: bool) -> int:
+        return 0
+
+    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Any, lanes: Any) -> Any:
+        self.runs.append(FakeRun(self, first_epoch, limit))
+        return self.runs[-1]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def passes() -> tuple[FakeEngine, EpochTracker]:
+    engine = FakeEngine()
+    config = lp.Loader(range(6), batch_size=2, workers=0).config
+    return engine, EpochTracker(lambda: engine, config, Plan(6, 2), None)
+
+
+def finish(one_pass: Pass) -> int:
+    """How many deliveries were left in it."""
+    count = 0
+    while True:
+        try:
+            one_pass.next_delivery()
+        except StopIteration:
+            return count
+        count += 1
+
+
+def test_passes_one_after_the_other_go_on_with_one_run(passes: tuple[FakeEngine, EpochTracker]) -> None:
+    engine, book = passes
+    for epoch in range(4):
+        one_pass = Pass(book, IterationLog())
+        assert finish(one_pass) == 3 and one_pass.epoch == epoch
+        assert finish(one_pass) == 0
+    assert len(engine.runs) == 1 and engine.runs[0].taken == 12 and book.counters.passes == 4
+
+
+def test_a_pass_that_was_left_early_counts_and_its_run_ends(passes: tuple[FakeEngine, EpochTracker]) -> None:
+    engine, book = passes
+    left = Pass(book, IterationLog())
+    left.next_delivery()
+    left.close()
+    left.close()
+    assert engine.runs[0].is_over and book.epoch == 1
+    again = Pass(book, IterationLog())
+    assert finish(again) == 3 and again.epoch == 1 and len(engine.runs) == 2
+
+
+def test_passes_side_by_side_have_numbers_and_runs_of_their_own(passes: tuple[FakeEngine, EpochTracker]) -> None:
+    engine, book = passes
+    both = Pass(book, IterationLog()), Pass(book, IterationLog())
+    for one_pass in (*both, *both):
+        one_pass.next_delivery()
+    assert [one_pass.epoch for one_pass in both] == [0, 1] and len(engine.runs) == 2
+    assert [finish(one_pass) for one_pass in both] == [1, 1]
+    # Of the two only the one that stands before the next epoch is kept for it.
+    assert [run.is_over for run in engine.runs] == [True, False]
+    after = Pass(book, IterationLog())
+    assert finish(after) == 3 and after.epoch == 2 and len(engine.runs) == 2
+
+
+def test_a_pass_that_delivered_nothing_does_not_count(passes: tuple[FakeEngine, EpochTracker]) -> None:
+    engine, book = passes
+    unread = Pass(book, IterationLog())
+    unread.close()
+    assert (unread.epoch, book.epoch) == (-1, 0)
+    engine.error = SampleError("first batch")
+    failed = Pass(book, IterationLog())
+    with pytest.raises(SampleError):
+        failed.next_delivery()
+    with pytest.raises(StopIteration):
+        failed.next_delivery()
+    assert book.epoch == 0 and book.counters.passes == 0
+    assert isinstance(book.last_error, SampleError) and engine.runs[0].is_over
+    engine.error = None
+    after = Pass(book, IterationLog())
+    assert finish(after) == 3 and after.epoch == 0
+
+
+def test_a_pass_that_could_not_begin_does_not_count(
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, book = passes
+
+    def refuse(*_: int) -> None:
+        raise MemoryLimitError("no slot")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(engine, "begin", refuse)
+        with pytest.raises(MemoryLimitError):
+            Pass(book, IterationLog()).next_delivery()
+    assert book.epoch == 0
+    book.looks_ahead = False  # so that the run is asked for more when a pass takes it
+    finish(Pass(book, IterationLog()))
+    with monkeypatch.context() as refusing:
+        refusing.setattr(engine.runs[0], "extend", refuse)
+        with pytest.raises(MemoryLimitError):
+            Pass(book, IterationLog()).next_delivery()
+    assert book.epoch == 1 and engine.runs[0].is_over
+    after = Pass(book, IterationLog())
+    assert finish(after) == 3 and after.epoch == 1
+
+
+def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, book = passes
+    monkeypatch.setattr(engine, "read_ahead", lambda is_sure: 2)
+    one_pass = Pass(book, IterationLog(), is_followed=True)
+    one_pass.next_delivery()
+    one_pass.next_delivery()
+    assert engine.runs[0].limit == 3 + 2
+    one_pass.next_delivery()
+    assert engine.runs[0].limit == 6
+    one_pass.close()  # nothing of its epoch is left to lose
+    assert not engine.runs[0].is_over
+    after = Pass(book, IterationLog())  # it has followed on another one, so one may follow on it
+    after.next_delivery()
+    assert engine.runs[0].limit == 6  # no word to the engine in the gap between the epochs
+    after.next_delivery()
+    assert engine.runs[0].limit == 6 + 2
+    assert finish(after) == 1 and after.epoch == 1 and len(engine.runs) == 1
+    assert engine.runs[0].limit == 9
+    book.looks_ahead = False
+    assert finish(Pass(book, IterationLog())) == 3
+    assert engine.runs[0].limit == 9
+    assert finish(Pass(book, IterationLog())) == 3
+    assert engine.runs[0].limit == 12
+
+
+def test_of_a_pass_that_may_be_the_only_one_a_part_is_made_ahead(
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, book = passes
+    asked: list[bool] = []
+
+    def read_ahead(is_sure: bool) -> int:
+        asked.append(is_sure)
+        return 2
+
+    monkeypatch.setattr(engine, "read_ahead", read_ahead)
+    left = Pass(book, IterationLog())
+    left.next_delivery()
+    left.close()
+    only = Pass(book, IterationLog())  # behind one that was left, which says nothing
+    assert finish(only) == 3 and engine.runs[1].limit == 3 + 1
+    assert asked == [False] * 3
+    second = Pass(book, IterationLog())
+    second.next_delivery()
+    assert engine.runs[1].limit == 3 + 1  # no word in this gap either, for its first batch is made already
+    second.next_delivery()
+    assert engine.runs[1].limit == 6 + 2
+    assert finish(second) == 1 and engine.runs[1].limit == 9
+    last = Pass(book, IterationLog(), is_followed=False)
+    assert finish(last) == 3 and engine.runs[1].limit == 9
+    assert asked[3:] == [True]
+    assert finish(Pass(book, IterationLog())) == 3 and engine.runs[1].limit == 15
+    assert len(engine.runs) == 2
+
+
+def test_a_loader_closed_before_its_run_is_parked_keeps_the_last_delivery(
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, book = passes
+    one_pass = Pass(book, IterationLog(), is_followed=True)
+    one_pass.next_delivery()
+
+    def closed(*_: int) -> None:
+        raise ClosedError("this Loader is closed")
+
+    one_pass.next_delivery()
+    monkeypatch.setattr(engine.runs[0], "extend", closed)
+    assert finish(one_pass) == 1 and engine.runs[0].is_over
+
+
+def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoch(
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, book = passes
+    one_pass = Pass(book, IterationLog())
+    one_pass.next_delivery()
+
+    def stop(self: FakeRun) -> None:
+        raise StopIteration
+
+    monkeypatch.setattr(FakeRun, "take", stop)
+    with pytest.raises(LoaderpoolError, match="epoch 0 ended after 1 of 3 batches"):
+        one_pass.next_delivery()
+
+
+def test_a_pass_closed_while_it_waits_just_ends(
+    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, book = passes
+    one_pass = Pass(book, IterationLog())
+
+    def closed_meanwhile(self: FakeRun) -> None:
+        one_pass.close()
+        raise StopIteration
+
+    monkeypatch.setattr(FakeRun, "take", closed_meanwhile)
+    with pytest.raises(StopIteration):
+        one_pass.next_delivery()
+    assert book.last_error is None
+
+
+def test_an_epoch_that_is_set_does_not_go_on_with_another_ones_run(passes: tuple[FakeEngine, EpochTracker]) -> None:
+    engine, book = passes
+    finish(Pass(book, IterationLog()))
+    book.set_epoch(5)
+    one_pass = Pass(book, IterationLog())
+    assert finish(one_pass) == 3 and one_pass.epoch == 5 and book.epoch == 6
+    assert [run.is_over for run in engine.runs] == [True, False]
+    assert engine.runs[1].first_epoch == 5
+
+
+def test_the_parked_run_ends_with_the_loader(passes: tuple[FakeEngine, EpochTracker]) -> None:
+    engine, book = passes
+    finish(Pass(book, IterationLog()))
+    assert not engine.runs[0].is_over
+    book.drop_parked()
+    book.drop_parked()
+    assert engine.runs[0].is_over

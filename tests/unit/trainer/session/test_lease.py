@@ -1,0 +1,164 @@
+"""The return pipe never blocks and loses nothing; a lent slot returns with the last array that looks at it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderpool.memory.arena import Arena
+from loaderpool.trainer.session.lease import Lender, ReturnPipe
+from loaderpool.transport.messages import MESSAGE_BYTES, Control, pack
+from tests.support.return_pipe import Pipe
+
+# ---- the return pipe ----
+
+
+def test_messages_arrive_in_their_order(ends: Pipe) -> None:
+    for number in range(10):
+        ends.pipe.order(pack(Control.RELEASE, number))
+    assert ends.numbers() == list(range(10))
+    assert not ends.pipe.has_unsent
+
+
+def test_a_full_pipe_blocks_nobody_and_keeps_the_order_of_orders(ends: Pipe) -> None:
+    count = 3 * ends.room
+    for number in range(count):
+        ends.pipe.order(pack(Control.RESIZE, number))
+    assert ends.pipe.has_unsent and not ends.pipe.flush()
+    seen = ends.numbers()
+    ends.pipe.order(pack(Control.RESIZE, count))  # behind what waits, though there is room now
+    while ends.pipe.has_unsent:
+        ends.pipe.flush()
+        seen += ends.numbers()
+    assert seen + ends.numbers() == list(range(count + 1))
+
+
+def test_releases_into_a_full_pipe_are_not_lost(ends: Pipe) -> None:
+    count = 2 * ends.room + 5
+    for number in range(count):
+        ends.pipe.release(pack(Control.RELEASE, number))
+    seen = ends.numbers()
+    while not ends.pipe.flush():
+        seen += ends.numbers()
+    assert sorted(seen + ends.numbers()) == list(range(count))
+
+
+def test_a_pipe_that_nobody_reads_any_more_takes_everything_in_silence(ends: Pipe) -> None:
+    ends.close()
+    for _ in range(3):
+        ends.pipe.release(pack(Control.RELEASE, 1))
+        ends.pipe.order(pack(Control.RELEASE, 2))
+    assert not ends.pipe.has_unsent
+
+
+def test_a_dropped_pipe_closes_its_descriptor_and_nobody_elses() -> None:
+    read_end, write_end = os.pipe()
+    pipe = ReturnPipe(write_end)
+    release = pipe.release  # as a lease holds it
+    del pipe
+    release(pack(Control.RELEASE, 1))
+    assert len(os.read(read_end, 100)) == MESSAGE_BYTES
+    del release
+    gc.collect()
+    assert os.read(read_end, 100) == b""  # end of file: it was the last
+    os.close(read_end)
+
+
+# ---- leases ----
+
+
+class ReorderBuffer:
+    """An arena with a lender."""
+
+    def __init__(self, ends: Pipe) -> None:
+        self.arena = Arena.create()
+        self.lender = Lender(self.arena, ends.pipe)
+        self.ends = ends
+        self.by_run: dict[int, None] = {}
+
+    def lend(self, slot: int, nbytes: int = 1000) -> Any:
+        extent = self.arena.take(nbytes, "a test")
+        return self.lender.lend(slot, 1, extent.offset, extent.nbytes, self.by_run)
+
+
+@pytest.fixture
+def shelf(ends: Pipe) -> Iterator[ReorderBuffer]:
+    shelf = ReorderBuffer(ends)
+    yield shelf
+    shelf.arena.close_descriptor()
+
+
+def test_a_slot_returns_with_the_last_view_of_its_anchor(shelf: ReorderBuffer) -> None:
+    anchor = shelf.lend(7)
+    array = np.ndarray((10, 5), np.float32, anchor, 128)
+    part = array[2:5, ::2].T
+    del anchor, array
+    assert shelf.ends.read() == [] and set(shelf.lender.lent) == {7} == set(shelf.by_run)
+    part[...] = 3  # still there to be written
+    del part
+    assert shelf.ends.numbers() == [7]
+    assert not shelf.lender.lent and not shelf.by_run
+
+
+def test_a_cast_view_and_a_memoryview_keep_the_slot(shelf: ReorderBuffer) -> None:
+    anchor = shelf.lend(3)
+    kept: Any = memoryview(anchor.view(np.int16)[4:9])
+    del anchor
+    assert shelf.ends.read() == []
+    del kept
+    assert shelf.ends.numbers() == [3]
+
+
+def test_a_return_that_ctrl_c_breaks_off_is_made_good(shelf: ReorderBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run under nohup
+    anchor = shelf.lend(7)
+
+    def interrupt(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(shelf.ends.pipe, "release", interrupt)
+        del anchor
+    assert shelf.ends.read() == []
+    with pytest.raises(KeyboardInterrupt):  # it was not lost either, but is sent again in a moment
+        time.sleep(10)
+    signal.signal(signal.SIGINT, before)
+    shelf.lender.settle()
+    assert shelf.ends.numbers() == [7]
+    assert not shelf.lender.lent and not shelf.lender.returned
+
+
+def test_a_pipe_that_is_renewed_keeps_its_number(ends: Pipe) -> None:
+    number = ends.pipe.fileno()
+    read_end, write_end = os.pipe()
+    ends.pipe.renew(write_end)
+    assert ends.pipe.fileno() == number
+    ends.pipe.release(pack(Control.RELEASE, 5))
+    assert ends.read() == []
+    assert len(os.read(read_end, 100)) == MESSAGE_BYTES
+    os.close(read_end)
+
+
+def test_leases_in_a_cycle_return_when_it_is_collected(shelf: ReorderBuffer) -> None:
+    cycle: list[Any] = [shelf.lend(1), shelf.lend(2)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert sorted(shelf.ends.numbers()) == [1, 2]
+
+
+def test_who_wants_to_know_is_told_of_each_return(shelf: ReorderBuffer) -> None:
+    told: list[int] = []
+    shelf.lender.on_return.append(told.append)
+    anchors = [shelf.lend(slot) for slot in (4, 5)]
+    del anchors[0]
+    assert told == [4]
+    anchors.clear()
+    assert told == [4, 5]
