@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import SupervisorLostError
+from loaderpool.errors import ClosedError, SupervisorLostError
 from tests.support.processes import wait_gone
 
 ITEMS, BATCH = 240, 4
@@ -208,7 +208,15 @@ def test_its_workers_are_gone_before_another_one_begins() -> None:
 
 def test_closing_while_it_is_dead() -> None:
     loader = lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=2)
-    next(iter(loader))
-    os.kill(supervisor_of(loader), signal.SIGKILL)
+    batches = iter(loader)
+    first = next(batches)
+    processes = [supervisor_of(loader), *(worker.pid for worker in loader.statistics().workers)]
+    os.kill(processes[0], signal.SIGKILL)
     loader.close()
     loader.close()
+    for one_pass in (batches, loader):  # the one that was begun, and another one
+        with pytest.raises(ClosedError, match="closed"):
+            next(iter(one_pass))
+    assert wait_gone(processes, 5.0) == []
+    assert loader.statistics().supervisor_restarts == 0  # none was started, to be closed at once
+    assert first["item"][:, 0, 0].tolist() == [0, 1, 2, 3]
