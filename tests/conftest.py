@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import leaks, tensorflow_runtime
+from tests.support import interrupts, leaks, tensorflow_runtime
 from tests.support.batches import Place, shared_pools
 
 # These run whole pools; whatever they leave would also spoil the tests after them.
@@ -26,6 +26,7 @@ hypothesis.settings.register_profile("no deadline", parent=hypothesis.settings()
 hypothesis.settings.load_profile("no deadline")
 tensorflow_runtime.quieten()
 leaks.mark_children()
+interrupts.hear_ctrl_c()
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ from loaderpool.cache.shared import SharedCache, plan_in_memory
 from loaderpool.system import ctrl_c, undoing
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
 from loaderpool.system.undoing import Undoing, undo_orphans
+from loaderpool.trainer.engine import local_engine
 from loaderpool.trainer.session.open_sessions import live_sessions
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control
@@ -45,8 +46,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Ctrl-C is ignored where the tests run in the background of a shell."""
+def _apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The tests after one of these meet neither its handler nor a lock that it left taken.
+
+    A Ctrl-C between a lock's last bytecode in a `with` and the next one, where no real one can come, leaves it taken.
+    The main thread would take it again, and other threads, TensorFlow's among them, would wait for ever.
+    """
+    monkeypatch.setattr(local_engine, "_alone", threading.RLock())
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

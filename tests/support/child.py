@@ -110,7 +110,6 @@ def run_child(
                 env=_environment(env, mark),
                 cwd=scratch / "empty" if cwd is None else cwd,
                 start_new_session=True,  # so that no signal meant for it reaches the tests
-                preexec_fn=_hear_ctrl_c,
             )
         started_s = time.monotonic()
         try:
@@ -171,11 +170,6 @@ def _forbid_core_files(pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
     except ProcessLookupError:
         pass
-
-
-def _hear_ctrl_c() -> None:
-    """Where the tests run in the background of a shell, Ctrl-C is ignored, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:

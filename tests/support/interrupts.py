@@ -1,4 +1,4 @@
-"""A Ctrl-C at a chosen bytecode of loaderpool's code on the main thread, again and again.
+"""Ctrl-C is heard wherever the tests run; and one at a chosen bytecode of loaderpool's code, again and again.
 
 Python raises KeyboardInterrupt between bytecodes. So a trace function that sends SIGINT when the n-th bytecode of our
 modules is about to run, for each n, tries all places at which a real one can come, and some at which none can.
@@ -13,11 +13,21 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["CountBytecodes", "interrupted_at"]
+__all__ = ["CountBytecodes", "hear_ctrl_c", "interrupted_at"]
 
 _OURS = "/loaderpool/"
 # A Ctrl-C that came in a finalizer has been sent again by then, however busy the machine is.
 _SENT_AGAIN_S = 0.5
+
+
+def hear_ctrl_c() -> None:
+    """SIGINT raises KeyboardInterrupt in this process and ends its children, as it does in a terminal.
+
+    Under nohup, or with a shell's `&`, it is ignored from the start, and children inherit that. No child inherits a
+    handler: it begins with the default.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class CountBytecodes:

@@ -306,6 +306,36 @@ def test_fixture_marker_and_directory_each_fail_a_leaking_test(tmp_path: Path) -
     assert "5 passed" in report
 
 
+# -- Ctrl-C
+
+
+def test_ctrl_c_is_heard_by_tests_and_their_children_where_it_was_ignored_from_the_start(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import tests.conftest\n")
+    (tmp_path / "test_a.py").write_text(
+        """if True:
+        import signal, subprocess, sys
+        import pytest
+
+        def test_here():
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+        def test_child():
+            script = "import signal; signal.raise_signal(signal.SIGINT)"
+            ended = subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+            assert ended.returncode == -signal.SIGINT
+        """
+    )
+    run_child(
+        """
+        import os, signal, sys
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", "--rootdir", "."])
+        """,
+        cwd=tmp_path,
+    ).check()
+
+
 # -- TensorFlow
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -117,7 +116,6 @@ def test_a_cast_view_and_a_memoryview_keep_the_slot(shelf: ReorderBuffer) -> Non
 
 
 def test_a_return_that_ctrl_c_breaks_off_is_made_good(shelf: ReorderBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run under nohup
     anchor = shelf.lend(7)
 
     def interrupt(_: bytes) -> None:
@@ -129,7 +127,6 @@ def test_a_return_that_ctrl_c_breaks_off_is_made_good(shelf: ReorderBuffer, monk
     assert shelf.ends.read() == []
     with pytest.raises(KeyboardInterrupt):  # it was not lost either, but is sent again in a moment
         time.sleep(10)
-    signal.signal(signal.SIGINT, before)
     shelf.lender.settle()
     assert shelf.ends.numbers() == [7]
     assert not shelf.lender.lent and not shelf.lender.returned
