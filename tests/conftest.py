@@ -29,6 +29,14 @@ leaks.mark_children()
 interrupts.hear_ctrl_c()
 
 
+@pytest.hookimpl(tryfirst=True)  # before those are left out that -m does not name
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need TensorFlow are slow: each process that runs some imports it, which takes many seconds."""
+    for item in items:
+        if "tf" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def _kills_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     base = tmp_path_factory.getbasetemp()

@@ -65,6 +65,7 @@ def epochs_of(make: Callable[..., lp.Loader]) -> list[list[Any]]:
         return [[flat(batch) for batch in loader] for _ in range(EPOCHS)]
 
 
+@pytest.mark.slow
 @given(data=st.data(), deterministic=st.booleans(), seed=st.integers(0, 2**32))
 @few
 def test_what_comes_behind_a_place(

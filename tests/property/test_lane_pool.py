@@ -37,6 +37,7 @@ def whole(batch: Any) -> list[int]:
     return [int(row) for row in (batch if batch.ndim == 1 else batch[:, 0])]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     counts=st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any),

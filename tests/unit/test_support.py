@@ -23,7 +23,10 @@ import pytest
 from tests.support import child, leaks, processes, tensorflow_runtime
 from tests.support.child import ChildHungError, ChildLeftProcessesError, run_child
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the harness reads /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the harness reads /proc"),
+]
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 

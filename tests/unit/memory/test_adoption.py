@@ -214,6 +214,7 @@ def test_where_memory_ends_in_the_middle_the_array_is_whole_and_is_copied(
 # -- what becomes of the memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [128 << 10, 32 << 20])
 def test_adopt_free_and_allocate_again_many_times_around_malloc_s_threshold(threshold: int) -> None:
     def check() -> None:
@@ -293,6 +294,7 @@ def test_a_fork_sees_what_was_there_and_writes_for_itself() -> None:
     assert np.array_equal(array, expected)
 
 
+@pytest.mark.slow
 def test_a_reader_on_another_thread_never_sees_anything_else() -> None:
     array = np.full(8 * LARGE, 77, np.uint8)
     seen, stop = [], threading.Event()

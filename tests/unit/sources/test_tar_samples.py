@@ -175,6 +175,7 @@ def test_any_bytes_are_read_or_refused_by_our_own_errors(small: Path, data: byte
             lp.TarSamples(path, tail)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_headers_of_long_names_that_are_damaged(tmp_path: Path) -> None:
     """The extended header says how long its own parts are: numbers that tarfile parses without a net."""
     good = write(tmp_path / "x.tar", [("a" * 200 + "ä.jpg", b"1"), ("b.jpg", b"2")]).read_bytes()

@@ -373,6 +373,7 @@ REAL = """
 """
 
 
+@pytest.mark.slow
 def test_with_the_real_tensorflow_and_keras(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     (tmp_path / "data.py").write_text(

@@ -414,6 +414,7 @@ def test_elements_that_another_variable_holds_as_well_stay_the_same_objects() ->
     assert [each.left_because for each in shipment.captured] == ["", ""]
 
 
+@pytest.mark.slow
 def test_tuples_that_hold_each_other_many_times_are_not_followed_each_time() -> None:
     def nested(i: int) -> Any:
         found: Any = (i, f"text {i}")
@@ -554,6 +555,7 @@ def test_what_cannot_be_pickled_in_a_captured_list_is_named_as_ever() -> None:
         ship_fn(lambda i: training_set[i])
 
 
+@pytest.mark.slow
 def test_what_is_nested_too_deep_is_named_as_ever() -> None:
     deep: Any = []
     for _ in range(100_000):
