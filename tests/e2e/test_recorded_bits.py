@@ -128,8 +128,8 @@ Make = Callable[[Path], Callable[..., lp.Loader]]
 
 
 def loader(source: Any, *given: Any, **settings: Any) -> Make:
-    return lambda folder: lambda **more: lp.Loader(
-        source(folder) if callable(source) else source, *given, **{**settings, **more}
+    return lambda folder: (
+        lambda **more: lp.Loader(source(folder) if callable(source) else source, *given, **{**settings, **more})
     )
 
 

@@ -95,9 +95,7 @@ def test_drop_remainder_makes_the_batch_axis_static(tf: Any, as_dataset: Form, p
             assert [tuple(tf.nest.flatten(batch)[0].shape) for batch in dataset] == [shape] * 2
 
 
-def test_skipped_rows_leave_the_batch_axis_open_beside_drop_remainder(
-    tf: Any, as_dataset: Form, pool: lp.Pool
-) -> None:
+def test_skipped_rows_leave_the_batch_axis_open_beside_drop_remainder(tf: Any, as_dataset: Form, pool: lp.Pool) -> None:
     def fn(item: int) -> Any:
         if item == 1:
             raise ValueError(item)

@@ -62,9 +62,7 @@ NO_DRAWS: dict[str, Callable[[], object]] = {
 def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GlobalsWatch:
     """A watch of either kind; the second is what is left where memory is not laid out as expected."""
     if request.param == "whole state":
-        monkeypatch.setattr(
-            global_rng, "_words_at", lambda address, count: memoryview(bytes(4 * count)).cast("I")
-        )
+        monkeypatch.setattr(global_rng, "_words_at", lambda address, count: memoryview(bytes(4 * count)).cast("I"))
     watch = GlobalsWatch()
     assert (watch._look is not global_rng._states) == (request.param == "peek")
     return watch
