@@ -73,7 +73,7 @@ def test_a_dropped_pipe_closes_its_descriptor_and_nobody_elses() -> None:
 # ---- leases ----
 
 
-class ReorderBuffer:
+class LentSlots:
     """An arena with a lender."""
 
     def __init__(self, ends: Pipe) -> None:
@@ -88,48 +88,48 @@ class ReorderBuffer:
 
 
 @pytest.fixture
-def shelf(ends: Pipe) -> Iterator[ReorderBuffer]:
-    shelf = ReorderBuffer(ends)
-    yield shelf
-    shelf.arena.close_descriptor()
+def slots(ends: Pipe) -> Iterator[LentSlots]:
+    slots = LentSlots(ends)
+    yield slots
+    slots.arena.close_descriptor()
 
 
-def test_a_slot_returns_with_the_last_view_of_its_anchor(shelf: ReorderBuffer) -> None:
-    anchor = shelf.lend(7)
+def test_a_slot_returns_with_the_last_view_of_its_anchor(slots: LentSlots) -> None:
+    anchor = slots.lend(7)
     array = np.ndarray((10, 5), np.float32, anchor, 128)
     part = array[2:5, ::2].T
     del anchor, array
-    assert shelf.ends.read() == [] and set(shelf.lender.lent) == {7} == set(shelf.by_run)
+    assert slots.ends.read() == [] and set(slots.lender.lent) == {7} == set(slots.by_run)
     part[...] = 3  # still there to be written
     del part
-    assert shelf.ends.numbers() == [7]
-    assert not shelf.lender.lent and not shelf.by_run
+    assert slots.ends.numbers() == [7]
+    assert not slots.lender.lent and not slots.by_run
 
 
-def test_a_cast_view_and_a_memoryview_keep_the_slot(shelf: ReorderBuffer) -> None:
-    anchor = shelf.lend(3)
+def test_a_cast_view_and_a_memoryview_keep_the_slot(slots: LentSlots) -> None:
+    anchor = slots.lend(3)
     kept: Any = memoryview(anchor.view(np.int16)[4:9])
     del anchor
-    assert shelf.ends.read() == []
+    assert slots.ends.read() == []
     del kept
-    assert shelf.ends.numbers() == [3]
+    assert slots.ends.numbers() == [3]
 
 
-def test_a_return_that_ctrl_c_breaks_off_is_made_good(shelf: ReorderBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    anchor = shelf.lend(7)
+def test_a_return_that_ctrl_c_breaks_off_is_made_good(slots: LentSlots, monkeypatch: pytest.MonkeyPatch) -> None:
+    anchor = slots.lend(7)
 
     def interrupt(_: bytes) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(shelf.ends.pipe, "release", interrupt)
+        interrupted.setattr(slots.ends.pipe, "release", interrupt)
         del anchor
-    assert shelf.ends.read() == []
+    assert slots.ends.read() == []
     with pytest.raises(KeyboardInterrupt):  # it was not lost either, but is sent again in a moment
         time.sleep(10)
-    shelf.lender.settle()
-    assert shelf.ends.numbers() == [7]
-    assert not shelf.lender.lent and not shelf.lender.returned
+    slots.lender.settle()
+    assert slots.ends.numbers() == [7]
+    assert not slots.lender.lent and not slots.lender.returned
 
 
 def test_a_pipe_that_is_renewed_keeps_its_number(ends: Pipe) -> None:
@@ -143,18 +143,18 @@ def test_a_pipe_that_is_renewed_keeps_its_number(ends: Pipe) -> None:
     os.close(read_end)
 
 
-def test_leases_in_a_cycle_return_when_it_is_collected(shelf: ReorderBuffer) -> None:
-    cycle: list[Any] = [shelf.lend(1), shelf.lend(2)]
+def test_leases_in_a_cycle_return_when_it_is_collected(slots: LentSlots) -> None:
+    cycle: list[Any] = [slots.lend(1), slots.lend(2)]
     cycle.append(cycle)
     del cycle
     gc.collect()
-    assert sorted(shelf.ends.numbers()) == [1, 2]
+    assert sorted(slots.ends.numbers()) == [1, 2]
 
 
-def test_who_wants_to_know_is_told_of_each_return(shelf: ReorderBuffer) -> None:
+def test_who_wants_to_know_is_told_of_each_return(slots: LentSlots) -> None:
     told: list[int] = []
-    shelf.lender.on_return.append(told.append)
-    anchors = [shelf.lend(slot) for slot in (4, 5)]
+    slots.lender.on_return.append(told.append)
+    anchors = [slots.lend(slot) for slot in (4, 5)]
     del anchors[0]
     assert told == [4]
     anchors.clear()
