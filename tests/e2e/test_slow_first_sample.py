@@ -135,7 +135,7 @@ def test_what_fails_before_any_sample_ends_the_wait() -> None:
 
 
 def test_what_a_spec_leaves_open_the_first_sample_tells() -> None:
-    plan = lp.Loader(range(SIZE), batch_size=8, workers=0)._plan
+    plan = lp.Loader(range(SIZE), batch_size=8, workers=0)._core.plan
 
     def probe(spec: Any, unit: Any = "sample", **settings: Any) -> Any:
         return stated_probe(read_spec(spec), LoaderConfig(batch_size=8, **settings), plan, unit)
@@ -149,5 +149,5 @@ def test_what_a_spec_leaves_open_the_first_sample_tells() -> None:
     assert probe(lp.ArraySpec((None, None), np.float32, ragged=True)) is None
     assert probe(SPEC, pad=True) is None and probe(SPEC, ragged=True) is None
     assert probe(SPEC, unit="batch") is None
-    streamed = lp.Loader(iter(range(SIZE)), batch_size=8, workers=0)._plan
+    streamed = lp.Loader(iter(range(SIZE)), batch_size=8, workers=0)._core.plan
     assert stated_probe(read_spec(SPEC), LoaderConfig(batch_size=8), streamed, "sample") is None

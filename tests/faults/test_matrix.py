@@ -249,7 +249,7 @@ def bitten_module() -> str:
     """A module that passes a fault point when it is imported elsewhere than here."""
     name = f"bitten_{next(MODULES)}"
     Path(sys.path[0], f"{name}.py").write_text(
-        "from loaderpool import fault_points\n"
+        "from loaderpool.system import fault_points\n"
         "from tests.support.faulty import _row as row\n"
         "fault_points.reach('user.import')\n"
         "def fn(item, rng):\n"

@@ -213,11 +213,11 @@ class HandPool:
 
     def quotas(self) -> list[int]:
         """Of the active runs."""
-        return [run.quota for run in self.quotas.active]
+        return [run.quota for run in self.sharing.active]
 
     def check_shares(self) -> None:
         """RING-3, and at least a slot for each."""
-        active = self.quotas.active
+        active = self.sharing.active
         if len(active) > 1:
             lent = {slot for run in active for slot in run.lent}
             assert min(self.quotas()) >= 1

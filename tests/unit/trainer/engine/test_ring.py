@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loaderpool.element.spec import sample_spec
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.batch_format import BatchForm, batch_form
+from loaderpool.memory.batch_form import BatchForm, batch_form
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.trainer.engine.ring import Ring, plan_ring
 from loaderpool.trainer.engine.spec_choice import spec_of_whole_batches
