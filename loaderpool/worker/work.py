@@ -162,7 +162,6 @@ class Work:
         self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
         self._fill = self._batches.fill_packed if form.fixed is None else self._batches.fill_fixed
         if self._writes_rows:
-            self._fill = self._fill_rows
             self._writer = RowWriter(converter)
             is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
             in_blocks = is_small and not self._calls.takes_out and self.config.timeout_s is None
@@ -237,7 +236,8 @@ class Work:
         if not opened.indices:  # its lane has ended
             Packing([]).write(buffer, base)
             return Filled(0)
-        make = functools.partial(self._fill, opened, buffer, base, capacity)
+        # Not kept in `self._fill`: that would be a cycle, and the files of a dropped loader would stay open.
+        make = functools.partial(self._fill_rows if self._writes_rows else self._fill, opened, buffer, base, capacity)
         started = clock.monotonic_ns()
         try:
             if thread_calls is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import os
@@ -183,6 +184,21 @@ def test_workers_are_forked_and_the_trainer_has_no_file_open(on: Place, folder: 
             assert loader.statistics().workers_start == "fork", ending
         targets = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
         assert not [target for target in targets if target.startswith(str(folder.resolve())) and ending in target]
+
+
+@pytest.mark.parametrize("ending", SOURCES)
+def test_a_dropped_loader_of_this_process_closes_its_files_at_once(folder: Path, ending: str) -> None:
+    make, number_of = SOURCES[ending]
+    gc.collect()
+    gc.disable()
+    try:
+        loader = lp.Loader(make(paths(folder, ending)), number_of, batch_size=8, workers=0)
+        assert len(list(loader)) == -(-TOTAL // 8)
+        del loader
+        targets = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
+    finally:
+        gc.enable()
+    assert not [target for target in targets if target.startswith(str(folder.resolve()))]
 
 
 def test_a_worker_that_dies_is_replaced_and_the_next_one_opens_files_anew(on: Place, folder: Path) -> None:
