@@ -66,7 +66,7 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
         workers = own if isinstance(own, int) and own > 1 else "auto"
     if workers is not None:
         settings["workers"] = workers
-    return make(source, None, None, _hooks=hooks, **settings)
+    return make(source, batch_size=None, _hooks=hooks, **settings)
 
 
 class SequenceHooks:

@@ -144,6 +144,11 @@ def test_a_wrong_type_names_the_argument_and_the_present_value(
     assert shown in str(raised.value)
 
 
+def test_settings_go_by_name() -> None:
+    with pytest.raises(TypeError, match="positional arguments"):
+        lp.Loader(range(8), None, 32)  # type: ignore[misc]
+
+
 def test_a_wrong_argument_is_raised_in_the_callers_line() -> None:
     try:
         lp.Loader(range(8), identity, batch_size=0)
@@ -588,8 +593,10 @@ def test_as_dataset_without_tensorflow_says_what_to_install() -> None:
 
 
 def test_errors_are_exported_with_their_builtins() -> None:
-    for name in lp.errors.__all__:
-        error = getattr(lp.errors, name)
+    errors = [error for error in vars(lp.errors).values() if isinstance(error, type)]
+    assert len(errors) > 20
+    for error in errors:
+        assert getattr(lp, error.__name__) is error
         if issubclass(error, Warning):
             continue
         assert issubclass(error, LoaderpoolError)

@@ -85,10 +85,12 @@ def test_a_captured_list_takes_no_more_memory_than_as_the_source() -> None:
     table = {each["path"]: each for each in training_set}
     expected = sum(i % 1000 for i in range(count))
     loaders: dict[str, Any] = {
-        "source": lambda: lp.Loader(training_set, lambda item: item["label"], 1000, workers=4, shuffle=True),
-        "list": lambda: lp.Loader(range(count), lambda i: training_set[i]["label"], 1000, workers=4, shuffle=True),
+        "source": lambda: lp.Loader(training_set, lambda item: item["label"], batch_size=1000, workers=4, shuffle=True),
+        "list": lambda: lp.Loader(
+            range(count), lambda i: training_set[i]["label"], batch_size=1000, workers=4, shuffle=True
+        ),
         "dict": lambda: lp.Loader(
-            range(count), lambda i: table[f"data/train/{i:06d}.jpg"]["label"], 1000, workers=4, shuffle=True
+            range(count), lambda i: table[f"data/train/{i:06d}.jpg"]["label"], batch_size=1000, workers=4, shuffle=True
         ),
     }
     taken: dict[str, int] = {}
@@ -146,7 +148,9 @@ def test_a_list_that_a_generator_iterates_is_named_by_it() -> None:
 
 def test_the_doctor_tells_what_is_packed_and_what_is_not() -> None:
     training_set, names = records(), [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
-    loader = lp.Loader(range(8), lambda i: (training_set[i]["label"], len(random.choice(names))), 4, workers=0)
+    loader = lp.Loader(
+        range(8), lambda i: (training_set[i]["label"], len(random.choice(names))), batch_size=4, workers=0
+    )
     checks = {check.name: check for check in cargo_checks(loader, free_bytes=1 << 30)}
     packed, other = checks["captured lists packed"], checks["captured list"]
     assert packed.status == "ok" and "closure variable 'training_set'" in packed.found

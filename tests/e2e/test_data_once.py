@@ -134,7 +134,7 @@ def test_a_shared_and_an_adopted_array_outlive_supervisors() -> None:
     adopted, shared = large_array(), lp.share(np.arange(20_000))
     sums = expected_of(adopted)
     expected = [sums[at % ROWS] + at for at in range(20 * ROWS)]
-    with lp.Loader(range(20 * ROWS), lambda i: adopted[i % ROWS].sum() + shared[i], 2, workers=2) as loader:
+    with lp.Loader(range(20 * ROWS), lambda i: adopted[i % ROWS].sum() + shared[i], batch_size=2, workers=2) as loader:
         for _ in range(2):
             batches = iter(loader)
             found = sums_of([next(batches)])

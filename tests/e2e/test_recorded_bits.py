@@ -127,33 +127,35 @@ def csv_rows(folder: Path) -> Any:
 Make = Callable[[Path], Callable[..., lp.Loader]]
 
 
-def loader(source: Any, *given: Any, **settings: Any) -> Make:
+def loader(source: Any, fn: Any = None, **settings: Any) -> Make:
     return lambda folder: (
-        lambda **more: lp.Loader(source(folder) if callable(source) else source, *given, **{**settings, **more})
+        lambda **more: lp.Loader(source(folder) if callable(source) else source, fn, **{**settings, **more})
     )
 
 
 CASES: dict[str, Make] = {
-    "in order": loader(range(103), drawing, 10, seed=1),
-    "shuffled": loader(range(103), drawing, 10, shuffle=True, seed=2),
-    "without the remainder": loader(range(103), drawing, 10, shuffle=True, seed=3, drop_remainder=True),
-    "a shard": loader(range(101), drawing, 8, shuffle=True, seed=4, num_shards=3, shard_index=1),
-    "globals reseeded": loader(range(64), drawing, 8, shuffle=True, seed=5, seed_globals=True),
-    "whole batches": loader(range(90), None, 16, whole, shuffle=True, seed=6),
-    "padded": loader(range(80), of_length, 8, shuffle=True, seed=7, pad=True),
-    "ragged": loader(range(80), of_length, 8, shuffle=True, seed=8, ragged=True),
+    "in order": loader(range(103), drawing, batch_size=10, seed=1),
+    "shuffled": loader(range(103), drawing, batch_size=10, shuffle=True, seed=2),
+    "without the remainder": loader(range(103), drawing, batch_size=10, shuffle=True, seed=3, drop_remainder=True),
+    "a shard": loader(range(101), drawing, batch_size=8, shuffle=True, seed=4, num_shards=3, shard_index=1),
+    "globals reseeded": loader(range(64), drawing, batch_size=8, shuffle=True, seed=5, seed_globals=True),
+    "whole batches": loader(range(90), batch_fn=whole, batch_size=16, shuffle=True, seed=6),
+    "padded": loader(range(80), of_length, batch_size=8, shuffle=True, seed=7, pad=True),
+    "ragged": loader(range(80), of_length, batch_size=8, shuffle=True, seed=8, ragged=True),
     "buckets": loader(
         range(150), of_length, shuffle=True, seed=9, pad=True, batch_sizes=[12, 8, 4],
         bucket_by=[item % 23 + 1 for item in range(150)], boundaries=[8, 16],
     ),
-    "augmented": loader(range(60), drawing, 8, augment=augmented, shuffle=True, seed=10),
+    "augmented": loader(range(60), drawing, batch_size=8, augment=augmented, shuffle=True, seed=10),
     "cached": lambda folder: lambda **more: lp.Loader(
-        range(60), plain, 8, augment=augmented, shuffle=True, seed=11, cache="memory", **more
+        range(60), plain, batch_size=8, augment=augmented, shuffle=True, seed=11, cache="memory", **more
     ),
-    "a file of lines": loader(csv_rows, None, 16, shuffle=True, seed=12),
-    "a mix": loader(lambda folder: lp.mix([range(50), range(100, 300)], weights=[0.3, 0.7], seed=1), None, 16, seed=13),
+    "a file of lines": loader(csv_rows, batch_size=16, shuffle=True, seed=12),
+    "a mix": loader(
+        lambda folder: lp.mix([range(50), range(100, 300)], weights=[0.3, 0.7], seed=1), batch_size=16, seed=13
+    ),
     "a stream": lambda folder: lambda **more: lp.Loader(
-        Stream(), drawing, 8, shuffle=25, seed=14, **more
+        Stream(), drawing, batch_size=8, shuffle=25, seed=14, **more
     ),
     "generators": lambda folder: lambda **more: lp.Loader.from_generator(
         numbers_of, shards=range(5), cycle_length=3, batch_size=8, shuffle=20, seed=15, **more
