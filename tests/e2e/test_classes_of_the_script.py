@@ -143,3 +143,38 @@ def test_tensorflow_gets_namedtuples(imported: bool, tmp_path: Path) -> None:
     """
     first = "from samples import Sample\n" if imported else program(own)
     run_child(program("") + first + program(code), cwd=tmp_path, stdin_code=True).check()
+
+
+@pytest.mark.parametrize("stdin_code", [False, True], ids=["a script", "code from stdin"])
+def test_functions_that_dispatch_on_the_type_of_an_item(stdin_code: bool) -> None:
+    code = """
+        import functools
+
+        @functools.singledispatch
+        def size(item):
+            return -1
+
+        @size.register
+        def _(item: str):
+            return len(item)
+
+        @size.register
+        def _(item: list):
+            return sum(size(part) for part in item)  # itself, again
+
+        class Reader:
+            @functools.singledispatchmethod
+            def read(self, item):
+                return 0
+
+            @read.register
+            def _(self, item: str):
+                return size(item) + 1
+
+        items, reader = ["abc", ["a", "bcd", 2.0], 1.0, []], Reader()
+        for function, expected in ((size, [3, 3, -1, 0]), (lambda item: reader.read(item), [4, 0, 0, 0])):
+            for workers in (0, 2):
+                with lp.Loader(items, function, batch_size=4, workers=workers) as loader:
+                    assert [batch.tolist() for batch in loader] == [expected]
+    """
+    run_child(program(code), stdin_code=stdin_code).check()

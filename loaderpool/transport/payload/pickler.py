@@ -18,6 +18,8 @@ from cloudpickle import cloudpickle as internals
 
 _by_identity: Any = object.__eq__
 _LruCacheWrapper = type(functools.lru_cache(lambda: None))
+_make_dispatcher: Callable[[Any], Any] = functools.singledispatch  # which mypy knows too well
+_DISPATCHES = _make_dispatcher(len).__code__
 
 
 class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -48,6 +50,9 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             return self._reduce_cached_function(obj)
         if kind is functools.cached_property:
             return _reduce_cached_property(obj)
+        if kind is types.FunctionType and obj.__code__ is _DISPATCHES and self.is_by_value(obj):
+            state = obj.__wrapped__, dict(obj.registry)
+            return _make_dispatcher, (len,), state, None, None, _set_dispatcher
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
@@ -139,6 +144,17 @@ def _remake_cached_property(function: Callable[[Any], Any], name: str | None) ->
     if name is not None:
         remade.__set_name__(object, name)
     return remade
+
+
+# What `functools.singledispatch` returns has a cache of weak references. It is made first, and filled then, for its
+# functions may call it.
+
+
+def _set_dispatcher(dispatcher: Any, state: tuple[Callable[..., Any], dict[type, Callable[..., Any]]]) -> None:
+    default, registry = state
+    functools.update_wrapper(dispatcher, default)
+    for kind, function in registry.items():
+        dispatcher.register(kind, function)
 
 
 def _reduce_memmap(array: Any) -> Any:
