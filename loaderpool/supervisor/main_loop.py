@@ -35,12 +35,12 @@ from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import STOP_LOOK_MS, SampleWatch
 from loaderpool.system import capacity, clock, fault_points, machine, role
 from loaderpool.transport.messages import READ_BYTES, Notice, pack, unpack_all
-from loaderpool.transport.outlet import Outlet, SocketOutlet
 from loaderpool.transport.payload.descriptors import Parcels
 from loaderpool.transport.payload.fork_check import ForkCheck
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.open_handles import refuse_open_handles
 from loaderpool.transport.payload.unship import describe_load_error
+from loaderpool.transport.pipes import Outlet, SocketOutlet
 from loaderpool.transport.reports import LostReport, describe_failure, describe_timeout
 
 # Without pidfds the process table is looked at this often.

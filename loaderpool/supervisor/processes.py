@@ -22,9 +22,9 @@ from loaderpool.supervisor.fork_worker import ForkedProcess
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
 from loaderpool.system import machine, role
-from loaderpool.transport.outlet import Outlet
 from loaderpool.transport.payload.fork_check import ForkCheck
 from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.pipes import Outlet
 from loaderpool.worker.after_fork import become_worker
 from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 

@@ -52,8 +52,7 @@ from loaderpool.transport.messages import (
     unpack_all,
 )
 from loaderpool.transport.notices import receive_notice
-from loaderpool.transport.outlet import Outlet, SocketOutlet
-from loaderpool.transport.pipes import send_descriptor
+from loaderpool.transport.pipes import Outlet, SocketOutlet, send_descriptor
 from loaderpool.worker import loop
 from loaderpool.worker.items import PlannedItems
 from loaderpool.worker.jobs import Abandoned, Filled, Job

@@ -23,8 +23,8 @@ from loaderpool.trainer.engine.probing import Probing
 from loaderpool.trainer.engine.run_context import DeliveryCounts, LiveRun, RunContext
 from loaderpool.trainer.engine.source_updates import SourceUpdates
 from loaderpool.trainer.engine.subscription import PoolSubscription
-from loaderpool.trainer.session.data_warning import warn_of_data
 from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.session.warnings import warn_of_data
 from loaderpool.trainer.stream.feed import Ahead, Feed
 from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
 from loaderpool.transport.messages import Control, Notice, Words, join32

@@ -11,7 +11,7 @@ from __future__ import annotations
 from loaderpool.element.spec import ElementSpec, widened
 from loaderpool.memory.batch_form import UnitKind
 from loaderpool.plan.base import BasePlan
-from loaderpool.trainer.engine.spec_choice import spec_of_whole_batches
+from loaderpool.trainer.engine.form_choice import spec_of_whole_batches
 from loaderpool.worker.jobs import Probe
 
 SECOND = 1

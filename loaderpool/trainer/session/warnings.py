@@ -1,4 +1,4 @@
-"""Tells the user that workers are not forked, and which import is to blame."""
+"""Warns the user, in his line: that workers are not forked, and of data that travels in a costly form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from loaderpool.errors import WorkersNotForkedWarning
+from loaderpool.errors import LargeDataWarning, WorkersNotForkedWarning
+from loaderpool.transport.payload.ship import Shipment
 
 if TYPE_CHECKING:
     from loaderpool.transport.payload.fork_check import ForkObstacle
@@ -40,3 +41,14 @@ def level_outside() -> int:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _OWN_PREFIX:
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     return level + 1
+
+
+def warn_of_data(shipment: Shipment) -> None:
+    """Warn, in the line of the user's that has led here, of long lists that are not packed, and of those of ints.
+
+    Raises:
+        LargeDataWarning: where a filter makes an error of it.
+    """
+    texts = [str(each) for each in shipment.captured if each.left_because]
+    for text in (*texts, *shipment.hints):
+        warnings.warn(text, LargeDataWarning, stacklevel=level_outside())

@@ -23,8 +23,8 @@ from loaderpool.memory.layout import (
     read_packed,
 )
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
+from loaderpool.trainer.engine.form_choice import spec_of_batches
 from loaderpool.trainer.engine.ring import with_chunk
-from loaderpool.trainer.engine.spec_choice import spec_of_batches
 
 LAYOUTS = [
     FixedLayout(((),), (np.dtype(bool),), 1),
