@@ -124,6 +124,7 @@ def test_a_large_array_stands_in_memory_once_and_gives_the_bits_of_a_serial_run(
     with lp.Loader(source, fn, batch_size=4, workers=2) as loader:
         assert_same(read(loader, passes=2), serial)
         statistics = loader.statistics()
+        assert statistics.data_copied_because == ()
         assert (statistics.data_bytes_shared, statistics.data_bytes_copied) == (array.nbytes, 0)
         array[:] = 0  # the trainer's own business
         assert sums_of(loader) == expected

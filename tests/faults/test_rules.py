@@ -395,7 +395,7 @@ def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_receiv
     highest = max(map(int, os.listdir("/proc/self/fd")))
     orders: list[Any] = []
     session: Any = SimpleNamespace(
-        _link=SimpleNamespace(socket=here),
+        _supervisor=SimpleNamespace(socket=here),
         order=lambda *words: orders.append(words),
         _dispatch=lambda *_: orders.pop(),
         _maimed=0,
