@@ -185,7 +185,7 @@ class SupervisorState:
             return self.ledger.take_out()
         self.ledger.forget(number)
         was_lost = bool(worker.tickets) or not worker.is_leaving
-        was_early = self.early.drop(worker)  # which nobody asked for, and tickets behind it only waited
+        was_early = self.early.drop(worker)  # no consumer asked for it, and tickets behind it only waited
         unanswered: list[Ticket] = []
         for ticket in worker.tickets:
             if last.finished == ticket.number << 16 | ticket.attempt and ticket.run is not None:

@@ -66,12 +66,12 @@ class ThreadCalls:
         self._worker_threads = WorkerThreads(calls, threads, unit != "sample", progress)
         self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
         self._looks_for_reuse = True
-        self._turns: dict[_Key, tuple[Opened, TicketCalls]] = {}
+        self._ticket_calls: dict[_Key, tuple[Opened, TicketCalls]] = {}
         self.look_ahead: Callable[[], bool] | None = None
 
     def opened(self, job: Job) -> Opened | None:
         """The ticket's rows, if it was begun."""
-        found = self._turns.get(_key(job))
+        found = self._ticket_calls.get(_key(job))
         return None if found is None else found[0]
 
     def begin(self, opened: Opened, arrays: _Rows | None) -> TicketCalls:
@@ -81,15 +81,15 @@ class ThreadCalls:
             opened: its rows.
             arrays: those of its slot, if the function writes into them itself.
         """
-        if not self._turns and self._watch is not None:
+        if not self._ticket_calls and self._watch is not None:
             self._watch.arm()
         planned = list(self._plan(opened))
         kept = {
             row: result for row, _, indices in planned for result in self._calls.take_kept(opened.job.epoch, indices[0])
         }
-        turn = self._worker_threads.begin(opened.job, iter(planned), opened.read, arrays, kept)
-        self._turns[_key(opened.job)] = opened, turn
-        return turn
+        ticket_calls = self._worker_threads.begin(opened.job, iter(planned), opened.read, arrays, kept)
+        self._ticket_calls[_key(opened.job)] = opened, ticket_calls
+        return ticket_calls
 
     def run(
         self,
@@ -113,15 +113,15 @@ class ThreadCalls:
         key = _key(opened.job)
         is_beside_others = not opened.job.is_isolated
         for _ in range(2):
-            begun = self._turns.get(key)
-            turn = self.begin(opened, arrays) if begun is None else begun[1]
-            turn.look_ahead = self.look_ahead if is_beside_others else None
+            begun = self._ticket_calls.get(key)
+            ticket_calls = self.begin(opened, arrays) if begun is None else begun[1]
+            ticket_calls.look_ahead = self.look_ahead if is_beside_others else None
             try:
-                filled = fill(turn)
-                is_shared = self._looks_for_reuse and share_memory(self._results(turn), arrays or ())
+                filled = fill(ticket_calls)
+                is_shared = self._looks_for_reuse and share_memory(self._results(ticket_calls), arrays or ())
             finally:
-                turn.end()
-                del self._turns[key]
+                ticket_calls.end()
+                del self._ticket_calls[key]
             if self._watch is not None and self._watch.drew():
                 self._drop_others()  # whose draw it was nobody knows
                 is_beside_others = False
@@ -129,11 +129,16 @@ class ThreadCalls:
             return self._made_by_one(opened, filled, fill, bytes_of) if is_shared else filled
         raise refuse_draws(self._threads)
 
-    def _results(self, turn: TicketCalls) -> Iterator[Any]:
+    def _results(self, ticket_calls: TicketCalls) -> Iterator[Any]:
         """What the ticket's calls gave, and some other calls, as there may be only one."""
-        others = (call for _, other in self._turns.values() if other is not turn for call in other.calls.values())
+        others = (
+            call
+            for _, other in self._ticket_calls.values()
+            if other is not ticket_calls
+            for call in other.calls.values()
+        )
         made = (call.result for call in others if call.result is not None)
-        return itertools.chain((call.result for call in turn.calls.values()), itertools.islice(made, _OTHERS))
+        return itertools.chain((call.result for call in ticket_calls.calls.values()), itertools.islice(made, _OTHERS))
 
     def _made_by_one(
         self, opened: Opened, made: Filled, fill: Callable[[Maker], Filled], bytes_of: Callable[[], bytes]
@@ -159,9 +164,9 @@ class ThreadCalls:
 
     def _drop_others(self) -> None:
         """Nothing is made any more; the turns of the other tickets will begin them anew."""
-        for _, other in self._turns.values():
+        for _, other in self._ticket_calls.values():
             other.end()
-        self._turns.clear()
+        self._ticket_calls.clear()
 
     def _plan(self, opened: Opened) -> Iterator[Planned]:
         """The ticket's calls, but for what is excluded."""

@@ -39,10 +39,21 @@ Planned = tuple[int, Sequence[int], Sequence[int]]
 class _Call:
     """One call, on its way from the main thread to another and back."""
 
-    __slots__ = ("done", "error", "indices", "is_done", "positions", "result", "row", "started_ns", "thread", "turn")
+    __slots__ = (
+        "done",
+        "error",
+        "indices",
+        "is_done",
+        "positions",
+        "result",
+        "row",
+        "started_ns",
+        "thread",
+        "ticket_calls",
+    )
 
-    def __init__(self, turn: TicketCalls, row: int, positions: Sequence[int], indices: Sequence[int]) -> None:
-        self.turn, self.row, self.positions, self.indices = turn, row, positions, indices
+    def __init__(self, ticket_calls: TicketCalls, row: int, positions: Sequence[int], indices: Sequence[int]) -> None:
+        self.ticket_calls, self.row, self.positions, self.indices = ticket_calls, row, positions, indices
         self.result: Any = None
         self.error: BaseException | None = None
         self.started_ns = self.thread = 0
@@ -51,14 +62,14 @@ class _Call:
         self.done.acquire()
 
     def make(self, calls: Calls) -> None:
-        """Runs in: a thread of the worker_threads. Whatever comes of it, whoever waits goes on."""
-        turn = self.turn
-        if turn.is_unwanted:
+        """Make the call; the main thread goes on, whatever comes of it. Runs in: one of the worker's threads."""
+        ticket_calls = self.ticket_calls
+        if ticket_calls.is_unwanted:
             self.error = Abandoned()
         else:
             self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
             try:
-                self.result = turn.make(calls, self)
+                self.result = ticket_calls.make(calls, self)
             except BaseException as error:
                 end_stray(error)
                 self.error = error
@@ -98,7 +109,7 @@ class TicketCalls:
             if row in kept:
                 call.result, call.is_done = kept[row], True
 
-    # ---- in the team's threads ----
+    # ---- in the worker's threads ----
 
     @property
     def is_unwanted(self) -> bool:
@@ -198,11 +209,11 @@ class WorkerThreads:
         """Have a ticket's calls made, behind those of earlier ones. See `TicketCalls`."""
         if not self._running:
             self._start()
-        turn = TicketCalls(self, job, planned, read, arrays, kept or {})
-        for call in turn.calls.values():
+        ticket_calls = TicketCalls(self, job, planned, read, arrays, kept or {})
+        for call in ticket_calls.calls.values():
             if not call.is_done:
                 self._queue.put(call)
-        return turn
+        return ticket_calls
 
     def _start(self) -> None:
         for number in range(self._threads):
@@ -223,7 +234,7 @@ class WorkerThreads:
             self._running.append(thread)
 
     def _serve(self, calls: Calls) -> None:
-        """Runs in: a thread of the worker_threads."""
+        """Make calls until the threads end. Runs in: one of the worker's threads."""
         while True:
             call = self._queue.get()
             if call is None:

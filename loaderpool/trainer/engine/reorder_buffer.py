@@ -45,16 +45,16 @@ class ReorderBuffer(Protocol):
         """All batches before this one were taken, and nobody makes any of them again."""
 
     def put(self, arrived: Arrived) -> bool:
-        """Keep an arrived for its turn; False: all its batches were taken before the run began anew."""
+        """Keep what arrived for its turn; False: all its batches were taken before the run began anew."""
 
     def is_ready(self) -> bool:
         """Whether `front` has something."""
 
     def front(self) -> Arrived:
-        """The arrived whose turn it is. It stays until `drop_front`."""
+        """What arrived and has its turn now. It stays until `drop_front`."""
 
     def drop_front(self) -> None:
-        """The arrived in front is taken."""
+        """What is in front was taken."""
 
     def clear(self) -> list[Arrived]:
         """Take out all that wait."""

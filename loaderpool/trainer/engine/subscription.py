@@ -244,14 +244,14 @@ class PoolSubscription:
     # ---- delivering; the session's lock is held ----
 
     def _deliver(self) -> Delivery:
-        """What is in front of the buffer. An interrupt on the way leaves no slot with nobody."""
+        """What is in front of the buffer. An interrupt on the way loses no slot."""
         context, run, ring = self._context, self._run, self._layout.ring
         if not ring.fits_workers:
             self._layout.quotas.fit_to_workers()
         arrived = run.buffer.front()
         form, slot = self._layout.form, arrived.slot
         assert slot is not None
-        is_ours = False  # still on the buffer: whoever ends the run gives it back
+        is_ours = False  # still in the buffer: the end of the run gives it back
         try:
             run.buffer.drop_front()
             is_ours = True
