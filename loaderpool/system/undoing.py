@@ -16,11 +16,12 @@ from typing import Any
 
 from loaderpool.system.interrupts import InterruptsHeld, send_again
 
-_registered: dict[int, Undoing] = {}  # keeps each until it is done
-_orphans: collections.deque[Undoing] = collections.deque()
+_registered: dict[int, Undoing] = {}  # by their reference to the owner; keeps each until it is done
+_orphans: collections.deque[weakref.ref[Any]] = collections.deque()
+_note_death = _orphans.append
 
 
-class Undoing(weakref.ref[Any]):
+class Undoing:
     """Undoes something once: by a call, or when its owner is collected. Not at the interpreter's exit.
 
     To be made in the block of `InterruptsHeld` in which the thing is begun.
@@ -30,21 +31,16 @@ class Undoing(weakref.ref[Any]):
         undo: never raises; may run in a finalizer, on any thread, and must not refer to the owner.
     """
 
-    __slots__ = ("_follower", "_undo")
-
-    _follower: weakref.ref[Any]
-    _undo: Callable[[], object] | None
-
-    def __new__(cls, owner: Any, undo: Callable[[], object]) -> Undoing:  # noqa: PYI034 - Self is in typing from 3.11 on
-        undo_orphans()
-        follower = weakref.ref(owner, _follow)  # of two references the younger is called first
-        self = super().__new__(cls, owner, _orphans.append)
-        self._follower, self._undo = follower, undo
-        _registered[id(self)] = self
-        return self
+    __slots__ = ("_follower", "_owner", "_undo")
 
     def __init__(self, owner: Any, undo: Callable[[], object]) -> None:
-        super().__init__(owner, _orphans.append)  # type: ignore[call-arg]  # typeshed has it in __new__ alone
+        if _orphans:
+            undo_orphans()
+        self._undo: Callable[[], object] | None = undo
+        self._follower: weakref.ref[Any] | None = weakref.ref(owner, _follow)
+        died = weakref.ref(owner, _note_death)  # of two references the younger is called first
+        self._owner: weakref.ref[Any] | None = died
+        _registered[id(died)] = self
 
     def now(self) -> None:
         """Undo it, unless that was done, and what has lost its owner."""
@@ -52,10 +48,17 @@ class Undoing(weakref.ref[Any]):
             self._do()
             _undo_orphans()
 
+    def owner(self) -> Any:
+        """With whose end it is undone; None: it was."""
+        reference = self._owner
+        return None if reference is None else reference()
+
     def forget(self) -> None:
         """Nothing is left to undo."""
-        self._undo = None
-        _registered.pop(id(self), None)
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            del _registered[id(owner)]
+        self._undo = self._follower = None  # no call comes of a reference that is gone
 
     def _do(self) -> None:
         undo = self._undo
@@ -77,7 +80,9 @@ def _undo_orphans() -> None:
             orphan = _orphans.popleft()
         except IndexError:  # another thread took it
             return
-        orphan._do()
+        undoing = _registered.get(id(orphan))
+        if undoing is not None:
+            undoing._do()
 
 
 def _follow(_: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

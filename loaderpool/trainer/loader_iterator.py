@@ -34,7 +34,7 @@ class LoaderIterator(Iterator[Any]):
         self._consumed = 0  # batches of the plan: those left out, too
         self._told = 0  # of these, to the pass, where it must be told
         self._delivery: Delivery | None = None
-        self._batches: Iterator[tuple[int, Sequence[Any]]] = iter(())  # of the delivery
+        self._batches: Iterator[tuple[int, Sequence[Any]]] = _NONE  # of the delivery
         self._left = 0  # of these batches
         self._batch_bytes: int | None = None
         self._pack: Callable[[Sequence[Any]], Any] = _unpacked
@@ -82,8 +82,9 @@ class LoaderIterator(Iterator[Any]):
         try:
             delivery = one_pass.next_delivery()
         except BaseException:
-            if one_pass.is_over:
-                self._undoing.now()
+            if one_pass.is_over:  # and closed: this is in the gap between two epochs
+                tracker.live.pop(id(one_pass), None)
+                self._undoing.forget()
             raise
         tracker.counters.tick(delivery)
         self._delivery, self._batches, self._left = delivery, delivery.batches(), delivery.count

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
 from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.system.undoing import Undoing
 from loaderpool.trainer.engine.delivery import Engine, Subscription
 from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.last_error import LastError
@@ -75,8 +75,9 @@ class EpochTracker:
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
         self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
-        # Iterators that have begun and are not at their end, by id; a WeakSet costs microseconds in each epoch's gap.
-        self.live: dict[int, weakref.ref[Any]] = {}
+        # Of iterators that have begun and are not at their end, by their pass's id; a WeakSet costs microseconds in
+        # each epoch's gap.
+        self.live: dict[int, Undoing] = {}
         self._lock = threading.Lock()
         # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.

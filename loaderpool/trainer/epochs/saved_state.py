@@ -67,7 +67,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
         if count < 0 or isinstance(batches_taken, bool):
             raise ArgumentError(f"batches_taken must be a number from 0 on, got {batches_taken!r}")
         return tracker.latest.position(count) or tracker.next_log().position(0)
-    live = [each for each in (reference() for reference in list(tracker.live.values())) if each is not None]
+    live = [each for each in (undoing.owner() for undoing in list(tracker.live.values())) if each is not None]
     if len(live) > 1:
         raise StateError(
             f"{len(live)} iterators of this loader are live, each at a place of its own: ask one of them, by its own "
