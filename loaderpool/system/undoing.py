@@ -54,11 +54,11 @@ class Undoing:
         return None if reference is None else reference()
 
     def forget(self) -> None:
-        """Nothing is left to undo."""
-        owner, self._owner = self._owner, None
+        """Nothing is left to undo. A Ctrl-C may come anywhere in it: then it is undone, or forgotten."""
+        owner = self._owner
         if owner is not None:
-            del _registered[id(owner)]
-        self._undo = self._follower = None  # no call comes of a reference that is gone
+            _registered.pop(id(owner), None)
+            self._undo = self._owner = self._follower = None  # no call comes of a reference that is gone
 
     def _do(self) -> None:
         undo = self._undo

@@ -49,6 +49,9 @@ class LoaderIterator(Iterator[Any]):
         with self._turn:
             while True:
                 if not self._left:
+                    if self._pass.is_over and self._undoing is not None:
+                        self._end()
+                        raise StopIteration
                     with InterruptsHeld():
                         self._fetch()
                 try:
@@ -78,13 +81,12 @@ class LoaderIterator(Iterator[Any]):
         tracker, one_pass = self._tracker, self._pass
         if self._undoing is None:
             tracker.latest, tracker.latest_is_dataset = self._reading, False
-            self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_end, tracker, one_pass))
+            self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
         try:
             delivery = one_pass.next_delivery()
         except BaseException:
-            if one_pass.is_over:  # and closed: this is in the gap between two epochs
-                tracker.live.pop(id(one_pass), None)
-                self._undoing.forget()
+            if one_pass.is_over:
+                self._end()
             raise
         tracker.counters.tick(delivery)
         self._delivery, self._batches, self._left = delivery, delivery.batches(), delivery.count
@@ -93,6 +95,12 @@ class LoaderIterator(Iterator[Any]):
         self._told = self._consumed
         if self._pack is _unpacked:
             self._pack = delivery.form.spec.structure.pack
+
+    def _end(self) -> None:
+        """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""
+        assert self._undoing is not None
+        self._tracker.live.pop(id(self._pass), None)
+        self._undoing.forget()
 
     def _tell(self) -> None:
         """Tell the pass of the batch in front, once."""
@@ -142,7 +150,7 @@ class LoaderIterator(Iterator[Any]):
 _NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
 
 
-def _end(tracker: EpochTracker, one_pass: Pass) -> None:
+def _abandon(tracker: EpochTracker, one_pass: Pass) -> None:
     tracker.live.pop(id(one_pass), None)
     one_pass.close()
 

@@ -77,7 +77,7 @@ class PoolSubscription:
         if session.todo:
             session.run_todo()
         while True:
-            if not self._is_ready():
+            if not self._run.buffer.is_ready():
                 started = clock.monotonic_ns()
                 try:
                     session.wait_for(lambda: self._is_ready() or failure.is_there or self.is_over or self.is_at_end)
@@ -88,8 +88,9 @@ class PoolSubscription:
                 if self._layout.ring.lender.returned:  # a Ctrl-C broke a finalizer off, or a fork held it back
                     self._layout.ring.lender.settle()
                 self._context.owner.check_open()  # first: batches that are ready do not outlive the close by chance
-                self._pass_over_ends()
-                if self._is_ready():
+                if self._plan.lanes:
+                    self._pass_over_ends()
+                if self._run.buffer.is_ready():
                     make_error = self._run.buffer.front().make_error
                     if make_error is not None:
                         raise make_error()

@@ -45,7 +45,7 @@ class Pass:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed, or is at its end."""
+        """Whether it was closed, or is at its end: this shows with the last delivery, if the end has nothing to do."""
         return self._is_over
 
     @property
@@ -102,6 +102,7 @@ class Pass:
         log.note(delivery, self._run)
         if log.delivered >= log.batches and self._budget is None and not tracker.has_hooks:
             self._let_go_on(log)
+            self._is_over = tracker.at_end is None
         return delivery
 
     @property

@@ -64,6 +64,7 @@ class EpochTracker:
         self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
     ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
+        self.has_hooks = hooks is not None and hooks.changes_data  # something of the user's runs between epochs
         self.epoch = 0  # of the next pass
         self.counters = Counters()
         self._last_error = LastError()
@@ -120,11 +121,6 @@ class EpochTracker:
         """This error ended a pass."""
         self._last_error.note(error)
 
-    @property
-    def has_hooks(self) -> bool:
-        """Whether something of the user's runs between epochs."""
-        return self.hooks is not None and self.hooks.changes_data
-
     def open_run(self, place: Position | None = None, is_followed: bool | None = None) -> tuple[Subscription, PassLog]:
         """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
 
@@ -133,13 +129,14 @@ class EpochTracker:
             is_followed: whether another pass will come after this one; None: unknown.
         """
         self._was_followed |= self._was_whole
-        run, log = self._open_run(place, is_followed)
+        if self.has_hooks:
+            run, log = self._run_behind_hooks(place, is_followed)
+        else:
+            run, log = self._take_run(place, is_followed)
         log.is_followed = is_followed
         return run, log
 
-    def _open_run(self, place: Position | None, is_followed: bool | None) -> tuple[Subscription, PassLog]:
-        if not self.has_hooks:
-            return self._take_run(place, is_followed)
+    def _run_behind_hooks(self, place: Position | None, is_followed: bool | None) -> tuple[Subscription, PassLog]:
         assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()

@@ -207,7 +207,7 @@ class Session:
 
     def check_owner(self) -> None:
         """Raise in a fork. Before any lock is taken: another thread may have held it when this process was forked."""
-        if self.is_foreign:
+        if os.getpid() != self._owner_pid:
             raise ForeignProcessError(
                 f"this loader belongs to process {self._owner_pid}; in process {os.getpid()}, a fork of it, "
                 "make a loader of its own"
