@@ -50,12 +50,7 @@ class TensorFormat:
     @property
     def signature(self) -> Any:
         """The output_signature."""
-        return tuple(self.specs) if self.needs_restoring else self.spec.structure.pack(self.specs)
-
-    @property
-    def specs(self) -> list[Any]:
-        """The `tf.TensorSpec` of each array that travels, in order."""
-        specs = []
+        specs: list[Any] = []
         for component in self.spec.components:
             if component.ragged:
                 specs += [
@@ -64,7 +59,7 @@ class TensorFormat:
                 ]
             else:
                 specs.append(self._prefixed(tf.TensorSpec(component.shape, _wire_dtype(component))))
-        return specs
+        return tuple(specs) if self.needs_restoring else self.spec.structure.pack(specs)
 
     @property
     def needs_restoring(self) -> bool:
@@ -79,11 +74,6 @@ class TensorFormat:
         """
         self._check(parts)
         return tuple(self._apart(parts)) if self.needs_restoring else self.spec.structure.pack(parts)
-
-    def flat(self, parts: list[Any]) -> list[Any]:
-        """The arrays that travel for a batch's (or chunk's) components, as `specs` has them; raises as `element`."""
-        self._check(parts)
-        return self._apart(parts) if self.needs_restoring else parts
 
     def _apart(self, parts: list[Any]) -> list[Any]:
         flat: list[Any] = []

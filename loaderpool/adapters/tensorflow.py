@@ -24,9 +24,9 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-from loaderpool.adapters.checkpointable import Fetch, most_at_once, scan
 from loaderpool.adapters.epochs import Epochs
 from loaderpool.adapters.exit_gate import exit_gate
+from loaderpool.adapters.loader_state import LoaderState
 from loaderpool.adapters.tensor_format import TensorFormat
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.adoption import LEAST_BYTES
@@ -34,15 +34,16 @@ from loaderpool.system import ctrl_c, malloc
 from loaderpool.trainer.engine.delivery import data_bytes
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.position import IterationLog
-from loaderpool.trainer.epochs.saved_state import check_resumable
 
 if TYPE_CHECKING:
     from loaderpool.trainer.loader_core import LoaderCore
 
+__all__ = ["LoaderState", "as_dataset", "restore_malloc"]
+
 _LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 
 
-def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None, checkpointable: bool) -> Any:
+def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None) -> Any:
     is_endless = core.tracker.plan.is_endless
     if epochs is not None:
         epochs = _whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)
@@ -62,26 +63,14 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
         "prefetch", prefetch, "a number of batches from 0 on, or tf.data.AUTOTUNE", at_least=tf.data.AUTOTUNE
     )
     _check_device(device)
-    if not isinstance(checkpointable, bool):
-        raise ArgumentTypeError(f"checkpointable must be True or False, got {checkpointable!r}")
-    if checkpointable:
-        _check_checkpointable(core, device)
     ctrl_c.watch()
     form = core.running_engine().form()
-    max_chunk = form.max_chunk
-    if checkpointable:
-        max_chunk = most_at_once(form) if core.config.deterministic else 1
-    wire = TensorFormat.of(form, core.running_engine().spec(), max_chunk)
+    wire = TensorFormat.of(form, core.running_engine().spec(), form.max_chunk)
     first_pass = core.tracker.next_log()
     skips = core.config.on_error.action == "skip"
     tells_length = not skips and not core.tracker.is_backed_up and not core.tracker.plan.is_open
-    passes = Epochs(epochs)
-    source = _Elements(core, wire, passes, first_pass.batches, tells_length and epochs is not None)
-    if checkpointable:
-        fetch = Fetch(core, wire, max_chunk, passes, first_pass.batches, source.check_length)
-        dataset = scan(fetch)
-    else:
-        dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
+    source = _Elements(core, wire, Epochs(epochs), first_pass.batches, tells_length and epochs is not None)
+    dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
     if wire.in_chunks:
         if prefetch:
             dataset = dataset.prefetch(prefetch)
@@ -93,33 +82,20 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
         if epochs is not None:
             count = first_pass.batches + (epochs - 1) * core.batches_per_epoch()
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    dataset = dataset.with_options(_options(wire, checkpointable))
+    dataset = dataset.with_options(_options(wire))
     if device is not None:
         dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device, prefetch or None))
     elif prefetch and not wire.in_chunks:
         dataset = dataset.prefetch(prefetch)
     # TensorFlow's registry may keep the generator for ever, so that holds the loader weakly; the dataset holds it, and
     # every dataset made from this one holds this one.
-    dataset._loaderpool_loader = fetch if checkpointable else core
+    dataset._loaderpool_loader = core
     if core.tracker.is_backed_up and epochs is not None and not skips and not core.tracker.plan.is_open:
         # `BackupCallback` ends the epoch in which a training goes on before Keras would. An assertion in C++ would make
         # an error of that, where Keras fetches several steps at once.
         length = tf.constant(epochs * core.batches_per_epoch(), tf.int64)
         dataset.cardinality = lambda: length
     return dataset
-
-
-def _check_checkpointable(core: LoaderCore, device: str | None) -> None:
-    if device is not None:
-        raise ArgumentError(
-            f"device={device!r} and checkpointable=True exclude each other: TensorFlow cannot save an iterator that "
-            "prefetches to a device. Leave out device: what a tf.function is given goes to its device, too"
-        )
-    if core.tracker.is_backed_up:
-        raise ArgumentError(
-            "checkpointable=True and a BackupCallback exclude each other: that one saves the loader's place itself"
-        )
-    check_resumable(core.stream, core.tracker)
 
 
 def _check_device(device: Any) -> None:
@@ -170,19 +146,14 @@ def restore_malloc() -> bool:
     return malloc.keep_freed_blocks()
 
 
-def _options(wire: TensorFormat, checkpointable: bool) -> Any:
+def _options(wire: TensorFormat) -> Any:
     """Options hold for the user's own stages too, so there are as few as can be: no threading, no autotune.
 
     Auto-sharding is off: by it every host would make all batches and throw most away. tf.data puts a prefetch of its
     own behind a pipeline that ends without one. It lets a user's last `map` overlap with training (without it 1.7 times
     the time, tried), so it stays; but behind the unbatch of chunks it adds a third to the cost of a batch (tried).
-
-    A checkpoint has, for each stage, where its consumer stands; without that option it would have the prefetched
-    batches instead, and TensorFlow would refuse, as a Python function is "stateful".
     """
     options = tf.data.Options()
-    if checkpointable:
-        options.experimental_symbolic_checkpoint = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if wire.in_chunks:
         options.experimental_optimization.inject_prefetch = False
@@ -211,10 +182,10 @@ class _Elements:
             malloc.keep_freed_blocks()
         elif self._leaves_malloc:  # arrays that can be adopted in place must not come from the heap
             malloc.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
-        self.check_length(core)
+        self._check_length(core)
         return _Stream(_generate(core, self._wire, self._epochs))
 
-    def check_length(self, core: LoaderCore) -> None:
+    def _check_length(self, core: LoaderCore) -> None:
         """A dataset has one length: after `load_state_dict` the first one's is shorter than the others'."""
         now = core.tracker.next_log().batches
         if not self._has_length or now == self._first_batches:
@@ -237,7 +208,7 @@ def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[
     has_hooks = tracker.has_hooks
     done = 0
     reading = IterationLog()
-    tracker.latest, tracker.latest_is_dataset = reading, True
+    tracker.note_iteration(reading, is_dataset=True)
     while done != epochs.count and not exit_gate.is_shut:
         one_pass = Pass(tracker, reading, is_followed=epochs.is_followed(done))
         done += 1

@@ -141,8 +141,6 @@ _DROPPED_IN = {
     ("keras.src.utils.python_utils", "pythonify_logs"),  # `except: pass`, behind each step of a fit
     ("tensorflow.python.framework.tensor_shape", "__getitem__"),  # called from C++, which may crash, too
     ("tensorflow.python.framework.tensor_shape", "__len__"),
-    ("loaderpool.adapters.checkpointable", "__del__"),
-    ("loaderpool.adapters.cursors", "let_go"),
     ("loaderpool.adapters.tensorflow", "__del__"),
     ("loaderpool.trainer.session.lease", "_on_death"),
     ("loaderpool.system.undoing", "_follow"),

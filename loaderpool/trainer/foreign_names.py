@@ -78,13 +78,16 @@ _INSTEAD = {
         ("steps_per_epoch", "steps", "verbose", "callbacks"),
         "it is for model.fit, which takes as_dataset(): for a number of steps, as_dataset(epochs=None)",
     ),
+    "checkpointable": (
+        "it is gone: loaderpool.adapters.tensorflow.LoaderState saves the loader's place in a tf.train.Checkpoint"
+    ),
     "class_weight": "it is for model.fit",
     "sample_weight": "have fn give it, as in (x, y, sample_weight)",
 }  # fmt: skip
 
 # Whose argument each of ours is. A test holds it against the signatures.
 _OWNERS = {
-    **dict.fromkeys(("epochs", "prefetch", "device", "checkpointable"), "loader.as_dataset"),
+    **dict.fromkeys(("epochs", "prefetch", "device"), "loader.as_dataset"),
     **dict.fromkeys(("shards", "copies", "cycle_length"), "Loader.from_generator"),
 }
 

@@ -210,7 +210,6 @@ class Loader:
         epochs: int | None = 1,
         prefetch: int = 2,
         device: str | None = None,
-        checkpointable: bool = False,
         **_unknown: NoReturn,
     ) -> tf.data.Dataset:
         """A `tf.data.Dataset` of the batches; tensors look at the workers' memory without a copy.
@@ -219,8 +218,6 @@ class Loader:
             epochs: how many epochs one pass over the dataset has; None: it never ends (for `fit(steps_per_epoch=...)`).
             prefetch: batches (or chunks of tiny ones) that tf.data keeps ready: from 0 on, or `tf.data.AUTOTUNE`.
             device: such as "/GPU:0": prefetch to that device.
-            checkpointable: `tf.train.Checkpoint` can save and restore the dataset's iterators, to go on with the very
-                batches that the consumer had not taken, in another process as well.
 
         Raises:
             ImportError: TensorFlow is not installed.
@@ -228,10 +225,10 @@ class Loader:
         if _unknown:
             from loaderpool.trainer.foreign_names import unknown_arguments
 
-            raise unknown_arguments("as_dataset", _unknown, ("epochs", "prefetch", "device", "checkpointable"))
+            raise unknown_arguments("as_dataset", _unknown, ("epochs", "prefetch", "device"))
         from loaderpool.adapters.tensorflow import as_dataset
 
-        return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device, checkpointable=checkpointable)
+        return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device)
 
     @classmethod
     def from_sequence(cls, sequence: Any, workers: int | Literal["auto"] | None = None, **settings: Any) -> Loader:

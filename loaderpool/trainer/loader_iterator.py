@@ -80,7 +80,7 @@ class LoaderIterator(Iterator[Any]):
         """The next delivery, whose batches are handed out next. Runs in: a block of `InterruptsHeld`."""
         tracker, one_pass = self._tracker, self._pass
         if self._undoing is None:
-            tracker.latest, tracker.latest_is_dataset = self._reading, False
+            tracker.note_iteration(self._reading, is_dataset=False)
             self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
         try:
             delivery = one_pass.next_delivery()

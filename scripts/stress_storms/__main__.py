@@ -148,7 +148,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     parser.add_argument(
-        "--tensorflow", action="store_true", help="take passes from as_dataset(checkpointable=True), where that can be"
+        "--tensorflow",
+        action="store_true",
+        help="take passes from as_dataset() and save them by LoaderState, where that can be",
     )
     options = parser.parse_args(arguments)
     names = options.shape or SHAPES

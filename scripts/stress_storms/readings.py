@@ -1,4 +1,4 @@
-"""The two ways of taking a pass that can be saved: a loop over the loader, and a checkpointable tf.data iterator."""
+"""The two ways of taking a pass that can be saved: a loop over the loader, and one over its dataset (`LoaderState`)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LoopReading:
 
 
 class DatasetReading:
-    """A loop over `as_dataset(checkpointable=True)`, saved and restored by `tf.train.Checkpoint`.
+    """A loop over `as_dataset()`, saved and restored by `tf.train.Checkpoint` as a `LoaderState`.
 
     Args:
         loader: what is read.
@@ -73,15 +73,17 @@ class DatasetReading:
     def __init__(self, loader: lp.Loader, place: Any, folder: str) -> None:
         import tensorflow as tf
 
+        from loaderpool.adapters.tensorflow import LoaderState
+
         self._nest = tf.nest
-        self._iterator = iter(loader.as_dataset(checkpointable=True))
-        self._checkpoint = tf.train.Checkpoint(iterator=self._iterator)
+        self._loader, self._state = loader, LoaderState(loader)
+        self._checkpoint = tf.train.Checkpoint(loader=self._state)
         self._prefix = f"{folder}/checkpoint"
         if place is not None:
             self._checkpoint.read(place).assert_consumed()
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._iterator:
+        for batch in self._state.iterate(self._loader.as_dataset()):
             yield self._nest.map_structure(lambda tensor: tensor.numpy(), batch)
 
     def save(self, taken: int, draw: random.Random) -> Any:
@@ -90,5 +92,5 @@ class DatasetReading:
 
 
 def can_be_dataset(shape: Shape) -> bool:
-    """Whether a checkpointable dataset of it gives the very arrays of the loader."""
+    """Whether a dataset of it, saved by TensorFlow, gives the very arrays of the loader."""
     return not (shape.is_one_shot or shape.is_sequence or shape.settings.get("ragged"))

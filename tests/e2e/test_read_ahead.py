@@ -81,10 +81,6 @@ def a_dataset(loader: lp.Loader) -> None:
     assert sum(1 for _ in loader.as_dataset()) == BATCHES
 
 
-def a_checkpointable_dataset(loader: lp.Loader) -> None:
-    assert sum(1 for _ in loader.as_dataset(checkpointable=True)) == BATCHES
-
-
 def a_prediction(loader: lp.Loader) -> None:
     import keras
 
@@ -92,11 +88,11 @@ def a_prediction(loader: lp.Loader) -> None:
     assert model.predict(loader.as_dataset(), verbose=0).shape == (ITEMS, 1)
 
 
-@pytest.mark.parametrize("one_pass", [a_loop, a_loop_after_a_look, a_dataset, a_checkpointable_dataset, a_prediction])
+@pytest.mark.parametrize("one_pass", [a_loop, a_loop_after_a_look, a_dataset, a_prediction])
 def test_one_pass_makes_a_few_batches_ahead(
     one_pass: Callable[[lp.Loader], None], calls: Calls, pool: lp.Pool, request: pytest.FixtureRequest
 ) -> None:
-    if one_pass in (a_dataset, a_checkpointable_dataset, a_prediction):
+    if one_pass in (a_dataset, a_prediction):
         request.getfixturevalue("tf")
     with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
         one_pass(loader)
@@ -114,13 +110,10 @@ def test_a_pass_behind_one_that_was_left_is_still_the_only_one(calls: Calls, poo
         assert calls.settled(before + ITEMS + FEW, pool) == before + ITEMS + FEW
 
 
-@pytest.mark.parametrize("checkpointable", [False, True])
 @pytest.mark.parametrize("epochs", [2, 3])
-def test_a_dataset_of_several_epochs_knows_the_last(
-    tf: Any, calls: Calls, pool: lp.Pool, epochs: int, checkpointable: bool
-) -> None:
+def test_a_dataset_of_several_epochs_knows_the_last(tf: Any, calls: Calls, pool: lp.Pool, epochs: int) -> None:
     with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
-        dataset = loader.as_dataset(epochs=epochs, checkpointable=checkpointable)
+        dataset = loader.as_dataset(epochs=epochs)
         assert sum(1 for _ in dataset) == epochs * BATCHES
         assert calls.settled(epochs * ITEMS, pool) == epochs * ITEMS
         # It is iterated again, and so may be once more.

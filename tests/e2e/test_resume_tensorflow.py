@@ -55,30 +55,6 @@ def test_generators_go_on_behind_tf_data(on: Place) -> None:
             assert take(rest.as_numpy_iterator(), 10**6) == expected[taken:]
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_iterators_over_generators_are_saved_by_tensorflow(
-    on: Place, tf: Any, tmp_path: Any, deterministic: bool
-) -> None:
-    settings: dict[str, Any] = {
-        "shards": SHARDS, "cycle_length": 4, "batch_size": 4, "deterministic": deterministic,
-    }  # fmt: skip
-    with lp.Loader.from_generator(of_shard, workers=0, **settings) as reference:
-        expected = [plain(batch) for _ in range(2) for batch in reference]
-    for taken in (0, 1, len(expected) // 2 - 1, len(expected) // 2, len(expected) - 3):
-        with lp.Loader.from_generator(of_shard, **on(2), **settings) as loader:
-            iterator = iter(loader.as_dataset(epochs=2, checkpointable=True))
-            got = [plain(tf.nest.map_structure(lambda t: t.numpy(), next(iterator))) for _ in range(taken)]
-            path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / f"{deterministic}-{taken}"))
-            del iterator
-        with lp.Loader.from_generator(of_shard, **on(1), **settings) as again:
-            again.epoch = 0
-            iterator = iter(again.as_dataset(epochs=2, checkpointable=True))
-            tf.train.Checkpoint(iterator=iterator).restore(path)
-            got += [plain(tf.nest.map_structure(lambda t: t.numpy(), batch)) for batch in iterator]
-            del iterator
-        assert got == expected if deterministic else sorted(map(repr, got)) == sorted(map(repr, expected))
-
-
 def test_a_dataset_has_one_length(on: Place, tf: Any) -> None:
     with SHAPES["in order"](**on(1)) as loader:
         early = loader.as_dataset()

@@ -150,7 +150,7 @@ def bytecodes_of(work: Callable[[], object]) -> int:
 
 def check_all_is_well(loader: lp.Loader, where: str) -> None:
     """A pass comes, is whole and right, and is the only one."""
-    if loader._core.tracker.was_placed:  # by a resume that was broken off: the rest of an epoch, say
+    if loader._core.tracker._resume is not None:  # by a resume that was broken off: the rest of an epoch, say
         rows(loader)
     assert rows(loader) == WANTED, where
     engine: Any = loader._core.engine
@@ -517,7 +517,7 @@ def test_real_interrupts_at_random_moments_leave_every_next_pass_whole() -> None
                 presses += 1
                 if loader._core.is_closed:
                     loader = make()
-                if loader._core.tracker.was_placed:
+                if loader._core.tracker._resume is not None:
                     rows(loader)
                 assert rows(loader) == WANTED, (make, work)
             loader.close()

@@ -7,7 +7,7 @@ from loaderpool.system.interrupts import wait_for_the_end
 from loaderpool.trainer.engine.delivery import Delivery, Subscription
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.error_budget import ErrorBudget
-from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
+from loaderpool.trainer.epochs.position import IterationLog, PassLog
 
 
 class Pass:
@@ -21,19 +21,11 @@ class Pass:
     Args:
         tracker: of the loader.
         reading: it is one of these passes.
-        place: where it begins; None: with the next epoch.
         is_followed: whether another pass will come after it; None: unknown.
     """
 
-    def __init__(
-        self,
-        tracker: EpochTracker,
-        reading: IterationLog,
-        place: Position | None = None,
-        is_followed: bool | None = None,
-    ) -> None:
-        self._tracker, self._reading = tracker, reading
-        self._place, self._is_followed = place, is_followed
+    def __init__(self, tracker: EpochTracker, reading: IterationLog, is_followed: bool | None = None) -> None:
+        self._tracker, self._reading, self._is_followed = tracker, reading, is_followed
         self._goes_on = False  # with the next epoch, as nothing was left of this one
         self._run: Subscription | None = None
         self.log: PassLog | None = None
@@ -68,7 +60,7 @@ class Pass:
             raise StopIteration
         try:
             if self.log is None:
-                self._run, self.log = tracker.open_run(self._place, self._is_followed)
+                self._run, self.log = tracker.open_run(self._is_followed)
                 self._reading.add(self.log)
             log = self.log
             if self._budget is not None:
@@ -147,7 +139,7 @@ class Pass:
         if not log.delivered:
             if log.is_rest:  # of an epoch, of which nothing was left
                 self._tracker.note_begun(log.epoch)
-                self._goes_on = self._place is None
+                self._goes_on = True
             else:
                 self._tracker.give_up_epoch(log.epoch)
         run, self._run = self._run, None

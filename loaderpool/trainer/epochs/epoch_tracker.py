@@ -73,6 +73,7 @@ class EpochTracker:
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = IterationLog()  # of the latest iterator that has begun
         self.latest_is_dataset = False
+        self.iterations = 0  # that have begun
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
         self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
@@ -84,7 +85,11 @@ class EpochTracker:
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
         self._hook_turn = threading.RLock()
         self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
-        self.was_placed = False  # somebody has said where the next pass begins
+
+    def note_iteration(self, log: IterationLog, is_dataset: bool) -> None:
+        """An iterator has begun, whose passes are written down there."""
+        self.latest, self.latest_is_dataset = log, is_dataset
+        self.iterations += 1
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, the whole of it, the next pass's."""
@@ -97,7 +102,6 @@ class EpochTracker:
         with self._lock:
             self.epoch = position.epoch
             self._resume = position if position.is_rest else None
-            self.was_placed = True
 
     def next_log(self) -> PassLog:
         """What the next pass will be, nothing delivered yet."""
@@ -121,39 +125,38 @@ class EpochTracker:
         """This error ended a pass."""
         self._last_error.note(error)
 
-    def open_run(self, place: Position | None = None, is_followed: bool | None = None) -> tuple[Subscription, PassLog]:
+    def open_run(self, is_followed: bool | None = None) -> tuple[Subscription, PassLog]:
         """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
 
         Args:
-            place: where it shall stand instead.
             is_followed: whether another pass will come after this one; None: unknown.
         """
         self._was_followed |= self._was_whole
         if self.has_hooks:
-            run, log = self._run_behind_hooks(place, is_followed)
+            run, log = self._run_behind_hooks(is_followed)
         else:
-            run, log = self._take_run(place, is_followed)
+            run, log = self._take_run(is_followed)
         log.is_followed = is_followed
         return run, log
 
-    def _run_behind_hooks(self, place: Position | None, is_followed: bool | None) -> tuple[Subscription, PassLog]:
+    def _run_behind_hooks(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
         assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()
             with InterruptsAllowed():
                 changes = self.hooks.before_epoch()
             self._tell(changes)
-            return self._take_run(place, is_followed)
+            return self._take_run(is_followed)
 
-    def _take_run(self, wanted: Position | None, is_followed: bool | None) -> tuple[Subscription, PassLog]:
-        goes_on = self._take_parked(wanted)
+    def _take_run(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
+        goes_on = self._take_parked()
         if goes_on is not None:
             return goes_on
         engine = self.engine()
         engine.form()  # outside the lock: it waits for the first sample
         with self._lock:
-            place = self._place(self.epoch) if wanted is None else wanted
-            self.epoch = max(self.epoch, place.epoch + 1)
+            place = self._place(self.epoch)
+            self.epoch = place.epoch + 1
         self.drop_parked()
         try:
             log = self.log_at(place)
@@ -166,19 +169,15 @@ class EpochTracker:
             self.give_up_epoch(place.epoch)
             raise
 
-    def _take_parked(self, wanted: Position | None) -> tuple[Subscription, PassLog] | None:
+    def _take_parked(self) -> tuple[Subscription, PassLog] | None:
         """The parked run, if the epoch it stands before is wanted, whole."""
         with self._lock:
             if self._parked is None:
                 return None
             run, epoch = self._parked
-            if wanted is not None:
-                fits = wanted.epoch == epoch and not wanted.is_rest
-            else:
-                fits = self.epoch == epoch and (self._resume is None or self._resume.epoch != epoch)
-            if not fits:
+            if self.epoch != epoch or self._place(epoch).is_rest:
                 return None
-            self.epoch = max(self.epoch, epoch + 1)
+            self.epoch = epoch + 1
             self._parked = None
         try:
             if run.limit <= (epoch - run.first_epoch) * self.plan.batches_per_epoch:

@@ -8,6 +8,7 @@ is the passes of one iterator: one for a loop over a loader, several for a datas
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 from loaderpool.errors import StateError
@@ -105,44 +106,23 @@ class PassLog:
 
     def position(self, consumed: int) -> Position:
         """Where a consumer stands that is past so many of its batches."""
-        return Frontier(self).position(consumed)
-
-
-class Frontier:
-    """Where a consumer of one pass stands, asked for time and again as it goes on; each answer costs the same.
-
-    Args:
-        log: of the pass.
-    """
-
-    def __init__(self, log: PassLog) -> None:
-        self._log = log
-        self._consumed = self._prefix = 0
-        self._ahead = set(log.taken_before)  # taken, and some batch below is not
-
-    def position(self, consumed: int) -> Position:
-        """Where a consumer stands that is past so many batches, no fewer than when it last asked."""
-        log = self._log
-        if consumed >= log.batches:
-            return Position(log.epoch + 1)
-        if log.lanes is not None:
-            return Position(log.epoch, lanes=log.lanes.places(consumed))
-        if log.numbers is None:
-            return Position(log.epoch, log.plan.start_after(log.epoch, consumed))
-        self._ahead.update(log.numbers[self._consumed : consumed])
-        self._consumed = consumed
-        while self._prefix in self._ahead:
-            self._ahead.remove(self._prefix)
-            self._prefix += 1
+        if consumed >= self.batches:
+            return Position(self.epoch + 1)
+        if self.lanes is not None:
+            return Position(self.epoch, lanes=self.lanes.places(consumed))
+        if self.numbers is None:
+            return Position(self.epoch, self.plan.start_after(self.epoch, consumed))
+        taken = self.taken_before.union(self.numbers[:consumed])
+        prefix = next(number for number in itertools.count() if number not in taken)
         stretches: dict[int, int] = {}
         first = -1
-        for number in sorted(self._ahead):
-            if first >= 0 and number - self._prefix == first + stretches[first]:
+        for number in sorted(number for number in taken if number > prefix):
+            if first >= 0 and number - prefix == first + stretches[first]:
                 stretches[first] += 1
             else:
-                first = number - self._prefix
+                first = number - prefix
                 stretches[first] = 1
-        return Position(log.epoch, log.plan.start_after(log.epoch, self._prefix), stretches)
+        return Position(self.epoch, self.plan.start_after(self.epoch, prefix), stretches)
 
 
 class IterationLog:

@@ -85,6 +85,7 @@ def test_the_other_calls() -> None:
         "prefetch_factor": "prefetch=n",
         "shuffle_buffer": "shuffle=True",
         "batch_size": "did you mean batch_size=, which is an argument of Loader?",
+        "checkpointable": "it is gone: .*LoaderState",
     }.items():
         with pytest.raises(lp.ArgumentTypeError, match=rf"^as_dataset has no argument named {name}. .*{told}"):
             loader.as_dataset(**{name: 2})  # type: ignore[arg-type]

@@ -1,0 +1,485 @@
+"""`LoaderState` in a `tf.train.Checkpoint`: a loop that is stopped anywhere goes on with what it had not taken."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.e2e.test_resume import SHAPES, failing, plain, sample
+from tests.support import tensorflow_runtime
+from tests.support.batches import Place, shared_pools
+from tests.support.child import run_child
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+WIDE = (128, 256)  # four of these travel alone, smaller ones several at once
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def on(tf: Any) -> Iterator[Place]:
+    with shared_pools() as place:
+        yield place
+        gc.collect()
+        tensorflow_runtime.let_go_of_arrays()
+
+
+@pytest.fixture
+def state_of(tf: Any) -> Callable[[lp.Loader], Any]:
+    from loaderpool.adapters.tensorflow import LoaderState
+
+    return LoaderState
+
+
+@pytest.fixture
+def save(tf: Any, tmp_path: Path) -> Callable[[Any], str]:
+    numbers = itertools.count()
+
+    def saved(state: Any) -> str:
+        return str(tf.train.Checkpoint(loader=state).write(tmp_path / str(next(numbers))))
+
+    return saved
+
+
+@pytest.fixture
+def restore(tf: Any) -> Callable[[Any, str], None]:
+    def read(state: Any, path: str) -> None:
+        tf.train.Checkpoint(loader=state).read(path).assert_consumed()
+
+    return read
+
+
+def wide(item: int, rng: np.random.Generator) -> Any:
+    return np.full(WIDE, item, np.float32), rng.random()
+
+
+def records(shard: int) -> Iterator[Any]:
+    for number in range(3 * shard + 5):
+        yield np.int64(100 * shard + number), np.random.rand()
+
+
+ALL: dict[str, Callable[..., lp.Loader]] = {
+    "generators": lambda **how: lp.Loader.from_generator(records, shards=[0, 1, 2, 3, 4], batch_size=2, seed=4, **how),
+    **SHAPES,
+    "buckets": lambda **how: lp.Loader(
+        range(90),
+        lambda i, rng: rng.random(1 + i % 9),
+        batch_size=4,
+        shuffle=True,
+        pad=True,
+        bucket_by=[1 + i % 9 for i in range(90)],
+        boundaries=[3, 6],
+        **how,
+    ),
+    "stream": lambda **how: lp.Loader(
+        lp.interleave([range(50)], iter), lambda i, rng: (i, rng.random()), batch_size=4, **how
+    ),
+    "stream in a window": lambda **how: lp.Loader(
+        lp.interleave([range(48)], iter), wide, batch_size=4, shuffle=9, **how
+    ),
+    "stream that skips": lambda **how: lp.Loader(
+        lp.interleave([range(101)], iter), failing, batch_size=4, on_error="skip", **how
+    ),
+    "wide": lambda **how: lp.Loader(range(60), wide, batch_size=4, shuffle=True, seed=8, **how),
+    "ragged": lambda **how: lp.Loader(
+        range(50), lambda i: {"r": np.arange(i % 5), "n": i}, batch_size=4, shuffle=True, ragged=True, **how
+    ),
+    "text": lambda **how: lp.Loader(range(50), lambda i: {"t": f"item {i}"}, batch_size=4, drop_remainder=True, **how),
+}
+
+
+def numbers(batch: Any) -> Any:
+    """A batch from either side, comparable."""
+    if isinstance(batch, dict):
+        return {key: numbers(part) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(numbers(part) for part in batch)
+    if hasattr(batch, "to_list"):
+        return batch.to_list()
+    if hasattr(batch, "row_splits"):
+        return [np.asarray(row).tolist() for row in batch]
+    array = np.asarray(batch)
+    if array.dtype == object:
+        return [text.encode() if isinstance(text, str) else text for text in array.ravel()]
+    return plain(array)
+
+
+def take(iterator: Any, count: int) -> list[Any]:
+    return [numbers(batch) for batch in itertools.islice(iterator, count)]
+
+
+def loop(loader: lp.Loader, state: Any, epochs: int, at_once: int = 1) -> Iterator[Any]:
+    """A training loop: over epochs, each of them a dataset of its own, or `at_once` of them one."""
+    while loader.epoch < epochs:
+        yield from state.iterate(loader.as_dataset(epochs=at_once, prefetch=3))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_restored_loop_goes_on_with_what_was_not_taken(
+    name: str, on: Place, state_of: Any, save: Callable[..., str], restore: Any
+) -> None:
+    make = ALL[name]
+    with make(workers=0) as reference:
+        epochs = [[numbers(batch) for batch in reference] for _ in range(EPOCHS)]
+    length = len(epochs[0])
+    expected = [batch for epoch in epochs for batch in epoch]
+    stops = sorted({0, 1, length // 2, length, length + length // 3, 3 * length - 1, 3 * length})
+    for at_once in (1, EPOCHS):
+        paths = {}
+        with make(**on(2)) as stopped:
+            state = state_of(stopped)
+            batches = loop(stopped, state, EPOCHS, at_once)
+            taken = 0
+            for stop in stops:
+                assert take(batches, stop - taken) == expected[taken:stop]
+                taken = stop
+                paths[stop] = save(state)
+            assert next(batches, None) is None
+            paths[taken] = save(state)
+            batches.close()
+        for turn, stop in enumerate(stops):
+            with make(**on(turn % 3), memory_limit="8MiB") as again:
+                state = state_of(again)
+                restore(state, paths[stop])
+                assert save(state), "before a batch was taken"
+                rest = loop(again, state, EPOCHS)
+                assert take(rest, 10**6) == expected[stop:], stop
+                assert again.epoch == EPOCHS
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("name", ["samples", "generators"])
+def test_without_an_order_nothing_is_repeated_or_dropped(
+    name: str, workers: int, on: Place, state_of: Any, save: Callable[..., str], restore: Any
+) -> None:
+    def make() -> lp.Loader:
+        return ALL[name](**on(workers), deterministic=False)
+
+    with make() as reference:
+        epochs = [sorted(str(numbers(batch)) for batch in reference) for _ in range(2)]
+    path = None
+    got: list[str] = []
+    while len(got) < 2 * len(epochs[0]):
+        with make() as loader:
+            state = state_of(loader)
+            if path is not None:
+                restore(state, path)
+            batches = loop(loader, state, 2)
+            some = take(batches, 5)
+            assert some
+            got += map(str, some)
+            path = save(state)
+            batches.close()
+    assert sorted(got[: len(epochs[0])]) == epochs[0]
+    assert sorted(got[len(epochs[0]) :]) == epochs[1]
+
+
+def test_a_loop_over_the_loader_itself_counts_as_well(
+    on: Place, state_of: Any, save: Callable[..., str], restore: Any
+) -> None:
+    with SHAPES["samples"](**on(2)) as loader:
+        state = state_of(loader)
+        batches = state.iterate(loader)
+        take(batches, 7)
+        path = save(state)
+        expected = take(batches, 100)
+    with SHAPES["samples"](**on(1)) as loader:
+        state = state_of(loader)
+        restore(state, path)
+        assert take(state.iterate(loader.as_dataset()), 100) == expected
+
+
+def test_behind_stages_of_the_users_own(
+    on: Place, tf: Any, state_of: Any, save: Callable[..., str], restore: Any
+) -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    stages: dict[str, Callable[[Any], Any]] = {
+        "map": lambda ds: ds.map(lambda x: -x, num_parallel_calls=4).prefetch(8),
+        "enumerate": lambda ds: ds.enumerate().map(lambda number, x: x),
+        "to a device": lambda ds: ds.apply(tf.data.experimental.prefetch_to_device("/CPU:1", 4)),
+        "distributed": strategy.experimental_distribute_dataset,
+    }
+
+    def make(**how: Any) -> lp.Loader:
+        return lp.Loader(range(100), lambda i: np.int64(i), batch_size=4, shuffle=True, **how)
+
+    def some(batches: Any, count: int) -> list[Any]:
+        elements = itertools.islice(batches, count)
+        return [np.concatenate(strategy.experimental_local_results(element)).tolist() for element in elements]
+
+    for name, stage in stages.items():
+        with make(**on(2)) as loader:
+            state = state_of(loader)
+            batches = state.iterate(stage(loader.as_dataset(epochs=2)))
+            some(batches, 6)
+            path = save(state)
+            expected = some(batches, 100)
+            assert len(expected) == 44
+            del batches
+        with make(**on(1)) as loader:
+            state = state_of(loader)
+            restore(state, path)
+            assert some(state.iterate(stage(loader.as_dataset(epochs=2))), 100) == expected, name
+
+
+def test_what_is_not_one_iteration_over_the_loader_is_refused(on: Place, tf: Any, state_of: Any) -> None:
+    def make(**how: Any) -> lp.Loader:
+        return lp.Loader(range(8), lambda i: np.zeros((64, 512)) + i, batch_size=4, **how)
+
+    with make(**on(1)) as loader, make(**on(1)) as other:
+        state = state_of(loader)
+        wrong = {
+            "0 iterations": other.as_dataset(),
+            "2 iterations": tf.data.Dataset.zip((loader.as_dataset(), loader.as_dataset())),
+        }
+        for told, dataset in wrong.items():
+            with pytest.raises(lp.StateError, match=told):
+                next(state.iterate(dataset))
+        repeated = loader.as_dataset().repeat().prefetch(tf.data.AUTOTUNE)
+        with pytest.raises(lp.StateError, match=r"iterations|handed out"):
+            for _ in zip(range(50), state.iterate(repeated), strict=False):
+                state.serialize()
+        del repeated, wrong, dataset
+
+
+def test_restored_in_the_same_process_it_goes_back(on: Place, tf: Any, state_of: Any, tmp_path: Path) -> None:
+    with SHAPES["samples"](**on(2)) as loader:
+        state = state_of(loader)
+        checkpoint = tf.train.Checkpoint(loader=state)
+        batches = state.iterate(loader.as_dataset(epochs=None))
+        take(batches, 30)
+        path = checkpoint.write(tmp_path / "there")
+        expected = take(batches, 22)
+        for _ in range(2):
+            checkpoint.read(path)
+            assert next(batches, None) is None, "the iteration that was under way has ended"
+            batches = loop(loader, state, 2)
+            assert take(batches, 40) == expected
+            batches = state.iterate(loader.as_dataset(epochs=None))
+            take(batches, 3)
+        del batches, checkpoint
+
+
+def test_a_second_iteration_ends_the_first(on: Place, state_of: Any) -> None:
+    with SHAPES["samples"](**on(2)) as loader:
+        state = state_of(loader)
+        first = state.iterate(loader.as_dataset())
+        take(first, 5)
+        second = state.iterate(loader.as_dataset())
+        assert next(first, None) is None
+        assert json.loads(state.serialize())["epoch"] == 0, "until the second has given a batch"
+        take(second, 2)
+        saved = json.loads(state.serialize())
+        assert (saved["epoch"], saved["position"]) == (1, 8)
+        sum(1 for _ in loader)
+        assert json.loads(state.serialize()) == saved, "other passes over the loader are not counted"
+        del first, second
+
+
+def test_a_restore_before_the_object_exists(on: Place, tf: Any, state_of: Any, save: Callable[..., str]) -> None:
+    with SHAPES["samples"](**on(2)) as loader:
+        state = state_of(loader)
+        batches = state.iterate(loader.as_dataset())
+        take(batches, 5)
+        path = save(state)
+        expected = take(batches, 100)
+    with SHAPES["samples"](**on(1)) as loader:
+        checkpoint = tf.train.Checkpoint()
+        status = checkpoint.read(path)
+        checkpoint.loader = state_of(loader)
+        status.assert_consumed()
+        assert take(checkpoint.loader.iterate(loader.as_dataset()), 100) == expected
+
+
+def test_one_checkpoint_is_saved_again_and_again(on: Place, tf: Any, state_of: Any, tmp_path: Path) -> None:
+    with SHAPES["tiny"](**on(1)) as loader:
+        state = state_of(loader)
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(loader=state), str(tmp_path), max_to_keep=3)
+        for taken, _ in enumerate(state.iterate(loader.as_dataset()), 1):
+            if taken % 100 == 0:
+                manager.save()
+            if taken == 350:
+                break
+        for path, position in zip(manager.checkpoints, (200, 400, 600), strict=True):
+            tf.train.Checkpoint(loader=state).read(path)
+            assert json.loads(state.serialize())["position"] == position
+
+
+def test_an_asynchronous_checkpoint_is_refused(on: Place, tf: Any, state_of: Any, tmp_path: Path) -> None:
+    """Its thread would ask for the place when the loop is further on than the weights that were saved (tried)."""
+    with SHAPES["tiny"](**on(1)) as loader:
+        checkpoint = tf.train.Checkpoint(loader=state_of(loader), step=tf.Variable(0))
+        options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+        with pytest.raises(lp.StateError, match="async_checkpoint"):
+            checkpoint.save(str(tmp_path / "there"), options=options)
+
+
+def test_a_state_of_another_loader_is_refused_with_what_differs(
+    on: Place, tf: Any, state_of: Any, save: Callable[..., str], restore: Any, tmp_path: Path
+) -> None:
+    with lp.Loader(range(101), sample, batch_size=4, shuffle=True, seed=3, pad=True, **on(1)) as loader:
+        state = state_of(loader)
+        batches = state.iterate(loader.as_dataset())
+        take(batches, 3)
+        path = save(state)
+        expected = take(batches, 2)
+        changes: list[tuple[dict[str, Any], str]] = [
+            ({"seed": 4}, r"seed \(saved 3, now 4\)"),
+            ({"source": range(100)}, "size"),
+            ({"batch_size": 5}, "batch_size"),
+            ({"fn": lambda item, rng: sample(item, rng)}, "function"),
+        ]
+        for change, told in changes:
+            with loader.replace(**change) as other, pytest.raises(lp.StateError, match=told):
+                restore(state_of(other), path)
+        with loader.replace(num_shards=2) as shard:  # the rest of the epoch is dealt anew
+            again = state_of(shard)
+            restore(again, path)
+            first = take(again.iterate(shard.as_dataset()), 1)
+            assert first == expected[:1]
+        with pytest.raises(lp.StateError, match="no LoaderState"):
+            state.deserialize(b"\xff")
+
+
+def test_what_cannot_be_saved_says_so_at_once(tf: Any, state_of: Any) -> None:
+    class Sequence:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return np.zeros((2, 2))
+
+        def on_epoch_end(self) -> None: ...
+
+    with lp.Loader.from_sequence(Sequence(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
+        state_of(loader)
+    with lp.Loader(iter(range(8)), batch_size=2, workers=0) as loader, pytest.raises(lp.StateError, match="only once"):
+        state_of(loader)
+    with lp.Loader(range(8), batch_size=2, workers=0) as loader:
+        with pytest.raises(lp.ArgumentTypeError, match=r"needs the Loader, got a .*Dataset"):
+            state_of(loader.as_dataset())
+        with pytest.raises(lp.ArgumentTypeError, match="LoaderState"):
+            loader.as_dataset(checkpointable=True)  # type: ignore[arg-type]
+
+
+def test_what_failed_is_made_again_where_it_is_restored(
+    on: Place, tf: Any, state_of: Any, save: Callable[..., str], restore: Any, tmp_path: Path
+) -> None:
+    flag = tmp_path / "fails"
+    flag.touch()
+
+    def fails_at_61(item: int) -> Any:
+        if item == 61 and flag.exists():
+            raise KeyError("sixty-one")
+        return np.int64(item)
+
+    def make(workers: int) -> lp.Loader:
+        return lp.Loader(range(100), fails_at_61, batch_size=4, **on(workers))
+
+    with make(2) as loader:
+        state, seen = state_of(loader), []
+        with pytest.raises(tf.errors.OpError, match="sixty-one"):
+            for batch in state.iterate(loader.as_dataset()):
+                seen.append(int(batch[0]))
+        assert seen == list(range(0, 60, 4))
+        path = save(state)
+    flag.unlink()
+    with make(1) as loader:
+        state = state_of(loader)
+        restore(state, path)
+        assert [int(batch[0]) for batch in loop(loader, state, 2)] == [*range(60, 100, 4), *range(0, 100, 4)]
+
+
+def live_runs(loader: lp.Loader) -> int:
+    return sum(not run.is_over for run in loader._core.engine.layout.quotas.active)  # type: ignore[union-attr]
+
+
+def test_an_iteration_that_was_left_holds_no_slots(on: Place, state_of: Any) -> None:
+    with ALL["wide"](**on(2)) as loader:
+        state = state_of(loader)
+        for _ in range(5):
+            for _ in zip(range(3), state.iterate(loader.as_dataset()), strict=False):
+                pass
+            tensorflow_runtime.let_go_of_arrays()
+        assert live_runs(loader) == 0
+
+
+# ---- killed ----
+
+TRAIN = """
+import json, os, signal, sys
+import numpy as np
+import tensorflow as tf
+import loaderpool as lp
+from loaderpool.adapters.tensorflow import LoaderState
+
+def augment(item, rng):
+    x = rng.normal(size=6).astype(np.float32) + item % 5
+    return x, np.float32(x.sum() > 12)
+
+def train(kind, path, kill_after=0):
+    tf.random.set_seed(3)
+    weights = tf.Variable(tf.random.normal((6, 1)))
+    optimizer = tf.keras.optimizers.Adam(0.02)
+    optimizer.build([weights])
+
+    @tf.function
+    def update(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y[:, None], x @ weights))
+        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+
+    if kind == "generators":
+        loader = lp.Loader.from_generator(
+            lambda shard, rng: (augment(item, rng) for item in range(shard, 90, 6)),
+            shards=range(6), batch_size=4, seed=2, workers=2,
+        )  # 24 batches an epoch
+    else:
+        loader = lp.Loader(range(90), augment, batch_size=4, shuffle=True, seed=2, workers=2)  # 23
+    state = LoaderState(loader)
+    checkpoint = tf.train.Checkpoint(weights=weights, optimizer=optimizer, loader=state)
+    manager = tf.train.CheckpointManager(checkpoint, path, max_to_keep=2)
+    manager.restore_or_initialize()
+    first = int(optimizer.iterations)
+    while loader.epoch < 3:
+        for x, y in state.iterate(loader.as_dataset(epochs=3 - loader.epoch if kind == "at once" else 1)):
+            update(x, y)
+            step = int(optimizer.iterations)
+            if step % 5 == 0:
+                manager.save()
+            if kill_after and step >= kill_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+    loader.close()
+    return weights.numpy().ravel().tolist(), int(optimizer.iterations), first
+"""
+KINDS = {"epochs": 31, "at once": 40, "generators": 47}  # after how many steps it is killed
+
+
+def trained(code: str, folder: Path) -> Any:
+    return run_child(TRAIN + code, env={"TF_CPP_MIN_LOG_LEVEL": "3"}, cwd=folder, timeout_s=110)
+
+
+def test_a_killed_loop_ends_with_the_weights_of_one_that_was_not(tf: Any, tmp_path: Path) -> None:
+    # Forks, before TensorFlow is used: to import it takes longer than to train.
+    killed = f"[status_of_fork(lambda: train(kind, kind, after)) for kind, after in {KINDS}.items()]"
+    code = f"from tests.support.processes import status_of_fork\nprint({killed})"
+    assert trained(code, tmp_path).check().stdout.splitlines()[-1] == str([-signal.SIGKILL.value] * len(KINDS))
+    code = f"print(json.dumps([[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]))"
+    result = trained(code, tmp_path).check()
+    for (kind, kill_after), (again, whole) in zip(
+        KINDS.items(), json.loads(result.stdout.splitlines()[-1]), strict=True
+    ):
+        steps = 72 if kind == "generators" else 69
+        assert again[2] > kill_after - 6, f"{kind}: it went on where it was"
+        assert (whole[1], whole[2]) == (steps, 0)
+        assert again[1] == steps, f"{kind}: another number of steps"
+        assert again[0] == whole[0], f"{kind}: other weights"
