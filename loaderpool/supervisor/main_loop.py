@@ -74,8 +74,8 @@ class Supervisor:
         self._control: int = start["control"]
         to_trainer = socket.socket(fileno=start["socket"])
         self._arena = Arena(start["arena"], start["arena_bytes"])
-        self._payloads = Payloads(self._arena, Parcels(to_trainer))
         self._fork_check = ForkCheck()
+        self._payloads = Payloads(self._arena, Parcels(to_trainer), self._fork_check.importing)
         self._has_told_of_exec = False
         os.set_blocking(self._control, False)
         self._max_restarts: tuple[int, float] | None = start["max_restarts"]
@@ -228,7 +228,7 @@ class Supervisor:
         take_in = self._payloads.load if isinstance(load, s.Load) else self._payloads.update
         try:
             self._arena.board.loading = load.loader
-            with _ends_with(self._trainer_pid), self._fork_check.watch():
+            with _ends_with(self._trainer_pid):
                 fault_points.reach("supervisor.loading")
                 take_in(load.loader, load.offset, load.nbytes)
             if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own

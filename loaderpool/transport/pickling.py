@@ -5,6 +5,7 @@ A value goes by `send` and `receive`, or through the arena by `put_object` and `
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import pickle
@@ -61,25 +62,47 @@ def _by_itself(cls: type) -> bytes:
         return b""
 
 
-def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
+# Told the name of a module that is about to be imported; the import runs in the context that it returns.
+Importing = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+def unwatched(_module: str) -> contextlib.AbstractContextManager[None]:
+    """The context of an import that is of no interest."""
+    return contextlib.nullcontext()
+
+
+def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), importing: Importing = unwatched) -> Any:
     """Anything that cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
     Those are classes that this process made, or has received already. So what a worker sends back is of the trainer's
     own classes, and these keep their methods. `pickle.loads` would put copies into them, with globals of their own.
+
+    Args:
+        pickled: what.
+        buffers: the contents of the arrays that the pickle does not hold, in their order.
+        importing: the context of each import that the pickle itself asks for; those of its modules are inside.
     """
-    return _Unpickler(io.BytesIO(pickled), buffers=buffers).load()
+    return _Unpickler(io.BytesIO(pickled), buffers, importing).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, *, buffers: Sequence[memoryview]) -> None:
+    def __init__(self, file: io.BytesIO, buffers: Sequence[memoryview], importing: Importing) -> None:
         super().__init__(file, buffers=buffers)
+        self._importing = importing
         self._known: dict[int, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
+        with self._importing(module):
+            found = super().find_class(module, name)
+        if found is internals.subimport:
+            return self._subimport
         if found is internals._make_skeleton_class or found is internals._make_skeleton_enum:
             return functools.partial(self._make_class, found)
         return self._set_class_state if found is internals._class_setstate else found
+
+    def _subimport(self, module: str) -> Any:
+        with self._importing(module):
+            return internals.subimport(module)
 
     def persistent_load(self, name: tuple[str, bytes]) -> Any:
         number, pickled = name

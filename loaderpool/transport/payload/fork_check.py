@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from loaderpool.system import clock, machine
-from loaderpool.transport.payload.import_watch import Chain, ImportWatch
 
+_LOADING = "loading function and source"
 # A thread that was joined is in the kernel's list for a moment more. Shorter would take it for one that stays, longer
 # delays the first worker where there is one.
 _GRACE_S = 0.25
@@ -30,12 +31,12 @@ _READY_FOR_FORK = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
 class ForkObstacle(NamedTuple):
     """What one cause, mostly the import of a module, has left running."""
 
-    cause: str  # such as: importing 'tools.pool' (on the way to 'train')
+    cause: str  # such as: importing 'train'
     threads: int
     runtimes: tuple[str, ...]  # such as "TensorFlow"
 
     def describe(self) -> str:
-        """A clause, such as: importing 'tools.pool' (on the way to 'train') started 2 threads."""
+        """A clause, such as: importing 'train' started 2 threads."""
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         if not self.runtimes:
             return f"{self.cause} started {threads}"
@@ -51,13 +52,21 @@ class ForkCheck:
     """
 
     def __init__(self) -> None:
-        # What was running when each thread (by its id) and each runtime was seen first; None: we ourselves.
-        self._origins: dict[int | str, Chain | None] = dict.fromkeys(_signs())
+        # What each thread (by its id) and each runtime was seen first behind.
+        self._causes = dict.fromkeys(_signs(), "the interpreter's own start (sitecustomize, or a .pth file)")
         self._obstacles: tuple[ForkObstacle, ...] = ()
 
-    def watch(self) -> contextlib.AbstractContextManager[None]:
-        """A context for loading a payload: what the modules that are imported in it start is noted with their names."""
-        return ImportWatch(self._note)
+    @contextlib.contextmanager
+    def importing(self, module: str) -> Iterator[None]:
+        """A context for an import: what the module starts, or one that it imports, is noted with its name."""
+        if module in sys.modules:
+            yield
+            return
+        self._note(_LOADING)
+        try:
+            yield
+        finally:
+            self._note(f"importing {module!r}")
 
     def obstacles(self) -> tuple[ForkObstacle, ...]:
         """Why this process must not be forked, the first cause first; none: it may.
@@ -67,13 +76,13 @@ class ForkCheck:
         if not self._obstacles:
             left = self._left()
             if left:
-                self._note(())
+                self._note(_LOADING)
                 self._obstacles = self._describe(left)
         return self._obstacles
 
-    def _note(self, running: Chain) -> None:
+    def _note(self, cause: str) -> None:
         for sign in _signs():
-            self._origins.setdefault(sign, running)
+            self._causes.setdefault(sign, cause)
 
     @staticmethod
     def _left() -> set[int | str]:
@@ -86,26 +95,18 @@ class ForkCheck:
         return left
 
     def _describe(self, left: set[int | str]) -> tuple[ForkObstacle, ...]:
-        found: dict[Chain | None, list[int | str]] = {}
-        for sign, chain in self._origins.items():
+        found: dict[str, list[int | str]] = {}
+        for sign, cause in self._causes.items():
             if sign in left:
-                found.setdefault(chain, []).append(sign)
+                found.setdefault(cause, []).append(sign)
         return tuple(
             ForkObstacle(
-                cause=_cause(chain),
+                cause=cause,
                 threads=sum(isinstance(sign, int) for sign in signs),
                 runtimes=tuple(sign for sign in signs if isinstance(sign, str)),
             )
-            for chain, signs in found.items()
+            for cause, signs in found.items()
         )
-
-
-def _cause(chain: Chain | None) -> str:
-    if chain is None:
-        return "the interpreter's own start (sitecustomize, or a .pth file)"
-    if not chain:
-        return "loading function and source"
-    return f"importing {chain[-1]!r}" + (f" (on the way to {chain[0]!r})" if len(chain) > 1 else "")
 
 
 def _signs() -> set[int | str]:

@@ -12,7 +12,7 @@ from loaderpool.memory.arena import Arena, map_private
 from loaderpool.transport.payload.changes import Change, Changes
 from loaderpool.transport.payload.descriptors import Parcels
 from loaderpool.transport.payload.unship import unship
-from loaderpool.transport.pickling import get_object
+from loaderpool.transport.pickling import Importing, get_object, unwatched
 
 # Part 0 is what was copied into the arena, the others are data files; then offset in it, and length.
 _Place = tuple[int, int, int]
@@ -21,8 +21,8 @@ _Place = tuple[int, int, int]
 class Payloads:
     """The loaders' payloads by number. `loaded` is what workers inherit."""
 
-    def __init__(self, arena: Arena, parcels: Parcels | None = None) -> None:
-        self._arena = arena
+    def __init__(self, arena: Arena, parcels: Parcels | None = None, importing: Importing = unwatched) -> None:
+        self._arena, self._importing = arena, importing
         self.parcels = parcels or Parcels(None)
         self.loaded: dict[int, dict[str, Any]] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
@@ -40,7 +40,7 @@ class Payloads:
         files = self.parcels.of(loader, len(sizes))[: len(sizes)]
         parts += ((file, 0, size) for file, size in zip(files, sizes, strict=True))
         views = [memoryview(map_private(*part)).cast("B") if part[2] else memoryview(b"") for part in parts]
-        payload = unship(pickled, [views[part][at : at + size] for part, at, size in places])
+        payload = unship(pickled, [views[part][at : at + size] for part, at, size in places], self._importing)
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if payload.get("cache") is not None:
@@ -64,7 +64,7 @@ class Payloads:
 
     def apply(self, change: Change) -> frozenset[str]:
         """Make a change; returns the names of the attributes that it is about."""
-        changes = unship(change.pickled, [memoryview(buffer) for buffer in change.buffers])
+        changes = unship(change.pickled, [memoryview(buffer) for buffer in change.buffers], self._importing)
         self.loaded[change.loader]["source"].update(changes)
         return frozenset(changes["set"]) | frozenset(changes["deleted"])
 

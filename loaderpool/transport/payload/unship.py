@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.transport.payload.open_handles import OpenHandleError
-from loaderpool.transport.pickling import receive
+from loaderpool.transport.pickling import Importing, receive, unwatched
 
 
-def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[str, Any]:
+def unship(
+    pickled: bytes | memoryview, buffers: Sequence[memoryview], importing: Importing = unwatched
+) -> dict[str, Any]:
     """The payload again; arrays of `Shipment.buffers` lie in the given memory, writable where the memory is.
 
     Imports the user's modules.
@@ -22,11 +24,12 @@ def unship(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> dict[s
     Args:
         pickled: `Shipment.pickled`.
         buffers: the contents of `Shipment.buffers`, in their order.
+        importing: the context of each import that the payload itself asks for.
 
     Raises:
         BaseException: whatever an import or a `__setstate__` of the user's raises; see `describe_load_error`.
     """
-    payload: dict[str, Any] = receive(pickled, buffers)
+    payload: dict[str, Any] = receive(pickled, buffers, importing)
     return payload
 
 
