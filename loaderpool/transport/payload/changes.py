@@ -1,7 +1,8 @@
-"""What hooks have changed since payloads were made, kept for workers that load these themselves.
+"""What hooks have changed since payloads were made, kept for processes that load these themselves.
 
-The trainer gives a change's place in the arena back when a later one has made it needless, perhaps while such a worker
-is still starting: so it gets the changes in a memory file, which stays what it is for as long as anybody has it.
+The trainer keeps it for another supervisor, the supervisor for workers that are not forked. It gives a change's
+place in the arena back when a later one has made it needless, perhaps while such a worker is starting: so that one gets
+the changes in a memory file, which stays what it is for as long as it is open anywhere.
 """
 
 from __future__ import annotations
@@ -9,9 +10,38 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 from loaderpool.system import machine
+
+Kept = TypeVar("Kept")
+
+
+class LatestChanges(Generic[Kept]):
+    """Changes of attributes, oldest first; one leaves when later ones have changed all its attributes."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Kept, frozenset[Hashable]]] = []
+
+    def __iter__(self) -> Iterator[Kept]:
+        return (change for change, _ in self._kept)
+
+    def keep(self, change: Kept, names: frozenset[Hashable]) -> list[Kept]:
+        """Add a change of the attributes with these names; returns those that it makes needless."""
+        kept, needless, later = [(change, names)], [], names
+        for older, changed in reversed(self._kept):
+            if changed <= later:
+                needless.append(older)
+            else:
+                kept.append((older, changed))
+                later |= changed
+        self._kept = kept[::-1]
+        return needless
+
+    def drop(self, dropped: Callable[[Kept], bool]) -> None:
+        """Forget those of which this is true."""
+        self._kept = [each for each in self._kept if not dropped(each[0])]
 
 
 class Change(NamedTuple):
@@ -29,19 +59,18 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Change, frozenset[str]]] = []
+        self._kept: LatestChanges[Change] = LatestChanges()
         self._file: int | None = None
 
     def keep(self, change: Change, names: frozenset[str]) -> None:
-        """Keep a change of the attributes with these names; earlier ones of no others are dropped."""
+        """Keep a change of the attributes with these names of the loader's source."""
         self._drop_file()
-        self._kept = [(each, older) for each, older in self._kept if each.loader != change.loader or not older <= names]
-        self._kept.append((change, names))
+        self._kept.keep(change, frozenset((change.loader, name) for name in names))
 
     def forget(self, loader: int) -> None:
         """The loader is unloaded."""
         self._drop_file()
-        self._kept = [(change, names) for change, names in self._kept if change.loader != loader]
+        self._kept.drop(lambda change: change.loader == loader)
 
     def file(self) -> int | None:
         """A memory file that holds them, for `read_changes`; None: there are none.
@@ -49,11 +78,12 @@ class Changes:
         Raises:
             OSError: no descriptor, or no memory, is left.
         """
-        if self._file is None and self._kept:
+        changes = [tuple(change) for change in self._kept]
+        if self._file is None and changes:
             descriptor = machine.create_memory_file("changes")
             try:
                 with open(descriptor, "wb", closefd=False) as file:
-                    pickle.dump([tuple(change) for change, _ in self._kept], file, protocol=5)
+                    pickle.dump(changes, file, protocol=5)
             except BaseException:
                 os.close(descriptor)
                 raise

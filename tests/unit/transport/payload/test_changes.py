@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderpool.transport.payload.changes import Change, Changes, read_changes
+from loaderpool.transport.payload.changes import Change, Changes, LatestChanges, read_changes
 
 
 @pytest.fixture
@@ -46,6 +46,23 @@ def test_what_a_later_one_makes_needless_is_dropped(changes: Changes) -> None:
     changes.keep(change(1, b"c"), frozenset({"rows", "epoch"}))
     changes.keep(change(1, b"d"), frozenset({"epoch"}))
     assert kept(changes) == [change(2, b"b"), change(1, b"c"), change(1, b"d")]
+
+
+def test_several_later_ones_together_make_one_needless(changes: Changes) -> None:
+    changes.keep(change(1, b"a"), frozenset({"rows", "epoch"}))
+    changes.keep(change(1, b"b"), frozenset({"rows"}))
+    assert kept(changes) == [change(1, b"a"), change(1, b"b")]
+    changes.keep(change(1, b"c"), frozenset({"epoch"}))
+    assert kept(changes) == [change(1, b"b"), change(1, b"c")]
+
+
+def test_those_that_became_needless_are_told_once() -> None:
+    latest: LatestChanges[str] = LatestChanges()
+    assert latest.keep("a", frozenset({"rows"})) == []
+    assert latest.keep("b", frozenset({"epoch"})) == []
+    assert latest.keep("c", frozenset({"rows", "epoch"})) == ["b", "a"]
+    assert latest.keep("d", frozenset({"other"})) == []
+    assert list(latest) == ["c", "d"]
 
 
 def test_who_has_a_file_keeps_what_was_in_it(changes: Changes) -> None:
