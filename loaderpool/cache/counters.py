@@ -22,7 +22,7 @@ class Trouble(enum.IntEnum):
     BROKEN = 5  # the files cannot be written any more
 
 
-class _Word(enum.IntEnum):
+class _Field(enum.IntEnum):
     HITS = 0
     MISSES = 1
     DAMAGED = 2
@@ -62,19 +62,19 @@ class CacheCell:
 
     def miss(self) -> None:
         """The function gave a result."""
-        self._words[self._base + _Word.MISSES] += 1
+        self._words[self._base + _Field.MISSES] += 1
 
     def damage(self) -> None:
         """An entry is not what was written."""
-        self._words[self._base + _Word.DAMAGED] += 1
+        self._words[self._base + _Field.DAMAGED] += 1
 
     def trouble(self, trouble: Trouble) -> None:
         """An item could not be kept."""
-        self._words[self._base + _Word.TROUBLES] |= 1 << trouble
+        self._words[self._base + _Field.TROUBLES] |= 1 << trouble
 
 
 def count(words: memoryview, nbytes: int) -> CacheCounts:
     """The sum over all cells."""
-    hits, misses, damaged, troubles = (words[word::_WORDS_PER_CELL].tolist() for word in _Word)
+    hits, misses, damaged, troubles = (words[word::_WORDS_PER_CELL].tolist() for word in _Field)
     met = frozenset(trouble for trouble in Trouble if any(bits >> trouble & 1 for bits in troubles))
     return CacheCounts(sum(hits), sum(misses), sum(damaged), nbytes, met)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from loaderpool.memory import datafile
-from loaderpool.memory.datafile import DataFile, find_file
+from loaderpool.memory import data_file
+from loaderpool.memory.data_file import DataFile, find_file
 from loaderpool.system import machine
 from loaderpool.system.interrupts import checkpoint
 
@@ -70,7 +70,7 @@ def why_copied(buffer: memoryview) -> str | None:
     other = _other_thread()
     if other is not None:
         return f"another thread runs ({other}), which might write to it"
-    return machine.why_not_replaceable(address_of(owner), owner.nbytes, datafile.NAME)
+    return machine.why_not_replaceable(address_of(owner), owner.nbytes, data_file.NAME)
 
 
 def is_shared(buffer: memoryview) -> bool:

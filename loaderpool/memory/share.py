@@ -12,7 +12,7 @@ import numpy.typing as npt
 from loaderpool.errors import ArgumentTypeError, MemoryLimitError
 from loaderpool.memory.adoption import address_of
 from loaderpool.memory.arena import map_whole_file
-from loaderpool.memory.datafile import DataFile, freeze_at_forks
+from loaderpool.memory.data_file import DataFile, freeze_at_forks
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.undoing import Undoing

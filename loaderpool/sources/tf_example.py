@@ -32,7 +32,7 @@ _FEW_BYTES = 16
 _Span = tuple[int, int]
 
 
-class _Wanted(NamedTuple):
+class _WantedFeature(NamedTuple):
     name: str
     key: bytes
     kind: int  # the tag of its list
@@ -94,14 +94,14 @@ def _as_bytes(record: Any) -> bytes:
 # ---- what is wanted ----
 
 
-def _wanted(asked: tuple[tuple[str, Any], ...]) -> tuple[_Wanted, ...]:
+def _wanted(asked: tuple[tuple[str, Any], ...]) -> tuple[_WantedFeature, ...]:
     return tuple(_want(name, what) for name, what in asked)
 
 
 _cached_wanted = functools.lru_cache(64)(_wanted)
 
 
-def _want(name: str, what: Any) -> _Wanted:
+def _want(name: str, what: Any) -> _WantedFeature:
     if not isinstance(name, str):
         raise ArgumentTypeError(f"features: names must be str, got {name!r}")
     if isinstance(what, tuple) and len(what) not in (2, 3):
@@ -116,7 +116,7 @@ def _want(name: str, what: Any) -> _Wanted:
         if not number:
             raise ArgumentError(f"features[{name!r}]: shape {shape} has no values, however long it is")
     made = {_BYTES: np.dtype(object), _FLOAT: np.dtype(np.float32), _INT64: np.dtype(np.int64)}[kind]
-    wanted = _Wanted(name, name.encode(), kind, made, shape, number, default is not None)
+    wanted = _WantedFeature(name, name.encode(), kind, made, shape, number, default is not None)
     if wanted.has_default:
         _default(wanted, default)
     return wanted
@@ -144,7 +144,7 @@ def _checked_shape(name: str, shape: Any) -> tuple[int | None, ...]:
     return tuple(None if size is None else int(size) for size in shape)
 
 
-def _default(wanted: _Wanted, default: Any) -> Any:
+def _default(wanted: _WantedFeature, default: Any) -> Any:
     """Returns the default's value for one record. It is not kept with `wanted`: a cache cannot tell -0.0 from 0.0."""
     try:
         given = np.array(default, object if wanted.kind == _BYTES else None)
@@ -229,7 +229,7 @@ def _list_of(data: bytes, spans: list[_Span]) -> tuple[int, list[_Span]]:
     return kind, pieces
 
 
-def _value(data: bytes, wanted: _Wanted, features: Mapping[str, Any], found: dict[bytes, list[_Span]]) -> Any:
+def _value(data: bytes, wanted: _WantedFeature, features: Mapping[str, Any], found: dict[bytes, list[_Span]]) -> Any:
     kind, pieces = _list_of(data, found.get(wanted.key, []))
     is_open = wanted.shape[:1] == (None,)
     if not kind and is_open:
@@ -261,7 +261,7 @@ def _value(data: bytes, wanted: _Wanted, features: Mapping[str, Any], found: dic
     return array if len(shape) == 1 else array.reshape(tuple(-1 if size is None else size for size in shape))
 
 
-def _differs(data: bytes, wanted: _Wanted, found: dict[bytes, list[_Span]], kind: int) -> ArgumentError:
+def _differs(data: bytes, wanted: _WantedFeature, found: dict[bytes, list[_Span]], kind: int) -> ArgumentError:
     if kind:
         return ArgumentError(
             f"features[{wanted.name!r}]: the record has {_KINDS[kind]} there, not {_KINDS[wanted.kind]}"

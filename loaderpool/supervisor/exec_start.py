@@ -54,7 +54,7 @@ class CleanStart:
         from loaderpool.transport import child_process
 
         changes = payloads.changes.file()
-        files = [[loader, *found] for loader, found in payloads.parcels.by_loader().items()]
+        files = [[loader, *found] for loader, found in payloads.received.by_loader().items()]
         inherited = [self._common["arena"], *descriptors.values(), *([] if changes is None else [changes])]
         inherited += (file for _, *found in files for file in found)
         settings = {**self._common, **descriptors, "number": number, "cell": cell, "changes": changes}

@@ -12,7 +12,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.supervisor.watch import StackFile
 from loaderpool.system import role
 from loaderpool.transport.payload.changes import Change, read_changes
-from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import describe_failure
@@ -37,7 +37,7 @@ class _LatePayloads(dict[int, dict[str, Any]]):
         worker: int,
     ) -> None:
         super().__init__()
-        self._payloads = Payloads(arena, Parcels(None, {loader: found for loader, *found in files}))
+        self._payloads = Payloads(arena, ReceivedDescriptors(None, {loader: found for loader, *found in files}))
         self._places = {loader: (offset, nbytes) for loader, offset, nbytes in places}
         self._changes = changes
         self._worker = worker

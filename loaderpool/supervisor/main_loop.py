@@ -35,7 +35,7 @@ from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import STOP_LOOK_MS, SampleWatch
 from loaderpool.system import capacity, clock, fault_points, machine, role
 from loaderpool.transport.messages import READ_BYTES, Notice, pack, unpack_all
-from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.fork_check import ForkCheck
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.open_handles import refuse_open_handles
@@ -75,7 +75,7 @@ class Supervisor:
         to_trainer = socket.socket(fileno=start["socket"])
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._fork_check = ForkCheck()
-        self._payloads = Payloads(self._arena, Parcels(to_trainer), self._fork_check.importing)
+        self._payloads = Payloads(self._arena, ReceivedDescriptors(to_trainer), self._fork_check.importing)
         self._has_told_of_exec = False
         os.set_blocking(self._control, False)
         self._max_restarts: tuple[int, float] | None = start["max_restarts"]

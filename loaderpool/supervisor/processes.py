@@ -221,7 +221,7 @@ class Processes:
         channels = WorkerChannels(tickets, self._reports_write, self._completions, self._socket)
         # Its own pipe's write end, too, or it would never read the end of file that tells of the supervisor's.
         others = [*self._private, tickets_write]
-        others += (file for files in self._payloads.parcels.by_loader().values() for file in files)  # mapped already
+        others += (file for files in self._payloads.received.by_loader().values() for file in files)  # mapped already
         for other in self.by_number.values():
             others += [other.tickets.descriptor, other.stacks.descriptor]
             if other.pidfd is not None:

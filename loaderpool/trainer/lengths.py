@@ -119,7 +119,7 @@ def _called(
     try:
         loader = make_loader(
             arguments["source"],
-            _LengthOf(arguments["bucket_by"]),
+            _LengthFunction(arguments["bucket_by"]),
             batch_size=_AT_ONCE,
             seed=config.seed,
             timeout_s=config.timeout_s,
@@ -147,10 +147,10 @@ def _called(
 
 
 # How a message names the user's function, which travels as a part of this one.
-_SENT_AS = "fn → attribute ._function of _LengthOf"
+_SENT_AS = "fn → attribute ._function of _LengthFunction"
 
 
-class _LengthOf:
+class _LengthFunction:
     """Calls the user's function, and refuses what is no length, where the item is known."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:

@@ -14,7 +14,7 @@ from loaderpool.tools.doctor.drill import DEADLINE_S, in_time
 from loaderpool.trainer.arguments import payload_of
 from loaderpool.trainer.loader import Loader
 from loaderpool.transport.payload.frameworks import FrameworkImports, is_framework
-from loaderpool.transport.payload.inventory import Manifest, list_code
+from loaderpool.transport.payload.inventory import Inventory, list_code
 from loaderpool.transport.payload.ship import Shipment, ship
 
 _GROUP = "target"
@@ -96,18 +96,18 @@ def _array_name(buffer: memoryview) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]" if shape is not None else type(owner).__name__
 
 
-def _code(manifest: Manifest) -> Iterator[Check]:
-    yield Check(_GROUP, "sent by value", "ok", _listed(manifest.by_value))
+def _code(inventory: Inventory) -> Iterator[Check]:
+    yield Check(_GROUP, "sent by value", "ok", _listed(inventory.by_value))
     imports = FrameworkImports()
-    heavy = [name for name in manifest.imported if is_framework(name) or imports.of(name)]
+    heavy = [name for name in inventory.imported if is_framework(name) or imports.of(name)]
     if not heavy:
-        yield Check(_GROUP, "imported for it", "ok", _listed(manifest.imported))
+        yield Check(_GROUP, "imported for it", "ok", _listed(inventory.imported))
         return
     change = (
         f"{', '.join(heavy[:_SHOWN])} brings in TensorFlow or Keras, which the function itself uses: the supervisor "
         "imports it once (2 s, 490 MB, shared by the workers); use NumPy or Pillow where they will do"
     )
-    yield Check(_GROUP, "imported for it", "warn", _listed(manifest.imported), change)
+    yield Check(_GROUP, "imported for it", "warn", _listed(inventory.imported), change)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -81,7 +81,7 @@ class Captured:
         is_by_value: Callable[[Any], bool],
         known: dict[int, Any],
     ) -> None:
-        self.stand_ins: dict[int, _ToShip] = {}
+        self.stand_ins: dict[int, _CapturedStandIn] = {}
         self.holders: set[int] = set()
         self.data: list[CapturedData] = []
         self.hints: list[str] = []
@@ -169,15 +169,15 @@ class Captured:
                 return found
         return None
 
-    def _packed(self, value: Any) -> tuple[_ToShip | None, str]:
+    def _packed(self, value: Any) -> tuple[_CapturedStandIn | None, str]:
         """What stands for it, or why there is nothing; empty where it is too small to be worth it."""
         known = self._known.get(id(value))
         if known is None:
             known = self._known[id(value)] = self._pack(value)
-        found: tuple[_ToShip | None, str] = known
+        found: tuple[_CapturedStandIn | None, str] = known
         return found
 
-    def _pack(self, value: Any) -> tuple[_ToShip | None, str]:
+    def _pack(self, value: Any) -> tuple[_CapturedStandIn | None, str]:
         is_dict = type(value) is dict
         elements, keys = (list(value.values()), list(value)) if is_dict else (value, [])
         plainness, of_keys = plainness_of(elements), plainness_of(keys)
@@ -201,8 +201,8 @@ class Captured:
         held = Elements(packed, plainness.are_frozen, plainness.are_exact)
         if is_dict:
             nbytes = packed.nbytes + packed_keys.nbytes
-            return _ToShip(PackedDict, (packed_keys, held), nbytes, plainness.changing), ""
-        return _ToShip(PackedList, (held, type(value)), packed.nbytes, plainness.changing), ""
+            return _CapturedStandIn(PackedDict, (packed_keys, held), nbytes, plainness.changing), ""
+        return _CapturedStandIn(PackedList, (held, type(value)), packed.nbytes, plainness.changing), ""
 
     def _also_held_by(self, value: Any, changing: frozenset[int]) -> str:
         """What else the function comes to that holds what can be changed in a list: it would no longer be the same."""
@@ -219,7 +219,7 @@ class Captured:
         return ""
 
 
-class _ToShip:
+class _CapturedStandIn:
     """Arrives as the packed list or dict; one object, however many ways lead to it."""
 
     def __init__(self, kind: type, arguments: tuple[Any, ...], nbytes: int, changing: frozenset[int]) -> None:

@@ -14,7 +14,7 @@ _ARRIVE_S = 5.0
 _MOST_DESCRIPTORS = 253  # in one message; the kernel's own limit
 
 
-class Parcels:
+class ReceivedDescriptors:
     """What has arrived, by loader.
 
     Ownership: of the descriptors, until the loader is dropped.

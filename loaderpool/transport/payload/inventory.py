@@ -14,14 +14,14 @@ _ALWAYS_THERE = frozenset({"builtins", "cloudpickle", "loaderpool", "numpy"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class Inventory:
     """Code of a payload, each name once, in the order in which pickling met it."""
 
     by_value: tuple[str, ...]  # functions and classes that are in the pickle themselves, as module.name
     imported: tuple[str, ...]  # modules that loading it imports, without those that are there anyway
 
 
-def list_code(payload: dict[str, object], *, is_framework_free: bool) -> Manifest:
+def list_code(payload: dict[str, object], *, is_framework_free: bool) -> Inventory:
     """Pickle the payload once more, to nowhere, and note the code that is met.
 
     Args:
@@ -46,11 +46,11 @@ def list_code(payload: dict[str, object], *, is_framework_free: bool) -> Manifes
             return reduced
 
     keywords = {"buffer_callback": lambda buffer: None} | ({} if is_framework_free else {"protocol": 5})
-    Listing(_Nowhere(), **keywords).dump(payload)
-    return Manifest(tuple(by_value), tuple(imported))
+    Listing(_NullFile(), **keywords).dump(payload)
+    return Inventory(tuple(by_value), tuple(imported))
 
 
-class _Nowhere:
+class _NullFile:
     """A file that keeps nothing."""
 
     def write(self, data: bytes) -> int:

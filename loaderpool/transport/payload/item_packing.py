@@ -85,7 +85,7 @@ class ItemPacking:
         is_object_array = type(items) is np.ndarray and items.dtype == object and items.ndim == 1
         if (type(items) not in (list, tuple) and not is_object_array) or len(items) < LEAST_ITEMS:
             return items
-        return _ToPack(self, items, place)
+        return _ItemsStandIn(self, items, place)
 
     def pack(self, items: Sequence[Any], place: str) -> PackedItems | None:
         """The items, packed; None where they had better travel as they are.
@@ -142,7 +142,7 @@ class ItemPacking:
         return sum_alone, sum_together, alone.nbytes * len(items) // tried, tried
 
 
-class _ToPack:
+class _ItemsStandIn:
     """Stands for items in a payload until its pickling arrives here."""
 
     def __init__(self, packing: ItemPacking, items: Sequence[Any], place: str) -> None:

@@ -48,7 +48,7 @@ class Packer:
 
     def __init__(self, met: set[int], out_of_band_bytes: int) -> None:
         self._file = io.BytesIO()
-        self._key, self._parts = next(_keys), _PartsToBe()
+        self._key, self._parts = next(_keys), _NumberedParts()
         self._pickler = _ItemPickler(self._file, self._is_in_band, met, self._key, self._parts)
         # Past cloudpickle's own `dump`, whose only addition is another error for a deep nesting.
         self._dump = functools.partial(pickle.Pickler.dump, self._pickler)
@@ -120,7 +120,7 @@ class Packer:
         return False
 
 
-class _PartsToBe:
+class _NumberedParts:
     """Things that get a number when they are met first."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class _ItemPickler(PayloadPickler):
         is_in_band: Callable[[pickle.PickleBuffer], bool],
         met: set[int],
         key: int,
-        parts: _PartsToBe,
+        parts: _NumberedParts,
     ) -> None:
         # A plain dict: cloudpickle's chain of dicts, asked for each object, takes longer than all the rest.
         self.dispatch_table: Any = dict(PayloadPickler.dispatch_table)

@@ -10,7 +10,7 @@ from typing import Any
 
 from loaderpool.memory.arena import Arena, map_private
 from loaderpool.transport.payload.changes import Change, Changes
-from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.unship import unship
 from loaderpool.transport.pickling import Importing, get_object, unwatched
 
@@ -21,9 +21,14 @@ _Place = tuple[int, int, int]
 class Payloads:
     """The loaders' payloads by number. `loaded` is what workers inherit."""
 
-    def __init__(self, arena: Arena, parcels: Parcels | None = None, importing: Importing = unwatched) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        received: ReceivedDescriptors | None = None,
+        importing: Importing = unwatched,
+    ) -> None:
         self._arena, self._importing = arena, importing
-        self.parcels = parcels or Parcels(None)
+        self.received = received or ReceivedDescriptors(None)
         self.loaded: dict[int, dict[str, Any]] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
         self.changes = Changes()
@@ -37,7 +42,7 @@ class Payloads:
         pickled, (start, length), places, sizes = self._read(offset, nbytes)
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, start, length)]
-        files = self.parcels.of(loader, len(sizes))[: len(sizes)]
+        files = self.received.of(loader, len(sizes))[: len(sizes)]
         parts += ((file, 0, size) for file, size in zip(files, sizes, strict=True))
         views = [memoryview(map_private(*part)).cast("B") if part[2] else memoryview(b"") for part in parts]
         payload = unship(pickled, [views[part][at : at + size] for part, at, size in places], self._importing)
@@ -47,7 +52,7 @@ class Payloads:
             from loaderpool.cache.shared import SharedCache  # most loaders have none, and their start is shorter for it
 
             # Its memory file comes behind those of the arrays.
-            payload["cache"] = SharedCache(payload["cache"], self.parcels.of(loader, len(sizes) + 1)[len(sizes)])
+            payload["cache"] = SharedCache(payload["cache"], self.received.of(loader, len(sizes) + 1)[len(sizes)])
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
 
@@ -74,7 +79,7 @@ class Payloads:
         if payload.get("cache") is not None:
             payload["cache"].close()
         self.places.pop(loader, None)
-        self.parcels.drop(loader)
+        self.received.drop(loader)
         self.changes.forget(loader)
 
     def _read(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int]]:

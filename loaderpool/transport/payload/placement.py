@@ -10,7 +10,7 @@ import dataclasses
 
 from loaderpool.memory.adoption import is_in_passing, place_of, why_copied
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.datafile import DataFile
+from loaderpool.memory.data_file import DataFile
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.system.interrupts import checkpoint

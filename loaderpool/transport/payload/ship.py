@@ -146,7 +146,7 @@ def _pickled(
 def _why_unpicklable(part: object) -> Exception | None:
     """What pickling this part alone raises; None where it works. Nothing is kept of it and no array is copied."""
     try:
-        _payload_pickler(_Nowhere(), lambda buffer: flat_bytes(buffer) is None).dump(part)
+        _payload_pickler(_NullFile(), lambda buffer: flat_bytes(buffer) is None).dump(part)
     except MemoryError:
         raise
     except Exception as error:
@@ -154,7 +154,7 @@ def _why_unpicklable(part: object) -> Exception | None:
     return None
 
 
-class _Nowhere:
+class _NullFile:
     """A file for picklers that keeps nothing."""
 
     def write(self, data: bytes) -> int:

@@ -129,11 +129,11 @@ def test_what_travels_itself_and_what_by_name() -> None:
     def local(item: int) -> object:
         return GOOD, np.zeros(item), dataclasses
 
-    manifest = list_code({"fn": local}, is_framework_free=False)
-    assert any(name.endswith("local") for name in manifest.by_value)
-    assert not any(name.startswith("builtins") for name in manifest.by_value)
-    assert "dataclasses" in manifest.imported
-    assert not any(name.startswith(("numpy", "loaderpool")) for name in manifest.imported)
+    inventory = list_code({"fn": local}, is_framework_free=False)
+    assert any(name.endswith("local") for name in inventory.by_value)
+    assert not any(name.startswith("builtins") for name in inventory.by_value)
+    assert "dataclasses" in inventory.imported
+    assert not any(name.startswith(("numpy", "loaderpool")) for name in inventory.imported)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, machine, malloc, role
 from loaderpool.trainer.stream.reader.words import HEADER, LARGE_BYTES, ORDER, ReaderMessage, ReaderOrder
 from loaderpool.transport.bundles import Frame, frames, what_ended
-from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import describe_failure
@@ -154,7 +154,7 @@ class _Reader:
     def __init__(self, start: Mapping[str, Any], channel: socket.socket, orders: _Orders) -> None:
         self._channel, self._orders = channel, orders
         self._arena = Arena(start["arena"], start["arena_bytes"])
-        payloads = Payloads(self._arena, Parcels(None, {0: list(start["files"])}))
+        payloads = Payloads(self._arena, ReceivedDescriptors(None, {0: list(start["files"])}))
         fault_points.reach("reader.loading")
         payloads.load(0, *start["place"])
         payload = payloads.loaded[0]

@@ -12,7 +12,7 @@ import pytest
 from loaderpool.system import machine
 from loaderpool.transport.messages import Control, pack
 from loaderpool.transport.payload import descriptors
-from loaderpool.transport.payload.descriptors import Parcels
+from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 
 pytestmark = pytest.mark.no_leaks
 
@@ -42,7 +42,7 @@ def inodes(files: list[int]) -> list[int]:
 
 def test_files_are_found_by_loader_and_closed_with_it(pair: tuple[socket.socket, socket.socket]) -> None:
     mine, theirs = pair
-    found = Parcels(theirs)
+    found = ReceivedDescriptors(theirs)
     sent = {loader: send(mine, loader, count) for loader, count in ((3, 1), (4, 64), (5, 2))}
     assert found.of(9, 0) == []
     for loader in (5, 3, 4):
@@ -55,7 +55,7 @@ def test_files_are_found_by_loader_and_closed_with_it(pair: tuple[socket.socket,
 
 def test_files_that_come_again_take_the_place_of_the_first(pair: tuple[socket.socket, socket.socket]) -> None:
     mine, theirs = pair
-    found = Parcels(theirs)
+    found = ReceivedDescriptors(theirs)
     send(mine, 1, 2)
     again = send(mine, 1, 2)
     send(mine, 2, 1)
@@ -71,12 +71,12 @@ def test_what_does_not_come_is_an_error(
     mine, theirs = pair
     monkeypatch.setattr(descriptors, "_ARRIVE_S", 0.01)
     with pytest.raises(TimeoutError):
-        Parcels(theirs).of(1, 1)
+        ReceivedDescriptors(theirs).of(1, 1)
     with pytest.raises(OSError, match="not handed over"):
-        Parcels(None).of(1, 1)
+        ReceivedDescriptors(None).of(1, 1)
     mine.close()
     with pytest.raises(ConnectionResetError):
-        Parcels(theirs).of(1, 1)
+        ReceivedDescriptors(theirs).of(1, 1)
 
 
 def test_a_process_without_descriptors_says_so(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -86,6 +86,6 @@ def test_a_process_without_descriptors_says_so(pair: tuple[socket.socket, socket
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         with pytest.raises(OSError, match="no descriptors are left"):
-            Parcels(theirs).of(1, 3)
+            ReceivedDescriptors(theirs).of(1, 3)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

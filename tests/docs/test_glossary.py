@@ -1,0 +1,150 @@
+"""The glossary and the code have the same words: what names a class, a module or a message is explained, and used."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.support.imports import read_package
+
+MODULES = read_package(ROOT / "loaderpool")
+_ROW = re.compile(r"^\| \*\*([\w ]+)\*\* \| (.+) \|$", re.MULTILINE)
+# Says of a word that only documentation, logs and errors have it.
+_SPOKEN = "*(in texts)*"
+# How a word of the glossary may end in a name: Dealer, quotas, probing, plainness.
+_ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
+
+# Words that mean in a name what they mean to everybody, so that the glossary need not say it. A word that means
+# something particular here belongs there instead.
+PLAIN = {
+    "advice", "ahead", "allowed", "arguments", "array", "arrived", "ask", "backup", "bar", "base", "bench",
+    "block", "budget", "bursts", "c", "callback", "capacity", "change", "changes", "channels", "check",
+    "checkpointable", "checks", "children", "choice", "clock", "close", "code", "collate", "column", "columns",
+    "commands", "comparison", "contention", "context", "converter", "core", "count", "counters", "death",
+    "describe", "descriptor", "dict", "error", "example", "explain", "extras", "failure", "feature", "fetch",
+    "file", "files", "filled", "flow", "fork", "format", "found", "function", "globals", "group", "guard",
+    "handle", "held", "ideal", "imports", "info", "installed", "instructions", "iterator", "keys", "launch",
+    "leftovers", "length", "lengths", "lent", "limit", "limits", "line", "lines", "list", "load", "look", "loop",
+    "machine", "main", "maker", "malloc", "map", "mapping", "measurable", "measure", "measurement", "names",
+    "open", "opened", "options", "original", "owner", "ownership", "packages", "padding", "pairs", "paths",
+    "permutation", "pickle", "pipe", "plot", "policy", "process", "processes", "progress", "reading", "recognise",
+    "recommend", "recommendation", "reference", "references", "reuse", "rng", "role", "scan", "scanner", "schema",
+    "search", "sender", "sequence", "setting", "settings", "sized", "snapshot", "state", "statistics", "status",
+    "step", "summary", "table", "target", "terminal", "thread", "threads", "tracker", "trouble", "tune", "unload",
+    "unpicklable", "unpickler", "use", "uses", "value", "versions", "warnings", "watch", "watcher", "writer",
+}  # fmt: skip
+# Other people's names, for what they name.
+NAMES = {"arrow", "cpus", "csv", "dtypes", "hdf5", "keras", "loaderpool", "tensorflow", "tfrecords"}
+# Whether, how or when: what a message's name says of the thing that it is about.
+VERBS = {
+    "add", "after", "at", "begin", "by", "cancel", "close", "done", "end", "ended", "exclude", "exec", "exit",
+    "extend", "finished", "large", "load", "not", "over", "read", "redo", "resize", "started", "try", "unload",
+    "written",
+}  # fmt: skip
+
+
+def glossary() -> dict[str, str]:
+    """Each word with what is said of it."""
+    return dict(_ROW.findall((ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")))
+
+
+def words_of(name: str) -> list[str]:
+    """`SlotQuotas` and `slot_quotas` -> slot, quotas."""
+    return [word.lower() for word in re.findall(r"(?i:hdf5|tfrecords)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def is_covered(word: str, known: Iterable[str]) -> bool:
+    """Whether it is one of the words known, or a form of one."""
+    forms = {word, re.sub(r"ies$", "y", word)}
+    return any(f"{stem}{ending}" in forms for each in known for stem in {each, each.removesuffix("e")}
+               for ending in _ENDINGS)  # fmt: skip
+
+
+def is_exception(node: ast.ClassDef) -> bool:
+    return any(re.search(r"(Error|Exception|Warning)$", ast.unparse(base)) for base in node.bases)
+
+
+def classes() -> Iterator[tuple[str, str]]:
+    """Each class of each module, but exceptions, whose names are sentences: (module, class)."""
+    for module in MODULES:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not is_exception(node):
+                yield module.name, node.name
+
+
+def messages() -> Iterator[str]:
+    """Each kind of message between processes: `RUN_BEGIN`."""
+    for module in MODULES:
+        for node in module.tree.body if module.name.endswith((".messages", ".words")) else ():
+            if isinstance(node, ast.ClassDef) and "IntEnum" in ast.unparse(node.bases[0]):
+                yield from (ast.unparse(each.targets[0]) for each in node.body if isinstance(each, ast.Assign))
+
+
+def named_in_code() -> set[str]:
+    """The words of all modules, classes, functions, arguments, fields and messages."""
+    names = {part for module in MODULES for part in module.name.split(".")} | set(messages())
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.ClassDef() | ast.FunctionDef():
+                    names.add(node.name)
+                case ast.arg():
+                    names.add(node.arg)
+                case ast.AnnAssign(target=ast.Name(id=name)) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    names.add(name)
+    return {word for name in names for word in words_of(name)}
+
+
+KNOWN = {word for entry in glossary() for word in entry.split()} | PLAIN | NAMES
+
+
+def test_what_names_a_class_or_a_module_is_in_the_glossary() -> None:
+    """The noun of the name: its last word."""
+    named = [*classes(), *((module.name, module.name.rpartition(".")[2]) for module in MODULES)]
+    assert [f"{where}: {name}" for where, name in named if not is_covered(words_of(name)[-1], KNOWN)] == []
+
+
+def test_what_messages_are_about_is_in_the_glossary() -> None:
+    said = sorted(messages())
+    assert "RUN_BEGIN" in said
+    assert "CANCEL" in said
+    assert [name for name in said if not all(is_covered(word, KNOWN | VERBS) for word in words_of(name))] == []
+
+
+def test_every_word_of_the_glossary_is_in_the_code() -> None:
+    named = named_in_code()
+    for word, meaning in glossary().items():
+        is_named = all(
+            any(is_covered(each, [part]) or is_covered(part, [each]) for each in named) for part in word.split()
+        )
+        assert is_named != meaning.endswith(_SPOKEN), word
+
+
+def test_no_word_is_called_plain_that_names_nothing_or_that_the_glossary_has() -> None:
+    nouns = {words_of(name)[-1] for name in [*(name for _, name in classes()), *(each.name for each in MODULES)]}
+    assert sorted(word for word in PLAIN | NAMES if not any(is_covered(noun, [word]) for noun in nouns)) == []
+    assert sorted(word for word in PLAIN if word in KNOWN - PLAIN) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SlotQuotas", ["slot", "quotas"]),
+        ("slot_quotas", ["slot", "quotas"]),
+        ("RUN_BEGIN", ["run", "begin"]),
+        ("_HDF5", ["hdf5"]),
+        ("TFRecords", ["tfrecords"]),
+    ],
+)
+def test_names_fall_into_words(name: str, words: list[str]) -> None:
+    assert words_of(name) == words
+
+
+def test_forms_of_a_word_are_covered_and_others_are_not() -> None:
+    known = {"deal", "quota", "identity", "probe", "adopted"}
+    assert all(is_covered(word, known) for word in ("deal", "dealer", "quotas", "probing", "prober", "identities"))
+    assert not any(is_covered(word, known) for word in ("ledger", "quotations", "pro", "dealership"))
