@@ -2,7 +2,7 @@
 
 A *position* is a place in the global order of an epoch, 0 to size - 1: a permutation of the source's indices under
 `shuffle`, else the indices themselves. How they are dealt to batches and shards is said by one of two plans:
-`order.Plan` cuts the order into stretches, `buckets.BucketPlan` groups its items by length.
+`order.Plan` cuts the order into ranges, `buckets.BucketPlan` groups its items by length.
 
 Where an epoch was left, so that its rest can be made elsewhere, is a *start*: for `order.Plan` the first position that
 nobody has taken, for `buckets.BucketPlan` how many items of each bucket are taken. The whole epoch is what is falsy.

@@ -36,7 +36,7 @@ _KEPT_RESTS = 4
 """Rests of epochs that are kept, with their tables. Fewer: passes that go on side by side make them again and again."""
 
 
-_STRETCH = 1024
+_RANGE = 1024
 """Batches between two places at which an epoch's table says what is taken."""
 
 
@@ -47,7 +47,7 @@ class _Epoch(NamedTuple):
     buckets: npt.NDArray[np.int64]  # of each batch
     firsts: npt.NDArray[np.int64]  # where in `positions` it begins
     rows: npt.NDArray[np.int64]  # how many it has there, over all shards
-    full_before: npt.NDArray[np.int64]  # for each stretch of batches the full ones of each bucket that come before it
+    full_before: npt.NDArray[np.int64]  # for each range of batches the full ones of each bucket that come before it
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class BucketPlan(BasePlan):
             return self.buckets.counts
         table = self._epoch(epoch)
         full = min(batches, sum(full for full, _ in self._stock))
-        stretch = full // _STRETCH
-        since = np.bincount(table.buckets[stretch * _STRETCH : full], minlength=len(self.batch_sizes))
-        taken = (table.full_before[stretch] + since) * self.batch_sizes * self.num_shards
+        number = full // _RANGE
+        since = np.bincount(table.buckets[number * _RANGE : full], minlength=len(self.batch_sizes))
+        taken = (table.full_before[number] + since) * self.batch_sizes * self.num_shards
         for rest in range(full, batches):
             taken[table.buckets[rest]] += table.rows[rest]
         if self.taken:
@@ -275,8 +275,8 @@ class BucketPlan(BasePlan):
 
 
 def _counts_before(buckets: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """For each stretch of batches, and for what would follow the last one, how many of each bucket come before it."""
-    stretches = len(buckets) // _STRETCH + 1
-    keys = np.arange(len(buckets)) // _STRETCH * count + buckets
-    within = np.bincount(keys, minlength=stretches * count).reshape(stretches, count)
+    """For each range of batches, and for what would follow the last one, how many of each bucket come before it."""
+    ranges = len(buckets) // _RANGE + 1
+    keys = np.arange(len(buckets)) // _RANGE * count + buckets
+    within = np.bincount(keys, minlength=ranges * count).reshape(ranges, count)
     return np.concatenate([np.zeros((1, count), np.int64), within.cumsum(axis=0)[:-1]])

@@ -32,7 +32,7 @@ class OrderAhead:
     def __init__(self, plan: BasePlan) -> None:
         self._plan = plan
         # By epoch and start, of consecutive batches: the first one's number, and the rows of each.
-        self._stretches: dict[tuple[int, Start], tuple[int, list[_Rows]]] = {}
+        self._ranges: dict[tuple[int, Start], tuple[int, list[_Rows]]] = {}
 
     def rows_of(self, epoch: int, batch: int, after: Start) -> _Rows:
         """The positions of a batch's rows, int64[rows], and the source's index at each.
@@ -45,7 +45,7 @@ class OrderAhead:
         Raises:
             IndexError: the epoch has no such batch.
         """
-        first, batches = self._stretches.get((epoch, after), _NOTHING)
+        first, batches = self._ranges.get((epoch, after), _NOTHING)
         if not first <= batch < first + len(batches):
             first, batches = self._look_up(epoch, batch, after)
         return batches[batch - first]
@@ -57,9 +57,9 @@ class OrderAhead:
         positions = plan.positions_of(epoch, batch, count)
         indices = plan.indices(epoch, positions)
         starts = range(0, count * rows, rows)  # the last batch may have fewer rows
-        stretch = batch, [(positions[start : start + rows], indices[start : start + rows]) for start in starts]
-        self._stretches.pop((epoch, after), None)
-        while len(self._stretches) >= _PASSES:
-            del self._stretches[next(iter(self._stretches))]  # the oldest
-        self._stretches[epoch, after] = stretch
-        return stretch
+        found = batch, [(positions[start : start + rows], indices[start : start + rows]) for start in starts]
+        self._ranges.pop((epoch, after), None)
+        while len(self._ranges) >= _PASSES:
+            del self._ranges[next(iter(self._ranges))]  # the oldest
+        self._ranges[epoch, after] = found
+        return found

@@ -120,7 +120,7 @@ def test_a_chunk_is_its_batches_and_a_place_is_where_a_position_is(fields: dict[
             assert each.place(epoch, position) == made.get((position, shard))
 
 
-@mock.patch.object(buckets_module, "_STRETCH", 3)  # so that an epoch of some batches has several of them
+@mock.patch.object(buckets_module, "_RANGE", 3)  # so that an epoch of some batches has several of them
 @given(all_fields(), st.data())
 @settings(max_examples=200, deadline=None)
 def test_to_go_on_is_as_if_it_had_never_stopped(fields: dict[str, Any], data: st.DataObject) -> None:

@@ -356,7 +356,7 @@ def read_in_any_order(
 
 
 def check_all_slots_free(pool: HandPool) -> None:
-    """After everything ended: no slot is lost, none is held by a run, no stretch is left."""
+    """After everything ended: no slot is lost, none is held by a run, no run is left."""
     pool.book.drop_parked()
     pool.session.settle()
     state = pool.session.state

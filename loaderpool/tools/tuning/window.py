@@ -9,7 +9,7 @@ from loaderpool.trainer.epochs.statistics import WorkerStatistics
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What one loader handed over in one stretch of time."""
+    """What one loader handed over in one span of time."""
 
     wanted_s: float  # seconds that were asked for
     elapsed_s: float  # seconds that it took: longer, up to the next burst of batches

@@ -188,7 +188,7 @@ class Engine(Protocol):
             first_epoch: the epoch.
             limit: batches before this one are wanted, or may be made ahead; of a stream as many as are read.
             plan: of the batches.
-            taken: stretches of them that are not wanted: first ones and lengths; only where there is no order.
+            taken: ranges of them that are not wanted: first ones and lengths; only where there is no order.
             lanes: of generators: what is not wanted of each.
         """
 

@@ -76,7 +76,7 @@ class IndexedSubscription(LocalSubscription):
         first_epoch: likewise.
         plan: likewise.
         limit: batches before this one are wanted.
-        taken: stretches of numbers that are left out: the first of each, and how many.
+        taken: ranges of numbers that are left out: the first of each, and how many.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class IndexedSubscription(LocalSubscription):
 
     def take(self) -> Delivery:
         """The next batch."""
-        number = self._next + self._taken.get(self._next, 0)  # stretches never touch each other
+        number = self._next + self._taken.get(self._next, 0)  # ranges never touch each other
         if self.is_over or number >= self.limit:
             raise StopIteration
         self._next = number + 1
@@ -154,7 +154,7 @@ class StreamSubscription(LocalSubscription):
         forget: likewise.
         first_epoch: likewise.
         plan: likewise.
-        taken: stretches of numbers that are left out: the first of each, and how many.
+        taken: ranges of numbers that are left out: the first of each, and how many.
         reading: of the pass.
     """
 

@@ -111,7 +111,7 @@ class UnorderedBuffer:
     Args:
         begin_at: the first batch that was not taken.
         batches_per_epoch: of this shard.
-        taken: stretches of batches behind `begin_at` that were taken: their first ones and lengths.
+        taken: ranges of batches behind `begin_at` that were taken: their first ones and lengths.
         taken_count: how many batches were taken, counted from the run's first epoch on; None: those before `begin_at`.
     """
 
@@ -126,7 +126,7 @@ class UnorderedBuffer:
         self._by_epoch: dict[int, collections.deque[Arrived]] = {}
         # Of what this buffer was begun for all has arrived before this one, taken earlier or not.
         self._arrived_before = begin_at
-        self._arrived: dict[int, int] = {}  # stretches behind that one
+        self._arrived: dict[int, int] = {}  # ranges behind that one
 
     @property
     def taken(self) -> int:

@@ -34,7 +34,7 @@ class PoolSubscription:
         first_epoch: from whose first batch batches are counted.
         limit: batches before this one are wanted, or may be made ahead.
         plan: of its batches: the loader's, or of the rest of this one epoch.
-        taken: stretches of them that are not wanted; only where there is no order.
+        taken: ranges of them that are not wanted; only where there is no order.
         quota: slots that it may hold.
         feed: where the items of its batches come from, where the source is a stream.
         lanes: of generators: what is not wanted of each.

@@ -28,7 +28,7 @@ class Position:
     start: Start = 0
     """What of the epoch is taken, over all shards, as its plan says it (see `plan.base`); falsy: nothing."""
     taken: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    """Without an order: stretches of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
+    """Without an order: ranges of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
     lanes: LanePlaces | None = None
     """Of generators: what is taken of each lane; None: nothing."""
 
@@ -53,7 +53,7 @@ class PassLog:
     Args:
         epoch: its epoch.
         plan: of its batches: the loader's, or the rest of that epoch.
-        taken: without an order: stretches of batches that were taken before.
+        taken: without an order: ranges of batches that were taken before.
         keeps_numbers: batches come in no order, so their numbers must be kept.
         lanes: of generators: what was taken before.
     """
@@ -114,15 +114,15 @@ class PassLog:
             return Position(self.epoch, self.plan.start_after(self.epoch, consumed))
         taken = self.taken_before.union(self.numbers[:consumed])
         prefix = next(number for number in itertools.count() if number not in taken)
-        stretches: dict[int, int] = {}
+        ranges: dict[int, int] = {}
         first = -1
         for number in sorted(number for number in taken if number > prefix):
-            if first >= 0 and number - prefix == first + stretches[first]:
-                stretches[first] += 1
+            if first >= 0 and number - prefix == first + ranges[first]:
+                ranges[first] += 1
             else:
                 first = number - prefix
-                stretches[first] = 1
-        return Position(self.epoch, self.plan.start_after(self.epoch, prefix), stretches)
+                ranges[first] = 1
+        return Position(self.epoch, self.plan.start_after(self.epoch, prefix), ranges)
 
 
 class IterationLog:

@@ -161,19 +161,19 @@ def _refuse_others(saved: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
 
 
 def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
-    """The stretches of batches that were taken out of turn: ascending, apart from each other and from the first one."""
+    """The ranges of batches that were taken out of turn: ascending, apart from each other and from the first one."""
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"taken is {_shown(value)}")
     if value and in_order:
         raise ValueError("it has batches taken out of turn, and with deterministic=True there are none")
     taken: dict[int, int] = {}
     end = total = 0
-    for stretch in value:
-        if not isinstance(stretch, (list, tuple)) or len(stretch) != 2:
-            raise ValueError(f"taken has {_shown(stretch)}, not a first batch and a count")
-        # One behind the batches taken before at the least: else these would be one stretch, or what is behind a start.
-        first = _whole("taken: a first batch", stretch[0], at_least=end + 1)
-        count = _whole("taken: a count of batches", stretch[1], at_least=1, at_most=batches - first)
+    for each in value:
+        if not isinstance(each, (list, tuple)) or len(each) != 2:
+            raise ValueError(f"taken has {_shown(each)}, not a first batch and a count")
+        # One behind the batches taken before at the least: else these would be one range, or what is behind a start.
+        first = _whole("taken: a first batch", each[0], at_least=end + 1)
+        count = _whole("taken: a count of batches", each[1], at_least=1, at_most=batches - first)
         taken[first], end, total = count, first + count, total + count
     if total > _MOST_TAKEN:
         raise ValueError(f"taken has {total} batches out of turn, more than {_MOST_TAKEN}")

@@ -57,7 +57,7 @@ def test_by_size_every_record_is_equally_likely_at_every_place() -> None:
 
 
 def test_by_size_a_window_of_records_has_its_share() -> None:
-    """No long stretch of one file: any 64 items in a row have about 64 / 11 of the small one."""
+    """No long range of one file: any 64 items in a row have about 64 / 11 of the small one."""
     which = np.array([source for source, _ in origins(lp.mix([SMALL, LARGE], seed=5))])
     windows = np.lib.stride_tricks.sliding_window_view(which == 0, 64).sum(axis=1)
     assert windows.min() >= 1 and windows.max() <= 16

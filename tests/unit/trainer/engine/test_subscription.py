@@ -108,9 +108,9 @@ def test_a_run_ended_while_it_begins_anew_is_ended_once_and_for_all(
             begin = PoolSubscription._begin
 
             def begun_meanwhile(self: PoolSubscription, shelf: Any) -> Run:
-                stretch = begin(self, shelf)
-                on_another_thread(self.end)  # it sees the old stretch
-                return stretch
+                run = begin(self, shelf)
+                on_another_thread(self.end)  # it sees the old run
+                return run
 
             race.setattr(PoolSubscription, "_begin", begun_meanwhile)
         run.restart(2)
@@ -120,16 +120,14 @@ def test_a_run_ended_while_it_begins_anew_is_ended_once_and_for_all(
     check_all_slots_free(small)
 
 
-def test_an_extension_reaches_the_stretch_that_a_restart_begins(
-    small: HandPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extension_reaches_the_run_that_a_restart_begins(small: HandPool, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small.engine.begin(0, 3, small.engine.plan, {})
     begin = PoolSubscription._begin
 
     def begin_while_another_extends(self: PoolSubscription, shelf: Any) -> Run:
-        stretch = begin(self, shelf)
-        late.start()  # it waits for the lock, or would tell the old stretch
-        return stretch
+        run = begin(self, shelf)
+        late.start()  # it waits for the lock, or would tell the old run
+        return run
 
     late = threading.Thread(target=lambda: run.extend(BATCHES))
     monkeypatch.setattr(PoolSubscription, "_begin", begin_while_another_extends)
