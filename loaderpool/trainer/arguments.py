@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.checks import parameters_of
 from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
 from loaderpool.element.given_spec import read_spec
-from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.memory.batch_form import UnitKind, unit_of
+from loaderpool.memory.batch_form import unit_of
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
@@ -19,6 +18,7 @@ from loaderpool.sources import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
+from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.functions import check_augment, check_cached, check_functions
 from loaderpool.trainer.pool import Pool, resolve_workers
 
@@ -50,19 +50,6 @@ _CONFIG_NAMES = (
     "batch_sizes",
     "threads_per_worker",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckedArguments:
-    """What an engine is started with."""
-
-    config: LoaderConfig  # the settings
-    plan: BasePlan  # which item is when
-    unit: UnitKind  # what one call of the function makes
-    given_spec: ElementSpec | None  # the user's `element_spec`
-    stream: StreamSource | None  # what is read in the trainer, where the source has no index
-    payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
-    needs_lengths: bool = False  # the plan is not the one yet: `bucket_by` must first tell the items' lengths
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:

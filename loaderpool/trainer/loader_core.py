@@ -14,7 +14,7 @@ from loaderpool.sources.stream import StreamSource
 from loaderpool.system import role
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
-from loaderpool.trainer.arguments import CheckedArguments
+from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, EpochTracker
 from loaderpool.trainer.epochs.fingerprint import Fingerprint

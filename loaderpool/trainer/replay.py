@@ -10,6 +10,7 @@ from loaderpool.config import check_epoch
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
+from loaderpool.trainer.arguments import check_arguments
 from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import WorkFailed
@@ -73,13 +74,11 @@ class Replay:
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
         seeds = loader.config.seed_globals
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
-        self._loader = loader.replace(workers=0, seed_globals=bool(seeds), cache=None)
-        engine = self._loader._core.running_engine()
-        assert isinstance(engine, LocalEngine)
-        self._engine = engine
-        self.call = _find_call(engine, index, check_epoch(epoch))
+        here = {"workers": 0, "pool": None, "seed_globals": bool(seeds), "cache": None}
+        self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), first_epoch=0)
+        self.call = _find_call(self._engine, index, check_epoch(epoch))
         self.why_no_out: LoaderpoolError | None = None  # the first sample's error, which leaves `out` None for this one
-        self.has_hooks = self._loader._core.tracker.has_hooks  # it runs none, so it sees the data before epoch 0
+        self.has_hooks = loader._core.tracker.has_hooks  # it runs none, so it sees the data before epoch 0
 
     def run(self) -> Any:
         """What the function returns, as it is; a whole batch or element where one call makes that.

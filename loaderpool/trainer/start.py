@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from loaderpool.system.interrupts import InterruptsAllowed
-from loaderpool.trainer.arguments import CheckedArguments
+from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.pool import Pool
 
@@ -66,18 +66,17 @@ def _start(
     checked: CheckedArguments, pool: Pool | None, epoch: int, shared: SharedCache | None, own_pool: Pool | None
 ) -> tuple[Engine, Pool | None]:
     config = checked.config
-    arguments = (checked.payload, config, checked.plan, checked.unit, checked.given_spec, epoch, checked.stream, shared)
     if (pool is None and config.workers == 0) or not _workers_are_allowed:
         from loaderpool.trainer.engine.local_engine import LocalEngine
 
-        return LocalEngine(*arguments), None
+        return LocalEngine(checked, epoch, shared), None
     if pool is None:
         pool = own_pool = own_pool or Pool(config.workers, config.max_restarts)
     session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
     try:
         from loaderpool.trainer.engine.pool_engine import PoolEngine
 
-        return PoolEngine(session, *arguments), own_pool
+        return PoolEngine(session, checked, epoch, shared), own_pool
     except BaseException:
         if own_pool is not None:
             own_pool.close()

@@ -25,6 +25,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
+from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.trainer.engine.pool_engine import PoolEngine
 from loaderpool.trainer.epochs.epoch_pass import Pass
@@ -199,7 +200,8 @@ class HandPool:
         self.session.choice.seed(seed)
         self.session.work = self._act
         session: Any = self.session
-        self.engine = PoolEngine(session, {}, local.config, local.plan, local.unit, None, 0)
+        self.checked = CheckedArguments(local.config, local.plan, local.unit, None, None, {})
+        self.engine = PoolEngine(session, self.checked, 0)
         self.book = EpochTracker(lambda: self.engine, local.config, local.plan, None)
 
     @property

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from loaderpool.cache.shared import SharedCache
-from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
-from loaderpool.memory.batch_form import BatchForm, UnitKind
+from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import is_empty
 from loaderpool.plan.base import BasePlan
@@ -21,6 +20,7 @@ from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
 from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
 from loaderpool.trainer.engine.local_runs import (
@@ -53,39 +53,24 @@ class LocalEngine:
     """Makes a loader's batches when they are asked for.
 
     Args:
-        payload: what `Work` needs; used as it is, nothing is pickled.
-        config: the loader's settings.
-        plan: its plan.
-        unit: what one call of the function makes.
-        given_spec: the user's element_spec.
+        checked: what the loader was made with; the payload is used as it is, nothing is pickled.
         first_epoch: the epoch whose first sample is made to find the spec.
-        stream: what items are read from, where they cannot be had by index.
         cache: the loader's, closed with this; None: it has none.
     """
 
-    def __init__(
-        self,
-        payload: Mapping[str, Any],
-        config: LoaderConfig,
-        plan: BasePlan,
-        unit: UnitKind,
-        given_spec: ElementSpec | None,
-        first_epoch: int,
-        stream: StreamSource | None = None,
-        cache: SharedCache | None = None,
-    ) -> None:
+    def __init__(self, checked: CheckedArguments, first_epoch: int, cache: SharedCache | None = None) -> None:
         self.cache = cache
-        self._stream = stream
+        self._stream = checked.stream
         self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
-        self.config, self.plan, self.unit = config, plan, unit
-        self.given_spec = given_spec
-        self.takes_out: bool = payload["takes_out"]
+        self.config, self.plan = checked.config, checked.plan
+        self.unit, self.given_spec = checked.unit, checked.given_spec
+        self.takes_out: bool = checked.payload["takes_out"]
         self._first_epoch = first_epoch
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
-        self.work = Work({**payload, "cache": cache}, board, 0, None, catches=Exception)
+        self.work = Work({**checked.payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
         self._globals: GlobalsGuard  # made with the form
-        self._second = SecondLook(given_spec, plan, unit)
+        self._second = SecondLook(self.given_spec, self.plan, self.unit)
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loaderpool.cache.shared import SharedCache
-from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ClosedError, MemoryLimitError, SourceError
-from loaderpool.memory.batch_form import BatchForm, UnitKind
+from loaderpool.memory.batch_form import BatchForm
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
-from loaderpool.sources.stream import StreamSource, nothing_there
+from loaderpool.sources.stream import nothing_there
 from loaderpool.supervisor.scheduler import tickets_per_worker
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.trainer.engine.batch_layout import BatchLayout
+from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.engine.probing import Probing
 from loaderpool.trainer.engine.run_context import DeliveryCounts, LiveRun, RunContext
@@ -45,13 +45,8 @@ class PoolEngine:
 
     Args:
         session: the running supervisor.
-        payload: what `Work` needs; pickled here, once.
-        config: the loader's settings.
-        plan: its plan.
-        unit: what one call of the function makes.
-        given_spec: the user's element_spec.
+        checked: what the loader was made with; the payload is pickled here, once; a stream is read ahead from now on.
         first_epoch: the epoch whose first sample is made to find the spec.
-        stream: what items are read from, where they cannot be had by index; it is read ahead from now on.
         cache: the loader's, closed with this; None: it has none.
 
     Raises:
@@ -62,16 +57,12 @@ class PoolEngine:
     def __init__(
         self,
         session: Session,
-        payload: Mapping[str, Any],
-        config: LoaderConfig,
-        plan: BasePlan,
-        unit: UnitKind,
-        given_spec: ElementSpec | None,
+        checked: CheckedArguments,
         first_epoch: int,
-        stream: StreamSource | None = None,
         cache: SharedCache | None = None,
     ) -> None:
-        self.session, self.config, self.plan, self.unit = session, config, plan, unit
+        config, plan, unit, stream = checked.config, checked.plan, checked.unit, checked.stream
+        self.session, self.config, self.plan, self._unit = session, config, plan, unit
         calls_of_batch = plan.most_rows if unit == "sample" else 1
         self._tickets_per_worker = tickets_per_worker(config.threads_per_worker, calls_of_batch)
         self.cache = cache
@@ -83,7 +74,7 @@ class PoolEngine:
         self._is_loaded = False
         self._is_closed = self._was_loaded = self._has_ended_supervisor = False
         self.feeds: StreamFeeds | None = None
-        for_workers = {**payload, "cache": None if cache is None else cache.plan}
+        for_workers = {**checked.payload, "cache": None if cache is None else cache.plan}
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
             shipment, for_reader = ship_beside(for_workers, stream, config, plan)
         self.captured = shipment.captured
@@ -92,7 +83,7 @@ class PoolEngine:
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
         with session.lock:
             self.number = session.take_number()
-            self._probing = Probing(session, self.number, config, plan, unit, given_spec, first_epoch)
+            self._probing = Probing(session, self.number, checked, first_epoch)
             self._updates = SourceUpdates(session, self.number, by_reference)
             self.placement, self.packed_items = place(shipment), shipment.packed_items
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
@@ -127,10 +118,10 @@ class PoolEngine:
         config = self.config
         timeout_ns = int((config.timeout_s or 0) * 1e9)
         may_exclude = config.on_error.action == "skip" or (
-            config.on_error.action == "replace" and self.unit == "sample"
+            config.on_error.action == "replace" and self._unit == "sample"
         )
         deaths = config.max_restarts_per_item
-        kind = join32(int(may_exclude), int(self.unit == "sample"))
+        kind = join32(int(may_exclude), int(self._unit == "sample"))
         return (self.number, *self._shipment, self._first_epoch + 1 if probes else 0, deaths, timeout_ns, kind)
 
     # ---- Engine ----

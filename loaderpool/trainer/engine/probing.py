@@ -9,10 +9,9 @@ A probe that fails is told as SPEC_FAILED or LOST; the first one may be tried ag
 
 from __future__ import annotations
 
-from loaderpool.config import LoaderConfig
 from loaderpool.element.spec import ElementSpec
-from loaderpool.memory.batch_form import BatchForm, UnitKind
-from loaderpool.plan.base import BasePlan
+from loaderpool.memory.batch_form import BatchForm
+from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
 from loaderpool.trainer.engine.ring import with_chunk
 from loaderpool.trainer.engine.second_look import SECOND, SecondLook
@@ -29,27 +28,16 @@ class Probing:
     Args:
         session: of the workers.
         number: the loader's.
-        config: its settings.
-        plan: its plan.
-        unit: what one call of the function makes.
-        given_spec: the user's element_spec.
+        checked: what it was made with.
         epoch: the epoch of which samples are made.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        number: int,
-        config: LoaderConfig,
-        plan: BasePlan,
-        unit: UnitKind,
-        given_spec: ElementSpec | None,
-        epoch: int,
-    ) -> None:
+    def __init__(self, session: Session, number: int, checked: CheckedArguments, epoch: int) -> None:
         self._session, self._number, self._epoch = session, number, epoch
-        self._config, self._plan, self._unit, self._given_spec = config, plan, unit, given_spec
-        self._first: Probe | None = stated_probe(given_spec, config, plan, unit)
-        self._second = SecondLook(given_spec, plan, unit)
+        self._config, self._plan = checked.config, checked.plan
+        self._unit, self._given_spec = checked.unit, checked.given_spec
+        self._first: Probe | None = stated_probe(self._given_spec, self._config, self._plan, self._unit)
+        self._second = SecondLook(self._given_spec, self._plan, self._unit)
 
     @property
     def is_spec_given(self) -> bool:

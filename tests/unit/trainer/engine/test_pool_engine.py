@@ -18,9 +18,8 @@ def test_a_loader_that_cannot_be_told_of_leaves_nothing_in_its_pool(monkeypatch:
         session: Any = pool.session
         before = session.arena.extents.taken_bytes, dict(session.routing.by_loader)
         monkeypatch.setattr(PoolEngine, "_load_words", lambda *_, **__: (2**64,))
-        engine = pool.engine
         with pytest.raises(struct.error):
-            PoolEngine(session, {}, engine.config, engine.plan, engine.unit, None, 0)
+            PoolEngine(session, pool.checked, 0)
         assert (session.arena.extents.taken_bytes, session.routing.by_loader) == before
 
 

@@ -1,0 +1,28 @@
+"""`CheckedArguments`: what an engine is started with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from loaderpool.config import LoaderConfig
+from loaderpool.element.spec import ElementSpec
+from loaderpool.memory.batch_form import UnitKind
+from loaderpool.plan.base import BasePlan
+from loaderpool.sources.stream import StreamSource
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedArguments:
+    """What a loader's arguments come to; `trainer.arguments.check_arguments` makes it.
+
+    Ownership: a pool's loader lets go of it once its payload has travelled, for that holds function and source.
+    """
+
+    config: LoaderConfig  # the settings
+    plan: BasePlan  # which item is when
+    unit: UnitKind  # what one call of the function makes
+    given_spec: ElementSpec | None  # the user's `element_spec`
+    stream: StreamSource | None  # what is read in the trainer, where the source has no index
+    payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
+    needs_lengths: bool = False  # the plan is not the one yet: `bucket_by` must first tell the items' lengths
