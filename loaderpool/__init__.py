@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from loaderpool.sources.tf_example import parse_example
     from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
-    from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
+    from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.loader import Loader
     from loaderpool.trainer.loader_iterator import LoaderIterator
     from loaderpool.trainer.pool import Pool
@@ -126,7 +126,7 @@ _ON_DEMAND = {
     "TFRecords": "sources.tfrecords",
     "TarSamples": "sources.tar_samples",
     "TextLines": "sources.text_lines",
-    "WorkerStatistics": "trainer.epochs.statistics",
+    "WorkerStatistics": "trainer.engine.engine_statistics",
     "interleave": "sources.interleave",
     "mix": "sources.mix",
     "parse_example": "sources.tf_example",

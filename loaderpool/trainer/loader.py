@@ -364,9 +364,9 @@ class Loader:
 
     def statistics(self) -> Statistics:
         """A snapshot of counts and rates."""
-        from loaderpool.trainer.epochs.snapshot import take_snapshot
+        from loaderpool.trainer.epochs.statistics import take_statistics
 
-        return take_snapshot(self._core.tracker, self._core.engine)
+        return take_statistics(self._core.tracker, self._core.engine)
 
     def close(self) -> None:
         """End the loader, and its pool if it is its own. Twice is fine; arrays handed out stay valid."""

@@ -54,17 +54,17 @@ class LoaderCore:
             self._start(checked, own_pool)
 
     def _start(self, checked: CheckedArguments, own_pool: Pool | None) -> None:
+        cache = checked.payload["cache"]
         with InterruptsHeld():
             # The payload is not kept: what travelled is in shared memory, and a local engine has it.
             self.engine, own_pool = start_engine(checked, self.pool, self.tracker.epoch, own_pool)
-            shared = self.engine.cache
-            if self.pool is not None or own_pool is not None or shared is not None:
+            if self.pool is not None or own_pool is not None or cache is not None:
                 self._undoing = Undoing(self, functools.partial(end_engine, self.engine, own_pool))
             self.pool = self.pool or own_pool
-        if shared is not None:
+        if cache is not None:
             from loaderpool.trainer.epochs.cache_watch import CacheWatch  # which `import loaderpool` shall not wait for
 
-            self.tracker.at_end = CacheWatch(shared)
+            self.tracker.at_end = CacheWatch(cache.where, self.engine.cache_counts)
 
     @property
     def workers(self) -> int:

@@ -11,7 +11,8 @@ from loaderpool.errors import ArgumentError
 from loaderpool.system import clock
 from loaderpool.tools.tuning.contention import queued_s
 from loaderpool.tools.tuning.window import Measurement, Window
-from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
+from loaderpool.trainer.engine.engine_statistics import WorkerStatistics
+from loaderpool.trainer.epochs.statistics import Statistics
 
 # The start is not the steady state: first calls import and open files, first batches fault the slots' pages in.
 # Smaller counts some of that; larger only lengthens the measuring, and slow batches have no ring to fill anyway.

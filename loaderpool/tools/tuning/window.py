@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from loaderpool.trainer.epochs.statistics import WorkerStatistics
+from loaderpool.trainer.engine.engine_statistics import WorkerStatistics
 
 
 @dataclasses.dataclass(frozen=True)

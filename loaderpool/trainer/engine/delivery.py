@@ -16,8 +16,9 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 
 if TYPE_CHECKING:
-    from loaderpool.cache.shared import SharedCache
+    from loaderpool.cache.counters import CacheCounts
     from loaderpool.element.spec import ElementSpec
+    from loaderpool.trainer.engine.engine_statistics import EngineStatistics
     from loaderpool.transport.reports import Failure, RowFailure
 
 
@@ -159,10 +160,6 @@ class Subscription(Protocol):
 class Engine(Protocol):
     """Makes one loader's batches: a pool's workers, or this process."""
 
-    @property
-    def cache(self) -> SharedCache | None:
-        """What its processes share of the loader's cache; None: it has none."""
-
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
 
@@ -194,6 +191,12 @@ class Engine(Protocol):
 
     def update(self, changes: dict[str, Any]) -> None:
         """Batches begun from now on see these attributes of the source's object changed."""
+
+    def statistics(self) -> EngineStatistics:
+        """What it knows for `Loader.statistics()`, but for its cache."""
+
+    def cache_counts(self) -> CacheCounts:
+        """What its processes have counted of the loader's cache; zeros where it has none. Takes microseconds."""
 
     def close(self) -> None:
         """End; runs end with it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool.cache.counters import CacheCounts
 from loaderpool.cache.shared import SharedCache
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
@@ -22,6 +23,7 @@ from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
+from loaderpool.trainer.engine.engine_statistics import EngineStatistics
 from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
 from loaderpool.trainer.engine.local_runs import (
     GeneratorSubscription,
@@ -176,6 +178,12 @@ class LocalEngine:
     def update(self, changes: dict[str, Any]) -> None:
         """The function looks at the user's own object; only what was made of it before is out of date."""
         self.work.forget_probe()
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics()
+
+    def cache_counts(self) -> CacheCounts:
+        return CacheCounts() if self.cache is None else self.cache.counts()
 
     def close(self) -> None:
         """Let go of the cache; nothing else is to end."""

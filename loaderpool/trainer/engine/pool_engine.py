@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loaderpool.cache.counters import CacheCounts
 from loaderpool.cache.shared import SharedCache
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ClosedError, MemoryLimitError, SourceError
@@ -19,6 +20,7 @@ from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.engine_failure import EngineFailure
+from loaderpool.trainer.engine.engine_statistics import EngineStatistics, shipped, with_counts
 from loaderpool.trainer.engine.probing import Probing
 from loaderpool.trainer.engine.run_context import DeliveryCounts, LiveRun, RunContext
 from loaderpool.trainer.engine.source_updates import SourceUpdates
@@ -77,7 +79,6 @@ class PoolEngine:
         for_workers = {**checked.payload, "cache": None if cache is None else cache.plan}
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
             shipment, for_reader = ship_beside(for_workers, stream, config, plan)
-        self.captured = shipment.captured
         warn_of_data(shipment)
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
@@ -85,8 +86,8 @@ class PoolEngine:
             self.number = session.take_number()
             self._probing = Probing(session, self.number, checked, first_epoch)
             self._updates = SourceUpdates(session, self.number, by_reference)
-            self.placement, self.packed_items = place(shipment), shipment.packed_items
-            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
+            self._placement = place(shipment)
+            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement)
             try:
                 if stream is not None:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
@@ -100,6 +101,7 @@ class PoolEngine:
                     session.arena.give_back(extent)
                 raise
             session.routing.by_loader[self.number] = self
+            self._shipped = shipped(shipment, self._placement, self.feeds)
         if self.feeds is not None:
             try:
                 self.feeds.begin(first_epoch, plan)
@@ -109,7 +111,7 @@ class PoolEngine:
 
     def _send_files(self) -> None:
         """What the order to load needs beside the arena: `Payloads.load` takes them in this order."""
-        files = self.placement.descriptors
+        files = self._placement.descriptors
         if self.cache is not None:
             files.append(self.cache.descriptor)
         self.session.send_files(self.number, files)
@@ -195,6 +197,12 @@ class PoolEngine:
         """Send changed attributes of the source's object; batches begun from now on see them."""
         with self.session.lock:
             self._updates.send(changes)
+
+    def statistics(self) -> EngineStatistics:
+        return with_counts(self._shipped, self.session, None if self.layout is None else self.layout.ring, self.counts)
+
+    def cache_counts(self) -> CacheCounts:
+        return CacheCounts() if self.cache is None else self.cache.counts()
 
     def close(self) -> None:
         """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
@@ -373,7 +381,7 @@ class PoolEngine:
         for extent in self._extents:
             arena.give_back(extent)
         self._extents = []
-        self.placement.files.clear()
+        self._placement.files.clear()
         if self.cache is not None:
             self.cache.clear()
             self.cache.close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from loaderpool.cache.counters import Trouble
+from loaderpool.cache.counters import CacheCounts, Trouble
 from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import SharedCache, plan_in_memory, plan_on_disk
 from loaderpool.errors import CacheError, CacheWarning
@@ -45,16 +45,20 @@ def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCa
 
 
 class CacheWatch:
-    """Says, once for each kind, what went wrong with a cache while workers used it."""
+    """Says, once for each kind, what went wrong with a cache while workers used it.
 
-    def __init__(self, shared: SharedCache) -> None:
-        self._shared = shared
+    Args:
+        where: the cache is, as its setting says it.
+        counts: gives what its processes have counted.
+    """
+
+    def __init__(self, where: str, counts: Callable[[], CacheCounts]) -> None:
+        self._where, self._counts = where, counts
         self._said: set[Trouble | None] = set()
 
     def __call__(self) -> None:
         """Warn in the user's line where there is news. Runs in: the trainer, at the end of a pass."""
-        counts = self._shared.counts()
-        where = self._shared.plan.where
+        counts, where = self._counts(), self._where
         for trouble in sorted(counts.troubles & _TEXTS.keys() - self._said):
             self._said.add(trouble)
             warnings.warn(

@@ -1,22 +1,14 @@
-"""What a loader tells of itself: a frozen snapshot."""
+"""What a loader tells of itself: `Statistics`, and how they are taken."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Literal
 
-
-@dataclasses.dataclass(frozen=True)
-class WorkerStatistics:
-    """One worker's counts since it (or the worker whose place it took) started."""
-
-    index: int  # number of the worker, from 0
-    pid: int  # its process
-    batches: int  # full batches' worth of tickets finished, a part of a batch counted once it ends the batch
-    samples: int  # samples finished
-    busy_s: float  # seconds spent on tickets
-    wait_s: float  # seconds spent waiting for a ticket: for a slot, or for work
-    cpu_s: float  # CPU seconds of the process so far
+from loaderpool.cache.counters import CacheCounts
+from loaderpool.trainer.engine.delivery import Engine
+from loaderpool.trainer.engine.engine_statistics import EngineStatistics, WorkerStatistics
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,3 +53,35 @@ class Statistics:
     cache_is_full: bool  # whether a result was not kept for lack of room
     workers_start: Literal["fork", "exec"] | None  # exec: modules start threads on import; None: workers=0
     workers: tuple[WorkerStatistics, ...]
+
+
+def take_statistics(tracker: EpochTracker, engine: Engine | None) -> Statistics:
+    """The counts of a loader's passes, and what its engine knows; None: it has none."""
+    counters = tracker.counters
+    elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
+    samples_per_s = (counters.samples - counters.first_samples) / elapsed_s if elapsed_s > 0 else 0.0
+    told = EngineStatistics() if engine is None else engine.statistics()
+    cached = CacheCounts() if engine is None else engine.cache_counts()
+    return Statistics(
+        **vars(told),
+        passes=counters.passes,
+        epoch=tracker.epoch,
+        batches=counters.batches,
+        samples=counters.samples,
+        bytes=counters.nbytes,
+        elapsed_s=elapsed_s,
+        samples_per_s=samples_per_s,
+        bytes_per_s=samples_per_s * counters.nbytes / max(1, counters.samples),
+        padding_share=counters.padding / max(1, counters.padded),
+        consumer_wait_s=counters.wait_ns / 1e9,
+        worker_wait_s=sum(worker.wait_s for worker in told.workers),
+        repeated_rows=tracker.plan.repeated_rows,
+        skipped_indices=tuple(counters.skipped),
+        replaced_indices=tuple(counters.replaced),
+        errors=counters.errors,
+        cache_hits=cached.hits,
+        cache_misses=cached.misses,
+        cache_damaged=cached.damaged,
+        cache_bytes=cached.bytes,
+        cache_is_full=cached.is_full,
+    )

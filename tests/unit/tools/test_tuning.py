@@ -24,7 +24,8 @@ from loaderpool.tools.tuning import (
 )
 from loaderpool.tools.tuning.ideal import cpu_share, ideal_speedup
 from loaderpool.tools.tuning.measure import _differences
-from loaderpool.trainer.epochs.statistics import Statistics, WorkerStatistics
+from loaderpool.trainer.engine.engine_statistics import WorkerStatistics
+from loaderpool.trainer.epochs.statistics import Statistics
 
 
 class Machine:

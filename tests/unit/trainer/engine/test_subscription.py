@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from loaderpool.trainer.engine import subscription
+from loaderpool.trainer.engine.reorder_buffer import OrderedBuffer
 from loaderpool.trainer.engine.run import Run
 from loaderpool.trainer.engine.subscription import PoolSubscription
 from loaderpool.trainer.session.lease import Lender
@@ -55,16 +56,16 @@ def test_what_is_given_back_between_ready_and_taken_is_waited_for_again(
     one_pass = small.batches()
     numbers = first(one_pass, 1)
     small.session.settle()
-    is_ready, begun = PoolSubscription._is_ready, []
+    is_ready, begun = OrderedBuffer.is_ready, []
 
-    def ready_but_then(self: PoolSubscription) -> bool:
+    def ready_but_then(self: OrderedBuffer) -> bool:
         result = is_ready(self)
         if result and not begun:
             begun.append(None)  # another thread begins a pass, before this one has the lock
             on_another_thread(lambda: begun.append(small.engine.begin(1, 1, small.engine.plan, {})))
         return result
 
-    monkeypatch.setattr(PoolSubscription, "_is_ready", ready_but_then)
+    monkeypatch.setattr(OrderedBuffer, "is_ready", ready_but_then)
     numbers += consume(one_pass)
     assert numbers == FIRSTS and len(begun) == 2
 

@@ -1,0 +1,109 @@
+"""What an engine knows for `Loader.statistics()`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+from loaderpool.memory.board import Field
+from loaderpool.system import machine
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.engine.ring import Ring
+    from loaderpool.trainer.engine.run_context import DeliveryCounts
+    from loaderpool.trainer.session.session import Session
+    from loaderpool.trainer.stream.feeds import StreamFeeds
+    from loaderpool.transport.payload.placement import Placement
+    from loaderpool.transport.payload.ship import Shipment
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerStatistics:
+    """One worker's counts since it (or the worker whose place it took) started."""
+
+    index: int  # number of the worker, from 0
+    pid: int  # its process
+    batches: int  # full batches' worth of tickets finished, a part of a batch counted once it ends the batch
+    samples: int  # samples finished
+    busy_s: float  # seconds spent on tickets
+    wait_s: float  # seconds spent waiting for a ticket: for a slot, or for work
+    cpu_s: float  # CPU seconds of the process so far
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineStatistics:
+    """An engine's share of `Statistics`, which says what each is; as they stand here, one that has nothing of it."""
+
+    slots: int = 0
+    slot_bytes: int = 0
+    slots_lent: int = 0
+    batches_lent: int = 0
+    batches_copied: int = 0
+    batches_oversize: int = 0
+    restarts: int = 0
+    supervisor_restarts: int = 0
+    items_packed: int = 0
+    captured_packed: tuple[str, ...] = ()
+    captured_not_packed: tuple[str, ...] = ()
+    data_bytes_shared: int = 0
+    data_bytes_copied: int = 0
+    data_copied_because: tuple[str, ...] = ()
+    stream_read_by: Literal["process", "thread"] | None = None
+    stream_on_thread_because: str = ""
+    workers_start: Literal["fork", "exec"] | None = None
+    workers: tuple[WorkerStatistics, ...] = ()
+
+
+def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None) -> EngineStatistics:
+    """What is known of a loader in a pool once function and source have travelled."""
+    placements = [placement] if feeds is None else [placement, feeds.placement]
+    return EngineStatistics(
+        items_packed=shipment.packed_items,
+        captured_packed=tuple(str(each) for each in shipment.captured if not each.left_because),
+        captured_not_packed=tuple(str(each) for each in shipment.captured if each.left_because),
+        data_bytes_shared=sum(each.shared_bytes for each in placements),
+        data_bytes_copied=sum(each.copied_bytes for each in placements),
+        data_copied_because=tuple(reason for each in placements for reason in each.copied_because),
+        stream_read_by=None if feeds is None else feeds.read_by,
+        stream_on_thread_because="" if feeds is None else feeds.why_on_thread,
+    )
+
+
+def with_counts(
+    known: EngineStatistics, session: Session, ring: Ring | None, counts: DeliveryCounts
+) -> EngineStatistics:
+    """The same with the counts of this moment; `ring` is None before the first batch."""
+    if ring is not None:
+        known = dataclasses.replace(
+            known, slots=ring.count, slot_bytes=ring.slot_bytes, slots_lent=len(ring.lender.lent)
+        )
+    workers = _workers(session)  # first: it takes in the latest news
+    return dataclasses.replace(
+        known,
+        batches_lent=counts.lent,
+        batches_copied=counts.copied,
+        batches_oversize=counts.oversize,
+        restarts=session.restarts,
+        supervisor_restarts=session.supervisor_restarts,
+        workers_start="exec" if session.obstacles else "fork",
+        workers=workers,
+    )
+
+
+def _workers(session: Session) -> tuple[WorkerStatistics, ...]:
+    if session.is_closed:
+        return ()
+    session.catch_up()
+    board = session.arena.board
+    return tuple(
+        WorkerStatistics(
+            index=worker.number,
+            pid=worker.pid,
+            batches=board.read(worker.cell, Field.BATCHES),
+            samples=board.read(worker.cell, Field.SAMPLES),
+            busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
+            wait_s=board.read(worker.cell, Field.WAIT_NS) / 1e9,
+            cpu_s=machine.process_cpu_s(worker.pid),
+        )
+        for worker in list(session.workers.values())
+    )
