@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from loaderpool.element.ragged import RaggedArray
     from loaderpool.element.spec import ArraySpec, ElementSpec
     from loaderpool.memory.share import share
+    from loaderpool.settings.groups import Buckets, Limits, Shard, WorkerOptions
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
     from loaderpool.sources.interleave import interleave
@@ -63,6 +64,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "ArraySpec",
+    "Buckets",
     "Cache",
     "CacheError",
     "CacheWarning",
@@ -72,6 +74,7 @@ __all__ = [
     "ForeignProcessError",
     "JsonLines",
     "LargeDataWarning",
+    "Limits",
     "Loader",
     "LoaderIterator",
     "LoaderpoolError",
@@ -83,6 +86,7 @@ __all__ = [
     "SampleError",
     "SampleTimeoutError",
     "SetupError",
+    "Shard",
     "SourceError",
     "SourceLostError",
     "SourceReadError",
@@ -96,6 +100,7 @@ __all__ = [
     "UnpicklableError",
     "WorkerInfo",
     "WorkerLostError",
+    "WorkerOptions",
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
@@ -112,20 +117,24 @@ __all__ = [
 # first batch waits for.
 _ON_DEMAND = {
     "ArraySpec": "element.spec",
+    "Buckets": "settings.groups",
     "Cache": "cache.setting",
     "Csv": "sources.csv_rows",
     "ElementSpec": "element.spec",
     "HDF5": "sources.hdf5",
     "JsonLines": "sources.json_lines",
+    "Limits": "settings.groups",
     "Loader": "trainer.loader",
     "LoaderIterator": "trainer.loader_iterator",
     "ParquetRows": "sources.parquet_rows",
     "Pool": "trainer.pool",
     "RaggedArray": "element.ragged",
+    "Shard": "settings.groups",
     "Statistics": "trainer.epochs.statistics",
     "TFRecords": "sources.tfrecords",
     "TarSamples": "sources.tar_samples",
     "TextLines": "sources.text_lines",
+    "WorkerOptions": "settings.groups",
     "WorkerStatistics": "trainer.engine.engine_statistics",
     "interleave": "sources.interleave",
     "mix": "sources.mix",

@@ -7,11 +7,14 @@ import math
 import numbers
 import operator
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 
+# Below: nanoseconds that round to 0 would mean "no timeout". Above: what the messages' 64-bit words do not hold.
+_MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -62,6 +65,52 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     if count < 1:
         raise ArgumentError(f"{name} must be at least 1 byte, got {value!r}")
     return count
+
+
+def auto_flag(name: str, value: Any) -> bool | Literal["auto"]:
+    """True, False or "auto".
+
+    Raises:
+        ArgumentTypeError: something else.
+    """
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    if isinstance(value, bool):
+        return value
+    raise ArgumentTypeError(f'{name} must be True, False or "auto", got {value!r}')
+
+
+def read_seconds(name: str, value: Any) -> float | None:
+    """A number of seconds that a wait can have; None stays None.
+
+    Raises:
+        ArgumentError: too short or too long.
+        ArgumentTypeError: no number.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(f"{name} must be a number of seconds or None, got {value!r}")
+    seconds: Any = value  # `Real` has no comparison with numbers, for mypy
+    if not _MIN_TIMEOUT_S <= seconds <= _MAX_TIMEOUT_S:  # not NaN either
+        raise ArgumentError(
+            f"{name} must be seconds from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}, or None for no limit, got {value!r}"
+        )
+    return float(value)
+
+
+def whole_numbers(name: str, value: Any, at_most: int) -> tuple[int, ...]:
+    """Whole numbers from 1 on, out of anything that has an order and can be iterated.
+
+    Raises:
+        ArgumentError: one is out of bounds.
+        ArgumentTypeError: no list, or one of something else.
+    """
+    if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
+        raise ArgumentTypeError(f"{name} must be a list of whole numbers, got {value!r} of type {type(value).__name__}")
+    return tuple(
+        whole_number(f"{name}[{number}]", each, at_least=1, at_most=at_most) for number, each in enumerate(value)
+    )
 
 
 def check_signature(name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]) -> None:

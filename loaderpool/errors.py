@@ -51,7 +51,7 @@ class SampleError(LoaderpoolError, RuntimeError):
 
 
 class SampleTimeoutError(SampleError, TimeoutError):
-    """One sample ran longer than `timeout_s`; `remote_traceback` is the worker's Python stack."""
+    """One sample ran longer than `Limits.timeout_s`; `remote_traceback` is the worker's Python stack."""
 
 
 class SpecMismatchError(LoaderpoolError, ValueError):
@@ -86,7 +86,7 @@ class CacheError(LoaderpoolError, ValueError):
 
 
 class MemoryLimitError(LoaderpoolError, MemoryError):
-    """`memory_limit`, or what the machine has free, is too small; the message names the least that works."""
+    """`Limits.memory`, or what the machine has free, is too small; the message names the least that works."""
 
 
 class ClosedError(LoaderpoolError, RuntimeError):

@@ -30,10 +30,7 @@ __all__ = ["BackupCallback", "FlowHooks", "SequenceHooks", "loader_from_sequence
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 # Hooks that come from these are Keras' own, which do nothing.
 _BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
-_NOT_FOR_SEQUENCES = (
-    *("source", "fn", "batch_size", "batch_fn", "augment", "cache", "pad", "ragged"),
-    *("bucket_by", "boundaries", "batch_sizes"),
-)
+_NOT_FOR_SEQUENCES = (*("source", "fn", "batch_size", "batch_fn", "augment", "cache", "pad", "ragged", "buckets"),)
 # What is in these is in no attribute. (Of a tuple or a str it cannot change.)
 _CONTAINERS = (list, dict, set, bytearray, collections.deque, array.array, np.ndarray)
 # Where a value cannot be pickled it never travelled (`__getstate__` left it out), so workers need no news of it.
@@ -61,12 +58,10 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
         raise ArgumentTypeError(f"from_sequence needs __getitem__(batch_index); {type(sequence).__name__} has none")
     hook_kind, source_kind = (FlowHooks, ImageFlow) if is_image_flow(sequence) else (SequenceHooks, BatchSequence)
     hooks, source = hook_kind(sequence), source_kind(sequence)
-    if workers is None and "pool" not in settings:
+    if workers is None:
         own = getattr(sequence, "workers", 1)
         workers = own if isinstance(own, int) and own > 1 else "auto"
-    if workers is not None:
-        settings["workers"] = workers
-    return make(source, batch_size=None, _hooks=hooks, **settings)
+    return make(source, batch_size=None, workers=workers, _hooks=hooks, **settings)
 
 
 class SequenceHooks:

@@ -99,7 +99,7 @@ class Arena:
         if nbytes + _HEADROOM_BYTES > free:
             raise MemoryLimitError(
                 f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
-                f"{free:,} bytes free; set a smaller memory_limit or batch_size"
+                f"{free:,} bytes free; set a smaller Limits.memory or batch_size"
             )
         extent = self.extents.take(nbytes)
         try:

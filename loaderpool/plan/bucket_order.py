@@ -48,7 +48,7 @@ class LatestEpochs(Generic[_Table]):
             return table
 
 
-class Buckets:
+class ItemBuckets:
     """The bucket of each of a source's items; never changes, and travels without its tables.
 
     Attributes:
@@ -71,14 +71,14 @@ class Buckets:
         self._orders: LatestEpochs[Positions] = LatestEpochs()
 
     @staticmethod
-    def of(lengths: npt.NDArray[Any], boundaries: tuple[int, ...]) -> Buckets:
+    def of(lengths: npt.NDArray[Any], boundaries: tuple[int, ...]) -> ItemBuckets:
         """The buckets of items of these lengths: in bucket i are those from boundaries[i-1] to below boundaries[i]."""
         count = len(boundaries) + 1
         numbers = np.empty(len(lengths), np.uint8 if count <= 1 << 8 else np.uint16)
         edges = np.array(boundaries, np.int64)
         for start in range(0, len(lengths), _BLOCK):
             numbers[start : start + _BLOCK] = edges.searchsorted(lengths[start : start + _BLOCK], side="right")
-        return Buckets(numbers, count)
+        return ItemBuckets(numbers, count)
 
     def sorted_positions(self, seed: int, epoch: int, shuffle: bool) -> Positions:
         """All positions of an epoch, those of the first bucket in front, each bucket's ascending.
@@ -114,7 +114,7 @@ class Buckets:
         return hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=8).hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Buckets):
+        if not isinstance(other, ItemBuckets):
             return NotImplemented
         return self is other or (self.counts == other.counts and bool(np.array_equal(self.numbers, other.numbers)))
 
@@ -122,4 +122,4 @@ class Buckets:
         return hash(self.counts)
 
     def __reduce__(self) -> Any:
-        return Buckets, (self.numbers, len(self.counts))
+        return ItemBuckets, (self.numbers, len(self.counts))

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
 from loaderpool.plan.base import BasePlan, Start, share_of
-from loaderpool.plan.bucket_order import Buckets, LatestEpochs, Positions
+from loaderpool.plan.bucket_order import ItemBuckets, LatestEpochs, Positions
 
 _KEPT_RESTS = 4
 """Rests of epochs that are kept, with their tables. Fewer: passes that go on side by side make them again and again."""
@@ -60,7 +60,7 @@ class BucketPlan(BasePlan):
 
     rows_vary: ClassVar[bool] = True
 
-    buckets: Buckets = field(kw_only=True)
+    buckets: ItemBuckets = field(kw_only=True)
     """Which bucket each item is in."""
     batch_sizes: tuple[int, ...] = field(kw_only=True)
     """Rows of a full batch of one shard, for each bucket."""

@@ -1,15 +1,15 @@
 """Finds out whether a sample ends its worker, or whether workers are ended by something else.
 
-    died over ──fewer than max_restarts_per_item──▶ redone
+    died over ──fewer than restarts_per_item──▶ redone
         │
         └─else─▶ held, its rows tried alone, one by one ──none dies──▶ acquitted: redone as if for the first time
                     │                                        └─acquitted too often─▶ given up: together they kill
                     └─one dies twice running─▶ convicted: an error, or left out
 
 Only a row that dies while it runs alone is convicted, and only when it does so twice running: workers that somebody
-kills at random (the OOM killer, an operator) convict no sample. More deaths in a short time than `max_restarts` are a
-storm: the fault is general, and going on would be to restart for ever, as OTP's supervisors have it (restart intensity;
-https://www.erlang.org/doc/system/sup_princ.html).
+kills at random (the OOM killer, an operator) convict no sample. More deaths in a short time than `restarts` allows are
+a storm: the fault is general, and going on would be to restart for ever, as OTP's supervisors have it (restart
+intensity; https://www.erlang.org/doc/system/sup_princ.html).
 """
 
 from __future__ import annotations

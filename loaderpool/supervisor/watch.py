@@ -1,4 +1,4 @@
-"""Notices samples that run past `timeout_s`, and shows what they were doing.
+"""Notices samples that run past `Limits.timeout_s`, and shows what they were doing.
 
 A worker notes on the board which sample it is at and since when. The time a sample has run is summed up over looks,
 and a gap between looks (Ctrl-Z, a suspended machine, a supervisor that was kept waiting) counts as no more than two of

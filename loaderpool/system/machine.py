@@ -62,7 +62,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
     """Give a range of a memory file its pages now, so that no later write can fail for lack of them.
 
     Raises:
-        MemoryLimitError: the machine refused; set a smaller `memory_limit`.
+        MemoryLimitError: the machine refused; set a smaller `Limits.memory`.
     """
     if not hasattr(os, "posix_fallocate"):
         return
@@ -71,7 +71,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
         os.posix_fallocate(descriptor, offset, nbytes)
     except OSError as error:
         raise MemoryLimitError(
-            f"the machine refused {nbytes:,} bytes of shared memory ({error.strerror}); set a smaller memory_limit"
+            f"the machine refused {nbytes:,} bytes of shared memory ({error.strerror}); set a smaller Limits.memory"
         ) from error
 
 

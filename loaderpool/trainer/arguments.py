@@ -7,49 +7,28 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.checks import parameters_of
-from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig
+from loaderpool.config import LoaderConfig
 from loaderpool.element.given_spec import read_spec
-from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.errors import ArgumentError
 from loaderpool.memory.batch_form import unit_of
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.sources import Source, as_source
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.functions import check_augment, check_cached, check_functions
-from loaderpool.trainer.pool import Pool, resolve_workers
+from loaderpool.trainer.pool import Pool, resolve_workers, shared_pool
 
 # What streams, generators and caches need comes with the first of them: `import loaderpool` is not to wait for it.
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
+    from loaderpool.settings.groups import Buckets
     from loaderpool.trainer.lengths import Lengths
     from loaderpool.worker.lanes import LaneItems
-
-_CONFIG_NAMES = (
-    "batch_size",
-    "workers",
-    "shuffle",
-    "seed",
-    "drop_remainder",
-    "deterministic",
-    "num_shards",
-    "shard_index",
-    "pad",
-    "ragged",
-    "on_error",
-    "timeout_s",
-    "memory_limit",
-    "seed_globals",
-    "max_restarts",
-    "max_restarts_per_item",
-    "bucket_by",
-    "boundaries",
-    "batch_sizes",
-    "threads_per_worker",
-)
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
@@ -59,8 +38,12 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
         SourceError: the source cannot be read by index.
     """
-    config = LoaderConfig.checked(**{name: arguments[name] for name in _CONFIG_NAMES})
-    _check_pool(arguments["pool"], arguments["workers"], arguments["max_restarts"])
+    pool = shared_pool(arguments)
+    config = LoaderConfig.checked(arguments if pool is None else {**arguments, "workers": "auto"})
+    if pool is not None and config.limits.restarts != DEFAULT_RESTARTS:
+        raise ArgumentError(
+            f"workers=pool and Limits(restarts={config.limits.restarts}) exclude each other: give restarts to the Pool"
+        )
     fn, batch_fn, setup = arguments["fn"], arguments["batch_fn"], arguments["setup"]
     augment, cache = arguments["augment"], _cache(arguments["cache"])
     check_functions(fn, batch_fn, setup, config)
@@ -86,14 +69,14 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
 
         plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, ReplicatedSource):
-        config, open_plan = _lanes_of(source, config, arguments["pool"])
+        config, open_plan = _lanes_of(source, config, pool)
         plan, items = open_plan, _lane_items(source, open_plan, config)
     elif _is_endless(source):
         plan = dataclasses.replace(_open_plan(config), is_endless=True)
     else:
         lengths = arguments["_lengths"]
         if lengths is None:
-            lengths = _lengths_given(arguments["bucket_by"], len(source))
+            lengths = _lengths_given(arguments["buckets"], len(source))
         needs_lengths = config.buckets is not None and lengths is None
         plan = _plan(len(source), config, lengths)
         if not plan.batches_per_epoch and not needs_lengths:
@@ -115,7 +98,9 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "given_spec": given_spec,
         "takes_rng": takes_rng,
         # Generators, too: to have a look at them again means to run them again.
-        "needs_numpy_random": bool(takes_rng) or config.seed_globals is True or isinstance(source, ReplicatedSource),
+        "needs_numpy_random": bool(takes_rng)
+        or config.worker_options.seed_globals is True
+        or isinstance(source, ReplicatedSource),
         "takes_out": takes_out,
         "cache": cache,  # the engine puts what comes of it in its place
     }
@@ -130,22 +115,22 @@ def _cache(given: Any) -> Cache | None:
     return as_cache(given)
 
 
-def _lengths_given(bucket_by: Any, size: int) -> Lengths | None:
+def _lengths_given(buckets: Buckets | None, size: int) -> Lengths | None:
     """The items' lengths, if the user gave them and no function."""
-    if bucket_by is None:
+    if buckets is None:
         return None
     from loaderpool.trainer.lengths import (  # which `import loaderpool` shall not wait for
         is_length_function,
         read_lengths,
     )
 
-    return None if is_length_function(bucket_by) else read_lengths(bucket_by, size)
+    return None if is_length_function(buckets.by) else read_lengths(buckets.by, size)
 
 
 def with_lengths(
     checked: CheckedArguments, arguments: dict[str, Any], make_loader: Callable[..., Any]
 ) -> tuple[CheckedArguments, Pool | None]:
-    """The same when `bucket_by` has told the items' lengths, which it writes into `arguments`.
+    """The same when `Buckets.by` has told the items' lengths, which it writes into `arguments`.
 
     Ownership: as `lengths.find_lengths`, which is given `make_loader`.
     """
@@ -165,17 +150,6 @@ def payload_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return check_arguments(arguments).payload
 
 
-def _check_pool(pool: Any, workers: Any, max_restarts: Any) -> None:
-    if pool is None:
-        return
-    if not isinstance(pool, Pool):
-        raise ArgumentTypeError(f"pool must be a loaderpool.Pool, got {type(pool).__name__}")
-    if workers != "auto":
-        raise ArgumentError(f"pool and workers exclude each other: the pool has {pool.workers} workers already")
-    if max_restarts != DEFAULT_MAX_RESTARTS:
-        raise ArgumentError("pool and max_restarts exclude each other: give max_restarts to the Pool")
-
-
 def _check_order(source: Source | StreamSource | ReplicatedSource, config: LoaderConfig) -> None:
     """Whether the source can be read in the order, and by the rules, that are asked for."""
     if isinstance(source, BatchSequence) and _is_endless(source):
@@ -189,7 +163,7 @@ def _check_order(source: Source | StreamSource | ReplicatedSource, config: Loade
             )
         return
     if config.buckets is not None:
-        raise ArgumentError(f"bucket_by needs a source with __len__ and __getitem__, not {source.kind}")
+        raise ArgumentError(f"buckets needs a source with __len__ and __getitem__, not {source.kind}")
     if config.shuffle and isinstance(source, StreamSource):
         raise ArgumentError(
             f"shuffle=True needs a source with __len__ and __getitem__; a stream ({source.kind}) is shuffled within a "
@@ -227,17 +201,17 @@ def _check_endless(sequence: BatchSequence, config: LoaderConfig) -> None:
 
 def _check_threads(source: Source | StreamSource | ReplicatedSource, cache: Cache | None, config: LoaderConfig) -> None:
     """Whether threads can share the work as it is asked for."""
-    threads = config.threads_per_worker
+    threads = config.worker_options.threads
     if threads == 1:
         return
     if isinstance(source, ReplicatedSource):
         raise ArgumentError(
-            f"threads_per_worker={threads} is for functions of items, and {source.kind} runs on one thread in each "
-            "worker: set workers to how many generators shall wait at the same time, and leave threads_per_worker away"
+            f"WorkerOptions(threads={threads}) is for functions of items, and {source.kind} runs on one thread in each "
+            "worker: set workers to how many generators shall wait at the same time, and leave threads away"
         )
     if cache is not None:
         raise ArgumentError(
-            f"cache and threads_per_worker={threads} exclude each other: a worker reads and fills the cache on one "
+            f"cache and WorkerOptions(threads={threads}) exclude each other: a worker reads and fills the cache on one "
             "thread. Leave one of them away; more workers wait at the same time, too"
         )
 
@@ -246,7 +220,7 @@ def _lanes_of(source: ReplicatedSource, config: LoaderConfig, pool: Pool | None)
     """How many generators run at once, and no more workers for them than that where their number is ours to choose."""
     is_chosen = pool is None and config.workers != "auto"
     workers = pool.workers if pool is not None else max(1, resolve_workers(config.workers))
-    lanes = source.lanes(workers, is_chosen, config.num_shards)
+    lanes = source.lanes(workers, is_chosen, config.shard.num_shards)
     if pool is None and not is_chosen:
         config = dataclasses.replace(config, workers=min(workers, lanes))
     return config, _open_plan(config, lanes)
@@ -262,7 +236,7 @@ def _lane_items(source: ReplicatedSource, plan: Plan, config: LoaderConfig) -> L
         plan,
         shuffle=source.shards is not None and (config.shuffle or config.shuffle_window > 0),
         window=config.shuffle_window,
-        seed_globals=config.seed_globals,
+        seed_globals=config.worker_options.seed_globals,
     )
 
 
@@ -272,8 +246,8 @@ def _open_plan(config: LoaderConfig, lanes: int = 0) -> Plan:
         config.batch_size,
         seed=config.seed,
         drop_remainder=config.drop_remainder,
-        num_shards=config.num_shards,
-        shard_index=config.shard_index,
+        num_shards=config.shard.num_shards,
+        shard_index=config.shard.index,
         lanes=lanes,
         is_open=True,
     )
@@ -286,15 +260,15 @@ def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:
         config.shuffle,
         config.seed,
         config.drop_remainder,
-        config.num_shards,
-        config.shard_index,
+        config.shard.num_shards,
+        config.shard.index,
     )
     if config.buckets is None or lengths is None:
         return Plan(*settings)
-    from loaderpool.plan.bucket_order import Buckets  # which `import loaderpool` shall not wait for
+    from loaderpool.plan.bucket_order import ItemBuckets  # which `import loaderpool` shall not wait for
     from loaderpool.plan.buckets import BucketPlan
 
-    buckets = Buckets.of(lengths, config.buckets.boundaries)
+    buckets = ItemBuckets.of(lengths, config.buckets.boundaries)
     return BucketPlan(*settings, buckets=buckets, batch_sizes=config.buckets.batch_sizes)
 
 
@@ -304,5 +278,5 @@ def _refuse_empty(plan: BasePlan, config: LoaderConfig) -> None:
     else:
         rows = f"no bucket has enough for batch_sizes={list(config.buckets.batch_sizes)}"
     raise ArgumentError(
-        f"drop_remainder=True leaves no batch at all: {plan.size} items, {rows}, num_shards={config.num_shards}"
+        f"drop_remainder=True leaves no batch at all: {plan.size} items, {rows}, num_shards={config.shard.num_shards}"
     )

@@ -22,7 +22,8 @@ from loaderpool.errors import (
     UnpicklableError,
     WorkerLostError,
 )
-from loaderpool.trainer.pool import Pool
+from loaderpool.settings.groups import Limits, WorkerOptions
+from loaderpool.trainer.pool import Pool, shared_pool
 
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
@@ -35,19 +36,19 @@ _MAX_LENGTH = 2**63 - 1
 Lengths = npt.NDArray[np.unsignedinteger[Any]]
 
 
-def is_length_function(bucket_by: Any) -> bool:
+def is_length_function(by: Any) -> bool:
     """Whether it is a function of an item, and not the lengths themselves.
 
     Raises:
         ArgumentTypeError: a function that does not take one item.
     """
-    if not callable(bucket_by) or hasattr(bucket_by, "__array__"):
+    if not callable(by) or hasattr(by, "__array__"):
         return False
-    check_signature("bucket_by", bucket_by, "item", may_take=())
+    check_signature("Buckets.by", by, "item", may_take=())
     return True
 
 
-def read_lengths(bucket_by: Any, size: int) -> Lengths:
+def read_lengths(by: Any, size: int) -> Lengths:
     """Lengths that the user gave, checked, in memory of their own and as few bytes as hold them.
 
     Raises:
@@ -55,24 +56,24 @@ def read_lengths(bucket_by: Any, size: int) -> Lengths:
         ArgumentError: too many or too few of them, or one below 0.
     """
     try:
-        lengths: npt.NDArray[Any] = np.asarray(bucket_by)
+        lengths: npt.NDArray[Any] = np.asarray(by)
     except ValueError:  # a list of lists of different length, say
         lengths = np.empty((), object)
     if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and lengths.size):
-        kind = f"{lengths.ndim}-d {lengths.dtype}" if lengths.ndim else f"{bucket_by!r:.100}"
+        kind = f"{lengths.ndim}-d {lengths.dtype}" if lengths.ndim else f"{by!r:.100}"
         raise ArgumentTypeError(
-            "bucket_by must be a function that gives the length of an item, or the lengths of all items as a list or "
-            f"array of whole numbers, got {kind} of type {type(bucket_by).__name__}"
+            "Buckets.by must be a function that gives the length of an item, or the lengths of all items as a list or "
+            f"array of whole numbers, got {kind} of type {type(by).__name__}"
         )
     if len(lengths) != size:
         raise ArgumentError(
-            f"bucket_by must have a length for each of the source's {size:,} items, got {len(lengths):,}"
+            f"Buckets.by must have a length for each of the source's {size:,} items, got {len(lengths):,}"
         )
     if size and int(lengths.min()) < 0:
         at = int(lengths.argmin())
-        raise ArgumentError(f"bucket_by[{at}] is {lengths[at]}: a length must be at least 0")
+        raise ArgumentError(f"Buckets.by[{at}] is {lengths[at]}: a length must be at least 0")
     if size and int(lengths.max()) > _MAX_LENGTH:
-        raise ArgumentError(f"bucket_by[{int(lengths.argmax())}] is {lengths.max()}: a length must be below 2**63")
+        raise ArgumentError(f"Buckets.by[{int(lengths.argmax())}] is {lengths.max()}: a length must be below 2**63")
     return _compact(lengths)
 
 
@@ -85,7 +86,7 @@ def find_lengths(
 
     Args:
         config: the loader's settings.
-        arguments: of `Loader`, by name; `bucket_by` is the function.
+        arguments: of `Loader`, by name; `Buckets.by` is the function.
         size: items in the source.
         make_loader: the class `Loader`, by a loader of which the function is called.
 
@@ -97,12 +98,12 @@ def find_lengths(
         SampleError: the function raised, or gave what is no length; names the item.
         UnpicklableError, WorkerLostError: it cannot travel, or ended its workers.
     """
-    pool, made = arguments["pool"], None
+    pool, made = shared_pool(arguments), None
     if pool is None and config.workers != 0:
-        pool = made = Pool(config.workers, config.max_restarts)
+        pool = made = Pool(config.workers, config.limits.restarts)
     try:
-        where: dict[str, Any] = {"workers": 0} if pool is None else {"pool": pool}
-        return _compact(_called(config, arguments, size, functools.partial(make_loader, **where))), made
+        make = functools.partial(make_loader, workers=0 if pool is None else pool)
+        return _compact(_called(config, arguments, size, make)), made
     except BaseException:
         if made is not None:
             made.close()
@@ -119,16 +120,15 @@ def _called(
     try:
         loader = make_loader(
             arguments["source"],
-            _LengthFunction(arguments["bucket_by"]),
+            _LengthFunction(arguments["buckets"].by),
             batch_size=_AT_ONCE,
             seed=config.seed,
-            timeout_s=config.timeout_s,
             setup=arguments["setup"],
-            threads_per_worker=config.threads_per_worker,
-            max_restarts_per_item=config.max_restarts_per_item,
+            worker_options=WorkerOptions(threads=config.worker_options.threads),
+            limits=Limits(timeout_s=config.limits.timeout_s, restarts_per_item=config.limits.restarts_per_item),
         )
     except UnpicklableError as error:
-        raise UnpicklableError(str(error).replace(_SENT_AS, "bucket_by")) from error.__cause__
+        raise UnpicklableError(str(error).replace(_SENT_AS, "Buckets.by")) from error.__cause__
     loader._core.tracker.looks_ahead = False
     try:
         with loader:
@@ -143,7 +143,7 @@ def _called(
         if error.index is None:  # no item's length was being asked for
             raise
         make, told, cause = lost_error, vars(error)["report"], None
-    raise make(told, preface="bucket_by: ", can_replay=False) from cause  # there is no loader yet to be replayed
+    raise make(told, preface="Buckets.by: ", can_replay=False) from cause  # there is no loader yet to be replayed
 
 
 # How a message names the user's function, which travels as a part of this one.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loaderpool.checks import whole_number
-from loaderpool.config import DEFAULT_MAX_RESTARTS, LoaderConfig, check_epoch
+from loaderpool.config import LoaderConfig, check_epoch
 from loaderpool.errors import (
     ArgumentTypeError,
     SourceError,
@@ -23,10 +23,10 @@ from loaderpool.trainer.loader_iterator import LoaderIterator
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import tensorflow as tf
 
     from loaderpool.cache.setting import Cache
+    from loaderpool.settings.groups import Buckets, Limits, Shard, WorkerOptions
     from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.lengths import Lengths
 
@@ -52,19 +52,14 @@ class Loader:
             the items are the samples.
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
-        augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample;
-            may name `rng` and `out` as `fn` may, which then gets no `out`.
-        cache: keep what `fn` gives, so that it is called once for each item: "memory" (shared by all workers, until the
-            loader is closed), a directory on a local disk (for later runs, too), or a `Cache` with a bound. `fn` must
-            not be random then; what is random belongs into `augment`. It is no part of `memory_limit`.
-        workers: worker processes, "auto" for one per usable CPU, or 0 to run in this process (same bits).
+        workers: worker processes, "auto" for one per usable CPU, 0 to run in this process (same bits), or a `Pool`
+            whose workers other loaders use, too.
         shuffle: another permutation of all indices each epoch, keyed by seed and epoch. For a stream a number: so many
             items are held, and at each step a random one of them comes.
         seed: keys order and random streams, at least 0.
         drop_remainder: leave out the last batch if it is smaller.
         deterministic: False hands batches over as they are finished, each exactly once.
-        num_shards: how many loaders share each epoch.
-        shard_index: which share is this one's, from 0.
+        shard: `Shard(num_shards, index)`: one of several shares of each epoch is this loader's; None: all of it.
         element_spec: the spec of a batch, as a nested structure of `loaderpool.ArraySpec` or `tf.TensorSpec`; None:
             found from the first sample, for which all batches wait (not where each shape is said and none is text), or
             as `pad` and `ragged` say.
@@ -76,27 +71,17 @@ class Loader:
             `as_dataset`), text too; beside an `element_spec`, where that has None for the axis behind the batch axis.
         on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
             of either and a budget: a number of errors, or their share of the rows, that a pass may have.
-        timeout_s: seconds that one sample may take, or one item of a generator; past them its worker is replaced, and
-            the sample is an error.
-        memory_limit: bytes for buffered batches, a number or such as "512MiB"; None: a quarter of what is free, at most
-            2 GiB.
         setup: called once in each worker before its first sample: open files there.
-        pool: share this `Pool` and its workers with other loaders; excludes `workers`.
-        seed_globals: reseed `random` and `numpy.random` for each sample; "auto": once the function is seen to use them.
-        max_restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and
-            seconds; more are an error, for then the fault is general. None: any number.
-        max_restarts_per_item: deaths of workers over the same work after which its samples are run one by one; the one
-            that ends its worker also when it runs alone is an error (or left out, by `on_error`).
-        bucket_by: batches are made of items of like length: a function that gives an item's length, a whole number from
-            0 on, or the lengths of all items as a list or array. The function is called for each item while the loader
-            is made, by the workers; with lengths given, nothing need be read.
-        boundaries: where buckets end, rising: an item of length l is in bucket i where
-            `boundaries[i-1] <= l < boundaries[i]`.
-        batch_sizes: rows of a batch of each bucket, one more than `boundaries`; None: `batch_size` for all.
-        threads_per_worker: calls of the functions that each worker makes at the same time, on threads of its own, 1 to
-            256: for functions that wait (reads over a network) rather than compute. The functions and the source must
-            be safe for threads, and draw random numbers from `rng` only. Same batches and bits. Excludes `cache` and
-            generators; with `workers=0` there are no threads.
+        augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample;
+            may name `rng` and `out` as `fn` may, which then gets no `out`.
+        cache: keep what `fn` gives, so that it is called once for each item: "memory" (shared by all workers, until the
+            loader is closed), a directory on a local disk (for later runs, too), or a `Cache` with a bound. `fn` must
+            not be random then; what is random belongs into `augment`. It is no part of `Limits.memory`.
+        buckets: `Buckets(by, boundaries, batch_sizes)`: batches are made of items of like length.
+        worker_options: `WorkerOptions`: threads of each worker, and whether global random generators are reseeded for
+            each sample; None: one thread, and as the function is seen to need.
+        limits: `Limits`: the bytes of buffered batches, the seconds of a sample, and the deaths of workers that are
+            made good; None: those of `Limits()`.
 
     Raises:
         ArgumentError, ArgumentTypeError: a wrong argument, named.
@@ -112,37 +97,29 @@ class Loader:
         *,
         batch_size: int | None = 32,
         batch_fn: Callable[..., Any] | None = None,
-        workers: int | Literal["auto"] = "auto",
+        workers: int | Literal["auto"] | Pool = "auto",
         shuffle: bool | int = False,
         seed: int = 0,
         drop_remainder: bool = False,
         deterministic: bool = True,
-        num_shards: int = 1,
-        shard_index: int = 0,
+        shard: Shard | None = None,
         element_spec: Any = None,
         pad: Any = False,
         ragged: bool = False,
         on_error: Any = "raise",
-        timeout_s: float | None = None,
-        memory_limit: int | str | None = None,
         setup: Callable[[], Any] | None = None,
-        pool: Pool | None = None,
-        seed_globals: bool | Literal["auto"] = "auto",
-        max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
-        max_restarts_per_item: int = 3,
         augment: Callable[..., Any] | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
-        bucket_by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike | None = None,
-        boundaries: Sequence[int] | None = None,
-        batch_sizes: Sequence[int] | None = None,
-        threads_per_worker: int = 1,
+        buckets: Buckets | None = None,
+        worker_options: WorkerOptions | None = None,
+        limits: Limits | None = None,
         _hooks: EpochHooks | None = None,
         _lengths: Lengths | None = None,
         **_unknown: NoReturn,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "_unknown")}
         if _unknown:
-            from loaderpool.trainer.foreign_names import unknown_arguments  # `import loaderpool` shall not wait for it
+            from loaderpool.settings.foreign_names import unknown_arguments  # `import loaderpool` shall not wait for it
 
             raise unknown_arguments("Loader", _unknown, arguments)
         checked, own_pool = check_arguments(arguments), None
@@ -223,7 +200,7 @@ class Loader:
             ImportError: TensorFlow is not installed.
         """
         if _unknown:
-            from loaderpool.trainer.foreign_names import unknown_arguments
+            from loaderpool.settings.foreign_names import unknown_arguments
 
             raise unknown_arguments("as_dataset", _unknown, ("epochs", "prefetch", "device"))
         from loaderpool.adapters.tensorflow import as_dataset
@@ -231,7 +208,9 @@ class Loader:
         return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device)
 
     @classmethod
-    def from_sequence(cls, sequence: Any, workers: int | Literal["auto"] | None = None, **settings: Any) -> Loader:
+    def from_sequence(
+        cls, sequence: Any, workers: int | Literal["auto"] | Pool | None = None, **settings: Any
+    ) -> Loader:
         """A loader for a `keras.utils.PyDataset` / `Sequence`, or anything whose `[i]` is batch i, as it is.
 
         Args:
@@ -250,7 +229,7 @@ class Loader:
     def from_generator(
         cls,
         make_generator: Callable[..., Any],
-        workers: int | Literal["auto"] = "auto",
+        workers: int | Literal["auto"] | Pool = "auto",
         *,
         shards: Sequence[Any] | None = None,
         cycle_length: int | None = None,
@@ -297,9 +276,9 @@ class Loader:
             SourceError: the source is an iterator, which two loaders would read in turn.
         """
         arguments = self._core.arguments
-        unknown = sorted(name for name in changes if name not in arguments or name.startswith("_"))
+        unknown = {name: value for name, value in changes.items() if name not in arguments or name.startswith("_")}
         if unknown:
-            from loaderpool.trainer.foreign_names import unknown_arguments
+            from loaderpool.settings.foreign_names import unknown_arguments
 
             raise unknown_arguments("Loader", unknown, arguments)
         stream = self._core.stream
@@ -309,11 +288,9 @@ class Loader:
                 f"source is a {stream.kind}, which can be read only once, and this loader reads it: pass another one "
                 "(replace(source=...)), or make the loader of an object whose __iter__ begins anew each time"
             )
-        if "workers" in changes and "pool" not in changes:
-            changes["pool"] = None
         hooks = self._core.tracker.hooks
         private: dict[str, Any] = {"_hooks": hooks and hooks.anew()}
-        if {"source", "bucket_by"} & changes.keys():
+        if "source" in changes or _lengths_by(arguments) is not _lengths_by({**arguments, **changes}):
             private["_lengths"] = None
         return type(self)(**{**arguments, **changes, **private})
 
@@ -337,7 +314,7 @@ class Loader:
         """Have the next pass be the rest of the saved one; those after it are whole.
 
         The batches are the same to the bit as if the other run had not been stopped, whatever the number of workers or
-        `memory_limit`; with another `num_shards` the rest of the epoch is dealt anew, each sample still once.
+        `Limits.memory`; with another `Shard.num_shards` the rest of the epoch is dealt anew, each sample still once.
 
         Args:
             state: of `state_dict`, of a loader with the same source, function, seed and plan.
@@ -391,3 +368,8 @@ class Loader:
         raise TypeError(
             "a Loader cannot be pickled: it owns processes. Does the function refer to it? Give it what it needs"
         )
+
+
+def _lengths_by(arguments: Mapping[str, Any]) -> Any:
+    """What tells the items' lengths: a function or an array of the user's, or None."""
+    return getattr(arguments["buckets"], "by", None)

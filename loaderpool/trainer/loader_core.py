@@ -19,7 +19,7 @@ from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, EpochTracker
 from loaderpool.trainer.epochs.fingerprint import Fingerprint
 from loaderpool.trainer.epochs.position import Position
-from loaderpool.trainer.pool import Pool, resolve_workers
+from loaderpool.trainer.pool import Pool, resolve_workers, shared_pool
 from loaderpool.trainer.start import end_engine, start_engine
 
 
@@ -40,7 +40,7 @@ class LoaderCore:
         self.plan: BasePlan = checked.plan
         self.stream: StreamSource | None = checked.stream
         self.engine: Engine | None = None
-        self.pool: Pool | None = arguments["pool"]  # shared, or its own
+        self.pool: Pool | None = shared_pool(arguments)  # shared, or its own
         self.is_closed = False
         self._is_without_lengths = checked.needs_lengths  # inside a worker nothing asks for them
         self._owner_pid = os.getpid()

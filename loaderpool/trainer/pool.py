@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Literal, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from loaderpool.config import DEFAULT_MAX_RESTARTS, check_max_restarts, check_workers
+from loaderpool.config import check_workers
 from loaderpool.errors import ClosedError, ForeignProcessError
+from loaderpool.settings.groups import DEFAULT_RESTARTS, check_restarts
 from loaderpool.system import capacity, role
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
@@ -23,8 +25,14 @@ def resolve_workers(workers: int | Literal["auto"]) -> int:
     return capacity.usable_cpu_count() if workers == "auto" else workers
 
 
+def shared_pool(arguments: Mapping[str, Any]) -> Pool | None:
+    """The pool that a loader with these arguments shares with others, or None."""
+    workers = arguments["workers"]
+    return workers if isinstance(workers, Pool) else None
+
+
 class Pool:
-    """A supervisor and its workers, which several loaders may share: `Loader(..., pool=pool)`.
+    """A supervisor and its workers, which several loaders may share: `Loader(..., workers=pool)`.
 
     It starts in the background when the first loader needs it, and ends with `close()`, with the `with` block, when it
     is collected, or when the interpreter exits. Closing it ends the loaders that use it.
@@ -32,7 +40,7 @@ class Pool:
     Args:
         workers: worker processes, at least 1, or "auto": one for each CPU that this process may use (the smallest of
             `os.cpu_count()`, the affinity mask and the cgroup's quota).
-        max_restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and
+        restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and
             seconds; more are a `WorkerLostError` in all loaders, for then the fault is general. None: any number.
 
     Raises:
@@ -43,17 +51,15 @@ class Pool:
     def __init__(
         self,
         workers: int | Literal["auto"] = "auto",
-        max_restarts: int | tuple[int, float] | None = DEFAULT_MAX_RESTARTS,
+        restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
         **_unknown: NoReturn,
     ) -> None:
         if _unknown:
-            from loaderpool.trainer.foreign_names import (
-                unknown_arguments,  # which `import loaderpool` shall not wait for
-            )
+            from loaderpool.settings.foreign_names import unknown_arguments  # `import loaderpool` shall not wait for it
 
-            raise unknown_arguments("Pool", _unknown, ("workers", "max_restarts"))
+            raise unknown_arguments("Pool", _unknown, ("workers", "restarts"))
         checked = check_workers(workers, of_pool=True)
-        self._max_restarts = check_max_restarts(max_restarts)
+        self._restarts = check_restarts("restarts", restarts)
         self._workers = resolve_workers(checked)
         self._session: Session | None = None
         self._undoing: Undoing  # of the session, from its start on
@@ -88,7 +94,7 @@ class Pool:
             if self._is_closed:
                 raise ClosedError(_CLOSED)
             if self._session is None:
-                session = Session(self._workers, self._max_restarts)
+                session = Session(self._workers, self._restarts)
                 if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
                     session.close()
                     raise ClosedError(_CLOSED)

@@ -10,6 +10,7 @@ from loaderpool.config import check_epoch
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
+from loaderpool.settings.groups import WorkerOptions
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.worker.global_rng import SavedGlobals
@@ -72,9 +73,9 @@ class Replay:
     """
 
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
-        seeds = loader.config.seed_globals
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
-        here = {"workers": 0, "pool": None, "seed_globals": bool(seeds), "cache": None}
+        options = WorkerOptions(seed_globals=bool(loader.config.worker_options.seed_globals))
+        here = {"workers": 0, "worker_options": options, "cache": None}
         self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), first_epoch=0)
         self.call = _find_call(self._engine, index, check_epoch(epoch))
         self.why_no_out: LoaderpoolError | None = None  # the first sample's error, which leaves `out` None for this one
@@ -137,7 +138,7 @@ def _why_nowhere(plan: BasePlan, index: int, epoch: int, position: int) -> str:
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):
         if dataclasses.replace(plan, shard_index=shard).place(epoch, position) is not None:
             return (
-                f"{where}which is the share of shard_index={shard}, and this loader's is "
-                f"shard_index={plan.shard_index} of num_shards={plan.num_shards}{other_epochs}"
+                f"{where}which is the share of Shard({plan.num_shards}, {shard}), and this loader's is "
+                f"Shard({plan.num_shards}, {plan.shard_index}){other_epochs}"
             )
     return f"{where}in the tail of {plan.rows_left_out} rows that drop_remainder=True leaves out{other_epochs}"

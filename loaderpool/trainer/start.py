@@ -71,7 +71,7 @@ def _start(
 
         return LocalEngine(checked, epoch, shared), None
     if pool is None:
-        pool = own_pool = own_pool or Pool(config.workers, config.max_restarts)
+        pool = own_pool = own_pool or Pool(config.workers, config.limits.restarts)
     session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
     try:
         from loaderpool.trainer.engine.pool_engine import PoolEngine

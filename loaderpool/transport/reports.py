@@ -40,7 +40,7 @@ class Failure:
     position: int | None  # global position in the epoch, the key of its random stream
     worker: int | None  # None: in the caller's process
     is_setup: bool = False  # the `setup` hook raised, not the function
-    is_timeout: bool = False  # the sample ran past `timeout_s`; the traceback is the worker's stacks
+    is_timeout: bool = False  # the sample ran past `Limits.timeout_s`; the traceback is the worker's stacks
     load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
 
 
@@ -58,7 +58,7 @@ class Verdict(enum.Enum):
     ALONE = "alone"  # one sample (or batch_fn's one batch) ends its worker also when it runs alone
     TOGETHER = "together"  # none does so alone, and all of them together do again and again
     BEFORE = "before"  # workers end before they have begun any sample
-    STORM = "storm"  # more workers died in a short time than max_restarts allows
+    STORM = "storm"  # more workers died in a short time than `Limits.restarts` allows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,12 +113,12 @@ def describe_timeout(
     stacks: str,
     in_generator: bool = False,
 ) -> Failure:
-    """Describe a sample or generator that ran past `timeout_s`; of its thread's stack the user's frames are kept."""
-    text = f"the sample ran for {ran_s:.1f} s, longer than timeout_s={timeout_s:g}, and its worker was replaced"
+    """Describe a sample or generator that ran past its time; of its thread's stack the user's frames are kept."""
+    text = f"the sample ran for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its worker was replaced"
     if in_generator:
         text = (
-            f"the generator has not yielded for {ran_s:.1f} s, longer than timeout_s={timeout_s:g}, and its worker was "
-            "replaced; what comes behind cannot be had without it, so on_error does not apply"
+            f"the generator has not yielded for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its "
+            "worker was replaced; what comes behind cannot be had without it, so on_error does not apply"
         )
     shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
     return Failure("TimeoutError", text, shown, None, index, (), epoch, None, worker, is_timeout=True)

@@ -45,10 +45,10 @@ class Maker(Protocol):
 def refuse_draws(threads: int) -> ArgumentError:
     """What is said where a function draws from generators that its threads would share."""
     return ArgumentError(
-        f"the function has drawn from random or numpy.random, and threads_per_worker={threads}: what each sample gets "
-        "would depend on the other threads. Have it name rng, the sample's own numpy.random.Generator, and draw from "
-        "that; or set threads_per_worker=1. If samples do not depend on what is drawn (the pause before a retry), "
-        "seed_globals=False says so"
+        f"the function has drawn from random or numpy.random, and WorkerOptions(threads={threads}): what each sample "
+        "gets would depend on the other threads. Have it name rng, the sample's own numpy.random.Generator, and draw "
+        "from that; or set threads=1. If samples do not depend on what is drawn (the pause before a retry), "
+        "WorkerOptions(seed_globals=False) says so"
     )
 
 
@@ -88,8 +88,8 @@ class Calls:
         self._takes_rng = bool(takes_rng)
         config = payload["config"]
         self._seed, self._threads = config.seed, threads
-        self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
-        self._seeds_globals: bool = config.seed_globals is True
+        self._watch = GlobalsWatch() if config.worker_options.seed_globals == "auto" else None
+        self._seeds_globals: bool = config.worker_options.seed_globals is True
         # What the probe made, each used at its turn instead of a second call; by source index of the (first) item.
         self._kept: dict[int, Any] = {}
         self._kept_epoch = 0

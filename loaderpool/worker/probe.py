@@ -45,7 +45,7 @@ _FEWEST_LOOKS = 8
 # Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
 # What one worker keeps of what it has made early. Less: it idles behind a first sample that takes very long. More: this
-# is memory of the worker's own, for which no `memory_limit` has a place.
+# is memory of the worker's own, for which no `Limits.memory` has a place.
 _EARLY_BYTES = 64 << 20
 # What a result takes beside its data, about: of tiny ones it is more than these.
 _OBJECT_BYTES = 512
@@ -168,7 +168,7 @@ class Prober:
         if not self._varies or not any(component.shape for component in probe.spec.components):
             return probe
         seen, nbytes = probe.spec, probe.nbytes
-        most = max(_FEWEST_LOOKS, _LOOKS // self._config.threads_per_worker)  # they are made one after the other
+        most = max(_FEWEST_LOOKS, _LOOKS // self._config.worker_options.threads)  # they are made one after the other
         for each in itertools.islice(positions, most - 1):
             other = self._try(epoch, np.array([each]))
             if other is not None:

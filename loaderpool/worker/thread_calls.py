@@ -64,7 +64,7 @@ class ThreadCalls:
     ) -> None:
         self._calls, self._threads, self._unit, self._exclusions = calls, threads, unit, exclusions
         self._worker_threads = WorkerThreads(calls, threads, unit != "sample", progress)
-        self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
+        self._watch = GlobalsWatch() if config.worker_options.seed_globals == "auto" else None
         self._looks_for_reuse = True
         self._ticket_calls: dict[_Key, tuple[Opened, TicketCalls]] = {}
         self.look_ahead: Callable[[], bool] | None = None
@@ -155,9 +155,9 @@ class ThreadCalls:
             return filled
         if _image(filled, bytes_of) != by_threads:
             raise ArgumentError(
-                f"the function fills one array (or dict) for several samples, and threads_per_worker={self._threads}: "
-                "its threads overwrite each other's. Have it make a new one in each call, or write into out; or set "
-                "threads_per_worker=1"
+                "the function fills one array (or dict) for several samples, and "
+                f"WorkerOptions(threads={self._threads}): its threads overwrite each other's. Have it make a new one "
+                "in each call, or write into out; or set threads=1"
             )
         self._looks_for_reuse = False
         return filled

@@ -86,7 +86,7 @@ class Work:
         if isinstance(source, StreamedItems):
             source.shared = shared
         # Without a worker's number this is the caller's process, which shall have no threads: a debugger may be there.
-        threads = 1 if worker is None else self.config.threads_per_worker
+        threads = 1 if worker is None else self.config.worker_options.threads
         # There most batches are jobs by themselves, however tiny.
         is_ahead = worker is None and not is_iterated and not self.plan.rows_vary
         self._ahead = OrderAhead(self.plan) if is_ahead else None
@@ -96,8 +96,8 @@ class Work:
         self._catches = catches
         self._progress = Progress(words, cell, worker, catches)
         if isinstance(source, LaneItems):
-            source.attend(self._progress, times_items=self.config.timeout_s is not None)
-        self._exclusions = Exclusions(worker, self.config.timeout_s)
+            source.attend(self._progress, times_items=self.config.limits.timeout_s is not None)
+        self._exclusions = Exclusions(worker, self.config.limits.timeout_s)
         self._prober = Prober(
             self._calls,
             self.config,
@@ -164,7 +164,7 @@ class Work:
         if self._writes_rows:
             self._writer = RowWriter(converter)
             is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
-            in_blocks = is_small and not self._calls.takes_out and self.config.timeout_s is None
+            in_blocks = is_small and not self._calls.takes_out and self.config.limits.timeout_s is None
             self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
     def exclude(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:

@@ -57,16 +57,16 @@ def bare(window: Window) -> Measured:
     return Measured({"bare": bare_rate(work, WORKERS, window) * BATCH_SIZE})
 
 
-def made_by(
-    window: Window, figure: str, *, workers: int, threads_per_worker: int = 1, batch_size: int = BATCH_SIZE
-) -> Measured:
+def made_by(window: Window, figure: str, *, workers: int, threads: int = 1, batch_size: int = BATCH_SIZE) -> Measured:
     import loaderpool as lp
 
     def look(batch: Any) -> list[int]:
         return batch.tolist()  # type: ignore[no-any-return]
 
-    settings = {"batch_size": batch_size, "workers": workers, "threads_per_worker": threads_per_worker}
-    with lp.Loader(range(10**6), wait_for_it, **settings) as batches:
+    options = lp.WorkerOptions(threads=threads)
+    with lp.Loader(
+        range(10**6), wait_for_it, batch_size=batch_size, workers=workers, worker_options=options
+    ) as batches:
         rate, seen = deliveries(batches, window, look, turn=workers)
     numbers = [number for batch in seen for number in batch]
     require(numbers == list(range(len(seen) * batch_size)), "batches are wrong, missing or out of order")
@@ -78,11 +78,11 @@ def loader(window: Window) -> Measured:
 
 
 def threads(window: Window) -> Measured:
-    return made_by(window, "threads", workers=FEW_WORKERS, threads_per_worker=THREADS, batch_size=32)
+    return made_by(window, "threads", workers=FEW_WORKERS, threads=THREADS, batch_size=32)
 
 
 def threads_small(window: Window) -> Measured:
-    return made_by(window, "threads_small", workers=FEW_WORKERS, threads_per_worker=THREADS, batch_size=8)
+    return made_by(window, "threads_small", workers=FEW_WORKERS, threads=THREADS, batch_size=8)
 
 
 QUESTION = Question(

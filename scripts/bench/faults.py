@@ -76,7 +76,8 @@ def recovery(window: Window) -> Measured:
     rows: list[Any] = []
     killed: list[tuple[int, int]] = []  # when, and who
     items = (KILLS + 2) * BATCHES_BETWEEN * KILLED_BATCH
-    with lp.Loader(range(items), who_and_when, batch_size=KILLED_BATCH, workers=WORKERS, max_restarts=None) as loader:
+    limits = lp.Limits(restarts=None)
+    with lp.Loader(range(items), who_and_when, batch_size=KILLED_BATCH, workers=WORKERS, limits=limits) as loader:
         for number, batch in enumerate(loader, start=1):
             rows.append(batch.copy())
             if number % BATCHES_BETWEEN == 0 and len(killed) < KILLS:

@@ -60,11 +60,11 @@ def second_loader(window: Window) -> Measured:
     import loaderpool as lp
 
     times_ms = []
-    with lp.Pool(workers=WORKERS) as pool, lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, pool=pool) as first:
+    with lp.Pool(workers=WORKERS) as pool, lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, workers=pool) as first:
         require(np.array_equal(next(iter(first)), expected_batch(0)), "a wrong first batch")
         for _ in range(REPETITIONS):
             started = time.perf_counter()
-            second = lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, pool=pool)
+            second = lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, workers=pool)
             batch = next(iter(second))
             times_ms.append((time.perf_counter() - started) * 1e3)
             require(np.array_equal(batch, expected_batch(0)), "a wrong first batch")

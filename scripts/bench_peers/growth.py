@@ -48,7 +48,12 @@ def measure_growth(what: str, window: Window) -> Measured:
     workers = sizes["workers"]
     fn = Nap(workers / SAMPLES_PER_S, sizes["components"])
     with lp.Loader(
-        range(sizes["items"]), fn, batch_size=BATCH_SIZE, workers=workers, shuffle=True, max_restarts=None
+        range(sizes["items"]),
+        fn,
+        batch_size=BATCH_SIZE,
+        workers=workers,
+        shuffle=True,
+        limits=lp.Limits(restarts=None),
     ) as loader:
 
         def epochs() -> Any:

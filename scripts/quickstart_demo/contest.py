@@ -156,7 +156,7 @@ def _feed_by_loaderpool(
 ) -> tuple[Measurement, lp.Statistics]:
     started_s = time.perf_counter()
     # A loader of its own for each turn: nothing is read ahead while the other contestant is measured.
-    with lp.Loader(items, load_and_augment, batch_size=batch_size, shuffle=True, seed=seed, pool=pool) as loader:
+    with lp.Loader(items, load_and_augment, batch_size=batch_size, shuffle=True, seed=seed, workers=pool) as loader:
         measurement = _train(network, loader.as_dataset(prefetch=_PREFETCH), items, started_s)
         return measurement, loader.statistics()
 

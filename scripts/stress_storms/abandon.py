@@ -53,14 +53,16 @@ def run_abandoned(
     names = [name for name in shapes if name not in _LEFT_OUT]
     with _temporary_folder() as folder, lp.Pool(_WORKERS) as pool:
         faults = Faults(folder, os.getpid(), 0)
-        loaders = {name: make(SHAPES[name], faults, seed, pool=pool) for name in names if not SHAPES[name].is_one_shot}
+        loaders = {
+            name: make(SHAPES[name], faults, seed, workers=pool) for name in names if not SHAPES[name].is_one_shot
+        }
 
         def leave_one(number: int) -> None:
             name = draw.choice(names)
             shape = SHAPES[name]
             is_fresh = number % _FRESH_EVERY == 0 or shape.is_one_shot
-            where: dict[str, Any] = {"pool": pool} if number % (2 * _FRESH_EVERY) else {"workers": 1}
-            loader = make(shape, faults, seed, **where) if is_fresh else loaders[name]
+            where = pool if number % (2 * _FRESH_EVERY) else 1
+            loader = make(shape, faults, seed, workers=where) if is_fresh else loaders[name]
             ways = [*_WAYS, *(() if shape.is_one_shot else ("two at once",))]
             with watched(deadline_s, f"abandoned pass {number} ({name})"):
                 _leave(loader, draw, ways if shape.is_one_shot or shape.is_sequence else [*ways, "saved"])

@@ -19,7 +19,7 @@ class Companion:
 
     def __init__(self, pool: lp.Pool, faults: Faults, seed: int) -> None:
         shape = SHAPES[_SHAPES[seed % len(_SHAPES)]]
-        self._loader = make(shape, faults, seed + 1, pool=pool)
+        self._loader = make(shape, faults, seed + 1, workers=pool)
         self._twin = Twin(shape, faults, seed + 1)
         self._batches = iter(self._loader)
         self._expected: list[bytes] = []

@@ -69,6 +69,7 @@ class Shape:
     kill_every_s: float = 0.04  # on average
     faults_one_in: int = 97  # of the items, by a segmentation fault of their own
     spares_first: bool = False  # batch: the sample that gives the spec runs alone, and two kills would convict it
+    restarts_per_item: int = 1000  # random kills convict nobody: over a slow ticket one after the other may come
     is_one_shot: bool = False  # the source: each pass has a loader of its own, and none can be saved
     has_reader: bool = False
 
@@ -87,19 +88,20 @@ def shape_of(name: str, function: Callable[[Faults], Any], items: int, **rest: A
     return Shape(name, function, items, {key: value for key, value in rest.items() if key not in how}, **how)
 
 
-def make(shape: Shape, faults: Faults, seed: int, **where: Any) -> lp.Loader:
+def make(shape: Shape, faults: Faults, seed: int, memory: str | None = None, **where: Any) -> lp.Loader:
     """A loader of this shape; under `workers=0` without its cache, which must change nothing.
 
     Args:
         shape: what it makes.
         faults: of its function.
         seed: of its order and its random streams.
-        **where: further arguments: workers, pool, deterministic, memory_limit.
+        memory: bytes for its buffered batches.
+        **where: further arguments: workers, deterministic.
     """
-    # So that random kills convict nobody: over a slow ticket one after the other may come.
-    settings = {"max_restarts_per_item": 1000, "seed": seed, **shape.settings, **where}
-    if "pool" not in settings:
-        settings["max_restarts"] = None
+    limits = lp.Limits(memory=memory, restarts_per_item=shape.restarts_per_item)
+    if not isinstance(where.get("workers"), lp.Pool):
+        limits = dataclasses.replace(limits, restarts=None)
+    settings = {"seed": seed, "limits": limits, **shape.settings, **where}
     function = shape.function(faults)
     if shape.is_sequence:
         return lp.Loader.from_sequence(function, **settings)

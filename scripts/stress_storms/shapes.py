@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
 import numpy as np
+
+import loaderpool as lp
 
 from .shape import Faults, Function, Shape, make, shape_of
 from .stream_shapes import STREAM_SHAPES
@@ -154,12 +157,14 @@ class _Sequence:
         np.random.default_rng(self.epoch).shuffle(self.order)
 
 
-_BUCKETS = {"boundaries": (3, 6), "batch_sizes": (12, 8, 5)}
+_BY_LENGTH = lp.Buckets(_length, (3, 6), (12, 8, 5))
+_BY_GIVEN_LENGTH = dataclasses.replace(_BY_LENGTH, by=tuple(map(_length, range(1000))))
+_THREADS = lp.WorkerOptions(threads=4)
 _SHAPES = (
     shape_of("single batches", _Sample, 800, batch_size=8, shuffle=True),
     shape_of("written into out", _IntoOut, 600, batch_size=6, shuffle=True),
-    shape_of("threads", _Sample, 800, batch_size=8, shuffle=True, threads_per_worker=4),
-    shape_of("threads, written into out", _IntoOut, 600, batch_size=6, shuffle=True, threads_per_worker=4),
+    shape_of("threads", _Sample, 800, batch_size=8, shuffle=True, worker_options=_THREADS),
+    shape_of("threads, written into out", _IntoOut, 600, batch_size=6, shuffle=True, worker_options=_THREADS),
     shape_of("chunks of tiny batches", _Tiny, 20_000, batch_size=4, shuffle=True, faults_one_in=4001),
     # Few restarts per item, so that tickets are tried row by row in the storm, too, and acquitted.
     shape_of(
@@ -167,7 +172,7 @@ _SHAPES = (
         _Tiny,
         12_000,
         batch_size=16,
-        max_restarts_per_item=2,
+        restarts_per_item=2,
         faults_one_in=0,
         spares_first=True,
     ),
@@ -175,13 +180,12 @@ _SHAPES = (
     # A kill may cost a worker 100 ms of its time.
     shape_of("row ranges of slow batches", _Slow, 30, batch_size=6, shuffle=True, kill_every_s=0.2, faults_one_in=17),
     shape_of("packed, padded", _OfVariedLength, 1000, batch_size=8, shuffle=True, pad=True),
-    shape_of("by length, padded", _OfVariedLength, 1000, bucket_by=_length, **_BUCKETS, shuffle=True, pad=True),
+    shape_of("by length, padded", _OfVariedLength, 1000, buckets=_BY_LENGTH, shuffle=True, pad=True),
     shape_of(
         "by given length, ragged",
         _OfVariedLength,
         1000,
-        bucket_by=tuple(map(_length, range(1000))),
-        **_BUCKETS,
+        buckets=_BY_GIVEN_LENGTH,
         shuffle=True,
         ragged=True,
     ),

@@ -43,7 +43,7 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
     with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
         faults = Faults(folder, os.getpid(), this.shape.faults_one_in)
         seed = draw.randrange(2**31)
-        pool = lp.Pool(this.workers, max_restarts=None) if this.has_companion else None
+        pool = lp.Pool(this.workers, restarts=None) if this.has_companion else None
         loaders = Succession(this, faults, seed, pool, killer, random.Random(draw.random()), result)
         companion = None if pool is None else Companion(pool, faults, seed)
         twin = Twin(this.shape, faults, seed)

@@ -61,7 +61,7 @@ class Succession:
         """Have another loader."""
         self.close()
         self._killer.has_first_batch = False
-        self.loader = self._make(self._draw.choice(WORKERS), memory_limit=self._draw.choice(_MEMORY_LIMITS))
+        self.loader = self._make(self._draw.choice(WORKERS), memory=self._draw.choice(_MEMORY_LIMITS))
 
     def close(self) -> None:
         """Close the loader, and look for what it leaves behind."""
@@ -73,9 +73,9 @@ class Succession:
         result.mismatches += [f"left behind by close(): {describe(pid)}" for pid in wait_gone(mine, _GONE_S)]
 
     def _make(self, workers: int, **settings: Any) -> lp.Loader:
-        where: dict[str, Any] = {"workers": workers} if self._pool is None else {"pool": self._pool}
+        where = workers if self._pool is None else self._pool
         this = self._round
-        loader = make(this.shape, self._faults, self._seed, deterministic=this.is_ordered, **where, **settings)
+        loader = make(this.shape, self._faults, self._seed, deterministic=this.is_ordered, workers=where, **settings)
         statistics = loader.statistics()  # a pool's are those of all its loaders
         self._restarts_before = statistics.restarts, statistics.supervisor_restarts
         return loader

@@ -45,7 +45,7 @@ def pool() -> Iterator[lp.Pool]:
 @pytest.fixture(params=["here", "workers"])
 def made_in(request: pytest.FixtureRequest, pool: lp.Pool) -> dict[str, Any]:
     """Where samples are made: in this process, or in the pool's workers."""
-    return {"workers": 0} if request.param == "here" else {"pool": pool}
+    return {"workers": 0} if request.param == "here" else {"workers": pool}
 
 
 def identity(item: Any) -> Any:
@@ -54,6 +54,19 @@ def identity(item: Any) -> Any:
 
 # ---- settings ----
 
+GROUPS = {"Buckets": "buckets", "Limits": "limits", "Shard": "shard", "WorkerOptions": "worker_options"}
+
+
+def grouped(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a loader: of {"Limits.timeout_s": 3} `limits=lp.Limits(timeout_s=3)`."""
+    given = {name: value for name, value in arguments.items() if "." not in name}
+    for group, argument in GROUPS.items():
+        fields = {name.partition(".")[2]: value for name, value in arguments.items() if name.startswith(f"{group}.")}
+        if fields:
+            given[argument] = getattr(lp, group)(**fields)
+    return given
+
+
 WRONG_VALUES = [
     ({"batch_size": 0}, "batch_size", "0"),
     ({"batch_size": -1}, "batch_size", "-1"),
@@ -61,22 +74,22 @@ WRONG_VALUES = [
     ({"workers": -1}, "workers", "-1"),
     ({"workers": "many"}, "workers", "'many'"),
     ({"workers": 10**6}, "workers", "1000000"),
-    ({"num_shards": 0}, "num_shards", "0"),
-    ({"num_shards": 2, "shard_index": 2}, "shard_index", "2"),
-    ({"shard_index": -1}, "shard_index", "-1"),
-    ({"shard_index": 1}, "shard_index", "1"),
+    ({"Shard.num_shards": 0, "Shard.index": 0}, "Shard.num_shards", "0"),
+    ({"Shard.num_shards": 2, "Shard.index": 2}, "Shard.index", "2"),
+    ({"Shard.num_shards": 2, "Shard.index": -1}, "Shard.index", "-1"),
+    ({"Shard.num_shards": 1, "Shard.index": 1}, "Shard.index", "1"),
     ({"seed": -3}, "seed", "-3"),
-    ({"timeout_s": 0}, "timeout_s", "0"),
-    ({"timeout_s": -1.5}, "timeout_s", "-1.5"),
-    ({"timeout_s": float("nan")}, "timeout_s", "nan"),
-    ({"timeout_s": float("inf")}, "timeout_s", "None"),
-    ({"timeout_s": 1e-10}, "timeout_s", "1e-10"),
-    ({"timeout_s": 1e11}, "timeout_s", "1000000000"),
-    ({"timeout_s": 10**400}, "timeout_s", "1000000000"),
-    ({"memory_limit": 0}, "memory_limit", "0"),
-    ({"memory_limit": "lots"}, "memory_limit", "'lots'"),
-    ({"memory_limit": "0 MiB"}, "memory_limit", "'0 MiB'"),
-    ({"memory_limit": "9" * 400}, "memory_limit", "bytes"),
+    ({"Limits.timeout_s": 0}, "Limits.timeout_s", "0"),
+    ({"Limits.timeout_s": -1.5}, "Limits.timeout_s", "-1.5"),
+    ({"Limits.timeout_s": float("nan")}, "Limits.timeout_s", "nan"),
+    ({"Limits.timeout_s": float("inf")}, "Limits.timeout_s", "None"),
+    ({"Limits.timeout_s": 1e-10}, "Limits.timeout_s", "1e-10"),
+    ({"Limits.timeout_s": 1e11}, "Limits.timeout_s", "1000000000"),
+    ({"Limits.timeout_s": 10**400}, "Limits.timeout_s", "1000000000"),
+    ({"Limits.memory": 0}, "Limits.memory", "0"),
+    ({"Limits.memory": "lots"}, "Limits.memory", "'lots'"),
+    ({"Limits.memory": "0 MiB"}, "Limits.memory", "'0 MiB'"),
+    ({"Limits.memory": "9" * 400}, "Limits.memory", "bytes"),
     ({"on_error": "ignore"}, "on_error", "'ignore'"),
     ({"on_error": ("skip", -1)}, "on_error", "-1"),
     ({"on_error": ("replace", 1.5)}, "on_error", "1.5"),
@@ -84,8 +97,11 @@ WRONG_VALUES = [
     ({"on_error": ("skip", float("nan"))}, "on_error", "nan"),
     ({"on_error": ("skip", float("inf"))}, "on_error", "inf"),
     ({"on_error": ("raise", 3)}, "on_error", "raise"),
-    ({"max_restarts_per_item": 0}, "max_restarts_per_item", "0"),
-    ({"max_restarts_per_item": 2**64}, "max_restarts_per_item", str(2**64)),
+    ({"Limits.restarts": -1}, "Limits.restarts", "-1"),
+    ({"WorkerOptions.threads": 0}, "WorkerOptions.threads", "0"),
+    ({"WorkerOptions.threads": 257}, "WorkerOptions.threads", "257"),
+    ({"Limits.restarts_per_item": 0}, "Limits.restarts_per_item", "0"),
+    ({"Limits.restarts_per_item": 2**64}, "Limits.restarts_per_item", str(2**64)),
 ]
 WRONG_TYPES = [
     ({"batch_size": 2.0}, "batch_size", "2.0"),
@@ -94,8 +110,8 @@ WRONG_TYPES = [
     ({"workers": 1.5}, "workers", "1.5"),
     ({"workers": None}, "workers", "None"),
     ({"workers": True}, "workers", "True"),
-    ({"num_shards": 2.0}, "num_shards", "2.0"),
-    ({"shard_index": "0"}, "shard_index", "'0'"),
+    ({"Shard.num_shards": 2.0, "Shard.index": 0}, "Shard.num_shards", "2.0"),
+    ({"Shard.num_shards": 2, "Shard.index": "0"}, "Shard.index", "'0'"),
     ({"seed": 1.5}, "seed", "1.5"),
     ({"seed": None}, "seed", "None"),
     ({"shuffle": 2.5}, "shuffle", "2.5"),
@@ -103,15 +119,22 @@ WRONG_TYPES = [
     ({"deterministic": None}, "deterministic", "None"),
     ({"ragged": 1}, "ragged", "1"),
     ({"pad": [0]}, "pad", "[0]"),
-    ({"timeout_s": "10"}, "timeout_s", "'10'"),
-    ({"timeout_s": True}, "timeout_s", "True"),
-    ({"memory_limit": 2.5}, "memory_limit", "2.5"),
-    ({"memory_limit": True}, "memory_limit", "True"),
+    ({"Limits.timeout_s": "10"}, "Limits.timeout_s", "'10'"),
+    ({"Limits.timeout_s": True}, "Limits.timeout_s", "True"),
+    ({"Limits.memory": 2.5}, "Limits.memory", "2.5"),
+    ({"Limits.memory": True}, "Limits.memory", "True"),
     ({"on_error": ("skip", "3")}, "on_error", "'3'"),
-    ({"seed_globals": "yes"}, "seed_globals", "'yes'"),
+    ({"WorkerOptions.seed_globals": "yes"}, "WorkerOptions.seed_globals", "'yes'"),
     ({"element_spec": 3}, "element_spec", "int"),
     ({"element_spec": [lp.ArraySpec((None,), "int64")]}, "element_spec", "list"),
-    ({"pool": 2}, "pool", "int"),
+    ({"WorkerOptions.threads": 2.5}, "WorkerOptions.threads", "2.5"),
+    ({"Limits.restarts": "few"}, "Limits.restarts", "'few'"),
+    ({"Limits.restarts": (3, None)}, "Limits.restarts' window", "None"),
+    ({"Limits.restarts_per_item": 1.5}, "Limits.restarts_per_item", "1.5"),
+    ({"limits": 5}, "limits must be a loaderpool.Limits(memory, timeout_s, restarts, restarts_per_item)", "5"),
+    ({"shard": (2, 0)}, "shard must be a loaderpool.Shard(num_shards, index)", "(2, 0) of type tuple"),
+    ({"worker_options": {"threads": 2}}, "worker_options must be a loaderpool.WorkerOptions", "dict"),
+    ({"buckets": [3]}, "buckets must be a loaderpool.Buckets(by, boundaries, batch_sizes)", "[3] of type list"),
     ({"fn": 3}, "fn", "3"),
     ({"fn": None, "batch_fn": "f"}, "batch_fn", "'f'"),
     ({"setup": 1}, "setup", "1"),
@@ -123,7 +146,7 @@ def test_a_wrong_value_names_the_argument_and_the_present_value(
     arguments: dict[str, Any], name: str, shown: str
 ) -> None:
     with pytest.raises(ArgumentError) as raised:
-        lp.Loader(range(8), **{"fn": identity, "workers": 0, **arguments})
+        lp.Loader(range(8), **{"fn": identity, "workers": 0, **grouped(arguments)})
     assert isinstance(raised.value, ValueError)
     assert isinstance(raised.value, LoaderpoolError)
     assert name in str(raised.value)
@@ -134,10 +157,8 @@ def test_a_wrong_value_names_the_argument_and_the_present_value(
 def test_a_wrong_type_names_the_argument_and_the_present_value(
     arguments: dict[str, Any], name: str, shown: str
 ) -> None:
-    if "pool" not in arguments:
-        arguments = {"workers": 0, **arguments}
     with pytest.raises(ArgumentTypeError) as raised:
-        lp.Loader(range(8), **{"fn": identity, **arguments})
+        lp.Loader(range(8), **{"fn": identity, "workers": 0, **grouped(arguments)})
     assert isinstance(raised.value, TypeError)
     assert isinstance(raised.value, LoaderpoolError)
     assert name in str(raised.value)
@@ -189,16 +210,11 @@ def test_contradictory_arguments_name_both(arguments: dict[str, Any], names: lis
         assert name in str(raised.value)
 
 
-def test_pool_and_workers_exclude_each_other(pool: lp.Pool) -> None:
-    with pytest.raises(ArgumentError, match=r"pool and workers.*2 workers"):
-        lp.Loader(range(8), identity, workers=1, pool=pool)
-
-
 def test_a_closed_pool_is_refused() -> None:
     closed = lp.Pool(1)
     closed.close()
     with pytest.raises(ClosedError, match="Pool is closed"):
-        lp.Loader(range(8), identity, pool=closed)
+        lp.Loader(range(8), identity, workers=closed)
 
 
 @pytest.mark.parametrize("workers", [0, -1])
@@ -237,12 +253,12 @@ def test_replace_refuses_a_name_that_is_no_argument() -> None:
 
 
 def test_memory_limit_too_small_names_the_least_that_works(pool: lp.Pool) -> None:
-    too_small = lp.Loader(np.zeros((64, 1000)), batch_size=16, pool=pool, memory_limit=1000)
+    too_small = lp.Loader(np.zeros((64, 1000)), batch_size=16, workers=pool, limits=lp.Limits(memory=1000))
     with too_small, pytest.raises(MemoryLimitError) as raised:
         next(iter(too_small))
     assert isinstance(raised.value, MemoryError)
-    least = int(str(raised.value).split("works is memory_limit=")[1].split()[0])
-    with lp.Loader(np.zeros((64, 1000)), batch_size=16, pool=pool, memory_limit=least) as loader:
+    least = int(str(raised.value).split("works is Limits(memory=")[1].split(")")[0])
+    with lp.Loader(np.zeros((64, 1000)), batch_size=16, workers=pool, limits=lp.Limits(memory=least)) as loader:
         assert sum(len(batch) for batch in loader) == 64
 
 
@@ -450,7 +466,7 @@ def test_a_lock_in_a_closure_is_named(pool: lp.Pool) -> None:
             return item
 
     with pytest.raises(UnpicklableError, match=r"'guard_of_cache'.*fn.*lock.*setup=") as raised:
-        lp.Loader(range(8), fn, pool=pool)
+        lp.Loader(range(8), fn, workers=pool)
     assert isinstance(raised.value, TypeError)
 
 
@@ -464,25 +480,25 @@ def test_an_open_file_in_an_attribute_is_named(pool: lp.Pool, tmp_path: Path) ->
 
     reader = Reader()
     with reader.index_file, pytest.raises(UnpicklableError, match=r"index_file.*Reader.*BufferedWriter"):
-        lp.Loader(range(8), reader, pool=pool)
+        lp.Loader(range(8), reader, workers=pool)
 
 
 def test_a_generator_in_a_global_is_named(pool: lp.Pool) -> None:
     script: dict[str, Any] = {"__name__": "__main__"}
     exec("numbers = (i for i in range(3))\ndef fn(item):\n    return next(numbers)", script)
     with pytest.raises(UnpicklableError, match=r"global 'numbers' used by fn.*generator"):
-        lp.Loader(range(8), script["fn"], pool=pool)
+        lp.Loader(range(8), script["fn"], workers=pool)
 
 
 def test_an_item_that_cannot_be_pickled_is_named(pool: lp.Pool) -> None:
     with pytest.raises(UnpicklableError, match=r"source.*item 2.*lock"):
-        lp.Loader([1, 2, threading.Lock()], lambda item: 1, pool=pool)
+        lp.Loader([1, 2, threading.Lock()], lambda item: 1, workers=pool)
 
 
 def test_a_loader_in_the_function_is_named(pool: lp.Pool) -> None:
     inner = lp.Loader(range(8), identity, workers=0)
     with pytest.raises(UnpicklableError, match=r"'inner'.*Loader"):
-        lp.Loader(range(8), lambda item: len(inner), pool=pool)
+        lp.Loader(range(8), lambda item: len(inner), workers=pool)
 
 
 def test_a_function_that_cannot_travel_leaves_no_process_and_the_pool_usable(pool: lp.Pool) -> None:
@@ -491,7 +507,7 @@ def test_a_function_that_cannot_travel_leaves_no_process_and_the_pool_usable(poo
         for _ in range(3):
             with pytest.raises(UnpicklableError):
                 lp.Loader(range(8), lambda item: lock, workers=1)
-    with lp.Loader(range(8), identity, pool=pool) as loader:
+    with lp.Loader(range(8), identity, workers=pool) as loader:
         assert sum(len(batch) for batch in loader) == 8
 
 
@@ -510,14 +526,14 @@ def _refuse() -> None:
 
 
 def test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup(pool: lp.Pool) -> None:
-    with lp.Loader([1, Unwilling()], lambda item: 1, pool=pool) as loader:
+    with lp.Loader([1, Unwilling()], lambda item: 1, workers=pool) as loader:
         for _ in range(2):
             with pytest.raises(SetupError, match="LookupError: the licence server") as raised:
                 next(iter(loader))
         assert isinstance(raised.value, RuntimeError)
         assert "Traceback in the supervisor" in str(raised.value)
         assert "in _refuse" in str(raised.value)
-    with lp.Loader(range(8), identity, pool=pool) as loader:  # and the pool goes on
+    with lp.Loader(range(8), identity, workers=pool) as loader:  # and the pool goes on
         assert sum(len(batch) for batch in loader) == 8
 
 

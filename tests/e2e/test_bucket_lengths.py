@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -15,9 +16,15 @@ import loaderpool as lp
 from loaderpool.trainer.replay import Replay
 from tests.support.batches import Place, assert_same, read
 from tests.support.child import run_child
-from tests.support.sounds import BY_LENGTH, frames_of, load_sound
+from tests.support.sounds import BUCKETS, BY_LENGTH, frames_of, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+
+def by_length(by: Any) -> dict[str, Any]:
+    """`BY_LENGTH`, with lengths that come from elsewhere."""
+    return {**BY_LENGTH, "buckets": dataclasses.replace(BUCKETS, by=by)}
+
 
 # ---- lengths ----
 
@@ -30,7 +37,7 @@ def test_lengths_may_be_given_as_they_are(sounds: list[str], two_epochs: list[An
             return np.array(lengths, np.uint16)
 
     for given in (lengths, tuple(lengths), np.array(lengths, np.int32), Series()):
-        with lp.Loader(sounds, load_sound, **on(2), **{**BY_LENGTH, "bucket_by": given}) as loader:
+        with lp.Loader(sounds, load_sound, **on(2), **by_length(given)) as loader:
             assert_same(read(loader), two_epochs[: len(two_epochs) // 2])
 
 
@@ -42,12 +49,12 @@ def test_the_function_is_called_once_for_each_item_while_the_loader_is_made(soun
             file.write(f"{os.getpid()} {path}\n")
         return frames_of(path)
 
-    with lp.Loader(sounds, load_sound, workers=2, **{**BY_LENGTH, "bucket_by": noted}) as loader:
+    with lp.Loader(sounds, load_sound, workers=2, **by_length(noted)) as loader:
         lines = [line.split() for line in log.read_text().splitlines()]
         assert sorted(path for _, path in lines) == sorted(sounds)
         assert str(os.getpid()) not in {pid for pid, _ in lines}, "by workers"
         assert len(loader) == len(read(loader))
-        with loader.replace(workers=0, boundaries=[500], batch_sizes=[4, 2]) as other:
+        with loader.replace(workers=0, buckets=lp.Buckets(noted, [500], [4, 2])) as other:
             assert len(other) == len(read(other))
         Replay(loader, 3).run()
         assert len(log.read_text().splitlines()) == len(sounds), "and never again"
@@ -62,8 +69,8 @@ def test_lengths_are_found_with_the_setup_and_on_the_pool_that_is_there(sounds: 
         opened.update((path, frames_of(path)) for path in sounds)
 
     with lp.Pool(2) as pool:
-        how = {**BY_LENGTH, "bucket_by": lambda path: opened[path]}
-        with lp.Loader(sounds, load_sound, setup=setup, pool=pool, **how) as loader:
+        how = by_length(lambda path: opened[path])
+        with lp.Loader(sounds, load_sound, setup=setup, workers=pool, **how) as loader:
             assert len(loader) == len(read(loader))
 
 
@@ -79,9 +86,9 @@ def test_what_the_function_raises_names_the_item(workers: int, on: Place, kind: 
         return item
 
     for place in (on(workers), {"workers": workers}):
-        said = f"(?s)bucket_by: {name}: no such sound.*source index 7"
+        said = f"(?s)Buckets.by: {name}: no such sound.*source index 7"
         with pytest.raises(kind, match=said) as caught:
-            lp.Loader(range(20), None, bucket_by=refuses, boundaries=[5], **place)
+            lp.Loader(range(20), None, buckets=lp.Buckets(refuses, [5]), **place)
         assert isinstance(caught.value, lp.SampleError) and caught.value.index == 7
         assert "loaderpool replay" not in str(caught.value), "there is no loader to replay"
 
@@ -99,12 +106,12 @@ def test_what_the_function_raises_names_the_item(workers: int, on: Place, kind: 
     ],
 )
 def test_what_is_no_length_is_refused_by_name(wrong: Any, error: Any, says: str, workers: int, on: Place) -> None:
-    with pytest.raises(error, match=f"(?s)bucket_by: .*{says}.*source index 4"):
-        lp.Loader(range(9), None, bucket_by=lambda i: wrong if i == 4 else i, boundaries=[5], **on(workers))
+    with pytest.raises(error, match=f"(?s)Buckets.by: .*{says}.*source index 4"):
+        lp.Loader(range(9), None, buckets=lp.Buckets(lambda i: wrong if i == 4 else i, [5]), **on(workers))
 
 
 def test_numpy_numbers_are_lengths(on: Place) -> None:
-    with lp.Loader(range(9), None, bucket_by=lambda i: np.uint8(i), boundaries=[5], batch_size=4, **on(1)) as loader:
+    with lp.Loader(range(9), None, buckets=lp.Buckets(lambda i: np.uint8(i), [5]), batch_size=4, **on(1)) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [5, 6, 7, 8], [4]]
 
 
@@ -120,7 +127,7 @@ def test_a_worker_that_dies_over_a_length_is_replaced(sounds: list[str], tmp_pat
                 pass
         return frames_of(path)
 
-    with lp.Loader(sounds, load_sound, workers=2, **{**BY_LENGTH, "bucket_by": dies}) as loader:
+    with lp.Loader(sounds, load_sound, workers=2, **by_length(dies)) as loader:
         assert_same(read(loader), two_epochs[: len(two_epochs) // 2])
         assert loader.statistics().restarts == 1
 
@@ -132,8 +139,8 @@ def test_a_function_that_cannot_travel_is_named_as_the_user_gave_it(on: Place) -
         with lock:
             return item
 
-    with pytest.raises(lp.UnpicklableError, match=r"to the workers: bucket_by → .*'lock'.* of type _thread.lock"):
-        lp.Loader(range(9), bucket_by=locked, boundaries=[5], **on(2))
+    with pytest.raises(lp.UnpicklableError, match=r"to the workers: Buckets.by → .*'lock'.* of type _thread.lock"):
+        lp.Loader(range(9), buckets=lp.Buckets(locked, [5]), **on(2))
 
 
 def test_a_function_that_ends_its_worker_is_named(on: Place) -> None:
@@ -143,8 +150,8 @@ def test_a_function_that_ends_its_worker_is_named(on: Place) -> None:
         return item
 
     for place in (on(2), {"workers": 1}):
-        with pytest.raises(lp.WorkerLostError, match=r"^bucket_by: a worker .* status 7 at source index 3") as caught:
-            lp.Loader(range(9), bucket_by=ends, boundaries=[5], **place)
+        with pytest.raises(lp.WorkerLostError, match=r"^Buckets.by: a worker .* status 7 at source index 3") as caught:
+            lp.Loader(range(9), buckets=lp.Buckets(ends, [5]), **place)
         assert caught.value.index == 3
         assert "loaderpool replay" not in str(caught.value) and "workers=0" in str(caught.value)
 
@@ -154,14 +161,15 @@ def test_a_pool_that_was_started_for_lengths_ends_with_what_failed() -> None:
     result = run_child(
         """
         import loaderpool as lp, os
-        for how in ({"boundaries": [5], "drop_remainder": True}, {"boundaries": [5], "batch_sizes": [1, 1]}):
+        for sizes, drop in ((None, True), ([1, 1], False)):
+            buckets = lp.Buckets(lambda i: 1 // abs(i - 3), [5], sizes)
             try:
-                lp.Loader(range(9), None, bucket_by=lambda i: 1 // abs(i - 3), workers=2, **how)
+                lp.Loader(range(9), None, buckets=buckets, workers=2, drop_remainder=drop)
             except ZeroDivisionError as error:
                 print("told", error.index)
         try:
-            how = {"boundaries": [5], "batch_size": 8, "drop_remainder": True}
-            lp.Loader(range(9), None, bucket_by=lambda i: i, workers=2, **how)
+            buckets = lp.Buckets(lambda i: i, [5])
+            lp.Loader(range(9), None, buckets=buckets, batch_size=8, drop_remainder=True, workers=2)
         except lp.ArgumentError as error:
             print(error)
         print(open(f"/proc/self/task/{os.getpid()}/children").read())
@@ -193,7 +201,7 @@ def fn(item, rng):
     return np.full(item % 7, item), told, rng.random()
 
 
-loader = lp.Loader(range(30), fn, bucket_by=length, boundaries=[3, 5], batch_size=4, pad=True, shuffle=True, workers=2)
+loader = lp.Loader(range(30), fn, buckets=lp.Buckets(length, [3, 5]), batch_size=4, pad=True, shuffle=True, workers=2)
 """
 
 
@@ -243,43 +251,55 @@ LENGTHS = [1] * 9
 @pytest.mark.parametrize(
     ("how", "error", "says"),
     [
-        ({"boundaries": [3]}, lp.ArgumentError, "^boundaries needs bucket_by"),
-        ({"batch_sizes": [3]}, lp.ArgumentError, "^batch_sizes needs bucket_by"),
-        ({"bucket_by": LENGTHS}, lp.ArgumentError, "^bucket_by needs boundaries"),
-        ({"bucket_by": LENGTHS, "boundaries": []}, lp.ArgumentError, "^boundaries must be 1 to 65535 numbers, got 0"),
-        ({"bucket_by": LENGTHS, "boundaries": [3, 3]}, lp.ArgumentError, r"^boundaries must rise.*boundaries\[1\]=3"),
-        ({"bucket_by": LENGTHS, "boundaries": [5, 3]}, lp.ArgumentError, r"boundaries\[1\]=3 is not above"),
-        ({"bucket_by": LENGTHS, "boundaries": [0]}, lp.ArgumentError, r"^boundaries\[0\] must be at least 1, got 0"),
-        ({"bucket_by": LENGTHS, "boundaries": [2.5]}, lp.ArgumentTypeError, r"^boundaries\[0\] must be a whole number"),
-        ({"bucket_by": LENGTHS, "boundaries": 3}, lp.ArgumentTypeError, "^boundaries must be a list"),
-        ({"bucket_by": LENGTHS, "boundaries": "35"}, lp.ArgumentTypeError, "^boundaries must be a list"),
-        ({"bucket_by": LENGTHS, "boundaries": {3, 5}}, lp.ArgumentTypeError, "^boundaries must be a list"),
-        ({"bucket_by": LENGTHS, "boundaries": [3], "batch_sizes": [2]}, lp.ArgumentError, "^batch_sizes must have one"),
-        ({"bucket_by": LENGTHS, "boundaries": [3], "batch_sizes": [2, 0]}, lp.ArgumentError, r"^batch_sizes\[1\] must"),
-        ({"bucket_by": LENGTHS, "boundaries": [3], "batch_sizes": 4}, lp.ArgumentTypeError, "^batch_sizes must be a"),
-        ({"bucket_by": LENGTHS, "boundaries": [3], "batch_size": None}, lp.ArgumentError, "bucket_by needs a batch"),
-        ({"bucket_by": LENGTHS[1:], "boundaries": [3]}, lp.ArgumentError, "^bucket_by must have a length.* got 8$"),
-        ({"bucket_by": [*LENGTHS[1:], -2], "boundaries": [3]}, lp.ArgumentError, r"^bucket_by\[8\] is -2"),
-        ({"bucket_by": [1.0] * 9, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*float64"),
-        ({"bucket_by": [True] * 9, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*bool"),
-        ({"bucket_by": [[1]] * 9, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*2-d"),
-        ({"bucket_by": [[1], []], "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function"),
-        ({"bucket_by": "length", "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*'length'"),
-        ({"bucket_by": 3, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be a function .*int"),
-        ({"bucket_by": np.array([2**63] * 9, np.uint64), "boundaries": [3]}, lp.ArgumentError, r"^bucket_by\[0\] is"),
-        ({"bucket_by": lambda: 3, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be callable"),
-        ({"bucket_by": lambda i, rng: 3, "boundaries": [3]}, lp.ArgumentTypeError, "^bucket_by must be callable"),
-        (
-            {"bucket_by": LENGTHS, "boundaries": [3], "batch_size": 16, "drop_remainder": True},
-            lp.ArgumentError,
-            "^drop_remainder=True leaves no batch at all",
-        ),
+        ((None, [3]), lp.ArgumentTypeError, r"^Buckets\.by must be a function .* got None"),
+        ((LENGTHS, None), lp.ArgumentTypeError, r"^Buckets\.boundaries must be a list .* got None"),
+        ((LENGTHS, []), lp.ArgumentError, r"^Buckets\.boundaries must be 1 to 65535 numbers, got 0"),
+        ((LENGTHS, [3, 3]), lp.ArgumentError, r"^Buckets\.boundaries must rise.*boundaries\[1\]=3"),
+        ((LENGTHS, [5, 3]), lp.ArgumentError, r"boundaries\[1\]=3 is not above"),
+        ((LENGTHS, [0]), lp.ArgumentError, r"^Buckets\.boundaries\[0\] must be at least 1, got 0"),
+        ((LENGTHS, [2.5]), lp.ArgumentTypeError, r"^Buckets\.boundaries\[0\] must be a whole number"),
+        ((LENGTHS, 3), lp.ArgumentTypeError, r"^Buckets\.boundaries must be a list"),
+        ((LENGTHS, "35"), lp.ArgumentTypeError, r"^Buckets\.boundaries must be a list"),
+        ((LENGTHS, {3, 5}), lp.ArgumentTypeError, r"^Buckets\.boundaries must be a list"),
+        ((LENGTHS, [3], [2]), lp.ArgumentError, r"^Buckets\.batch_sizes must have one"),
+        ((LENGTHS, [3], [2, 0]), lp.ArgumentError, r"^Buckets\.batch_sizes\[1\] must"),
+        ((LENGTHS, [3], 4), lp.ArgumentTypeError, r"^Buckets\.batch_sizes must be a list"),
     ],
-    ids=lambda value: str(value)[:40].partition(" at 0x")[0] if isinstance(value, dict) else "",
-)  # fmt: skip
-def test_a_wrong_argument_fails_by_name(how: dict[str, Any], error: Any, says: str) -> None:
+    ids=str,
+)
+def test_wrong_buckets_fail_by_name(how: Any, error: Any, says: str) -> None:
     with pytest.raises(error, match=says):
-        lp.Loader(range(9), None, workers=0, **how)
+        lp.Buckets(*how)
+
+
+@pytest.mark.parametrize(
+    ("by", "error", "says"),
+    [
+        (LENGTHS[1:], lp.ArgumentError, r"^Buckets\.by must have a length.* got 8$"),
+        ([*LENGTHS[1:], -2], lp.ArgumentError, r"^Buckets\.by\[8\] is -2"),
+        ([1.0] * 9, lp.ArgumentTypeError, r"^Buckets\.by must be a function .*float64"),
+        ([True] * 9, lp.ArgumentTypeError, r"^Buckets\.by must be a function .*bool"),
+        ([[1]] * 9, lp.ArgumentTypeError, r"^Buckets\.by must be a function .*2-d"),
+        ([[1], []], lp.ArgumentTypeError, r"^Buckets\.by must be a function"),
+        ("length", lp.ArgumentTypeError, r"^Buckets\.by must be a function .*'length'"),
+        (3, lp.ArgumentTypeError, r"^Buckets\.by must be a function .*int"),
+        (np.array([2**63] * 9, np.uint64), lp.ArgumentError, r"^Buckets\.by\[0\] is"),
+        (lambda: 3, lp.ArgumentTypeError, r"^Buckets\.by must be callable"),
+        (lambda i, rng: 3, lp.ArgumentTypeError, r"^Buckets\.by must be callable"),
+    ],
+    ids=lambda value: str(value)[:40].partition(" at 0x")[0],
+)
+def test_lengths_that_do_not_go_with_the_source_fail_by_name(by: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        lp.Loader(range(9), None, workers=0, buckets=lp.Buckets(by, [3]))
+
+
+def test_buckets_and_batch_size_go_together_or_say_why_not() -> None:
+    buckets = lp.Buckets(LENGTHS, [3])
+    with pytest.raises(lp.ArgumentError, match="buckets needs a batch_size"):
+        lp.Loader(range(9), None, workers=0, buckets=buckets, batch_size=None)
+    with pytest.raises(lp.ArgumentError, match=r"^drop_remainder=True leaves no batch at all"):
+        lp.Loader(range(9), None, workers=0, buckets=buckets, batch_size=16, drop_remainder=True)
 
 
 def test_other_errors_come_before_the_pass_over_the_source() -> None:
@@ -287,26 +307,22 @@ def test_other_errors_come_before_the_pass_over_the_source() -> None:
         raise AssertionError("called")
 
     with pytest.raises(lp.ArgumentError, match=r"^seed"):
-        lp.Loader(range(9), None, workers=0, bucket_by=never, boundaries=[3], seed=-1)
+        lp.Loader(range(9), None, workers=0, buckets=lp.Buckets(never, [3]), seed=-1)
 
 
 def test_batch_sizes_stand_for_batch_size(on: Place) -> None:
-    with lp.Loader(
-        range(9), None, batch_size=None, bucket_by=range(9), boundaries=[5], batch_sizes=[2, 3], **on(1)
-    ) as loader:
+    with lp.Loader(range(9), None, batch_size=None, buckets=lp.Buckets(range(9), [5], [2, 3]), **on(1)) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [5, 6, 7], [4], [8]]
 
 
 def test_a_sequence_of_batches_has_no_buckets() -> None:
-    how: dict[str, Any]
-    for how in ({"bucket_by": [1, 2]}, {"boundaries": [3]}, {"batch_sizes": [3, 4]}):
-        with pytest.raises(lp.ArgumentError, match=f"from_sequence takes no {next(iter(how))}"):
-            lp.Loader.from_sequence([np.zeros(3), np.ones(3)], **how)
+    with pytest.raises(lp.ArgumentError, match="from_sequence takes no buckets"):
+        lp.Loader.from_sequence([np.zeros(3), np.ones(3)], buckets=lp.Buckets([1, 2], [3]))
 
 
 def test_a_source_without_an_index_has_no_buckets() -> None:
-    how: dict[str, Any] = {"bucket_by": len, "boundaries": [3], "workers": 0}
-    with pytest.raises(lp.ArgumentError, match="bucket_by needs a source with __len__ and __getitem__"):
+    how: dict[str, Any] = {"buckets": lp.Buckets(len, [3]), "workers": 0}
+    with pytest.raises(lp.ArgumentError, match=r"buckets needs a source with __len__ and __getitem__"):
         lp.Loader(iter(["a", "bb"]), None, **how)
-    with pytest.raises(lp.ArgumentError, match="bucket_by needs a source with __len__ and __getitem__"):
+    with pytest.raises(lp.ArgumentError, match=r"buckets needs a source with __len__ and __getitem__"):
         lp.Loader.from_generator(lambda: iter(["a", "bb"]), **how)

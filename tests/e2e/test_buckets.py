@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,17 +17,17 @@ import loaderpool as lp
 from loaderpool.trainer.replay import Replay
 from tests.support.batches import Place, assert_same, read
 from tests.support.processes import parents
-from tests.support.sounds import BY_LENGTH, SOUNDS, frames_of, load_sound
+from tests.support.sounds import BUCKETS, BY_LENGTH, SOUNDS, frames_of, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 
 def bucket_of(length: int) -> int:
-    return sum(length >= boundary for boundary in BY_LENGTH["boundaries"])
+    return sum(length >= boundary for boundary in BUCKETS.boundaries)
 
 
 def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(sounds: list[str], two_epochs: list[Any]) -> None:
-    sizes = BY_LENGTH["batch_sizes"]
+    sizes = BUCKETS.batch_sizes
     per_epoch = len(two_epochs) // 2
     for epoch in (two_epochs[:per_epoch], two_epochs[per_epoch:]):
         assert sorted(n for batch in epoch for n in batch["frames"].tolist()) == sorted(map(frames_of, sounds))
@@ -55,8 +56,8 @@ def test_a_chunk_of_tiny_batches_is_the_same_batches(on: Place) -> None:
 
     def make(**how: Any) -> lp.Loader:
         return lp.Loader(
-            range(len(lengths)), lambda i: np.full(int(lengths[i]), i), bucket_by=lengths, boundaries=[3, 6],
-            batch_sizes=[3, 2, 1], pad=-1, shuffle=True, **how,
+            range(len(lengths)), lambda i: np.full(int(lengths[i]), i),
+            buckets=lp.Buckets(lengths, [3, 6], [3, 2, 1]), pad=-1, shuffle=True, **how,
         )  # fmt: skip
 
     with make(workers=0) as loader:
@@ -113,7 +114,7 @@ def test_the_rest_is_the_same_to_the_bit(
                 next(batches)
             state = over_json(batches.state_dict())  # type: ignore[attr-defined]
             del batches
-        with lp.Loader(sounds, load_sound, **on(after), memory_limit="8MiB", **BY_LENGTH) as again:
+        with lp.Loader(sounds, load_sound, **on(after), limits=lp.Limits(memory="8MiB"), **BY_LENGTH) as again:
             again.load_state_dict(state)
             assert_same(read(again), two_epochs[taken : length if taken < length else 2 * length])
             if taken < length:
@@ -143,7 +144,7 @@ def test_a_supervisor_that_dies_in_the_rest_changes_no_bit(sounds: list[str], tw
 
 def test_going_on_again_and_again_takes_no_memory(on: Place) -> None:
     """Workers read where an epoch begins in the arena; that room comes back."""
-    with lp.Loader(range(40), None, bucket_by=range(40), boundaries=[9, 30], batch_size=4, **on(1)) as loader:
+    with lp.Loader(range(40), None, buckets=lp.Buckets(range(40), [9, 30]), batch_size=4, **on(1)) as loader:
         batches = iter(loader)
         for _ in range(8):
             next(batches)
@@ -178,11 +179,12 @@ def test_without_an_order_nothing_is_repeated_or_dropped(sounds: list[str], two_
 @pytest.mark.parametrize("drop_remainder", [False, True])
 def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool, sounds: list[str], on: Place) -> None:
     """All shards have the same bucket at each step, also after their number has changed in mid-epoch."""
-    how = {**BY_LENGTH, "bucket_by": [frames_of(path) for path in sounds], "drop_remainder": drop_remainder}
+    lengths = [frames_of(path) for path in sounds]
+    how = {**BY_LENGTH, "buckets": dataclasses.replace(BUCKETS, by=lengths), "drop_remainder": drop_remainder}
 
     def shard(index: int, shards: int) -> lp.Loader:
         where = on(index % 3)
-        return lp.Loader(range(SOUNDS), lambda i: i, num_shards=shards, shard_index=index, **where, **how)
+        return lp.Loader(range(SOUNDS), lambda i: i, shard=lp.Shard(shards, index), **where, **how)
 
     seen: list[int] = []
     states, steps = [], []
@@ -193,7 +195,7 @@ def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool
             states.append(over_json(batches.state_dict()))  # type: ignore[attr-defined]
             del batches
         seen += chain.from_iterable(mine)
-        steps.append([bucket_of(how["bucket_by"][batch[0]]) for batch in mine])
+        steps.append([bucket_of(lengths[batch[0]]) for batch in mine])
     assert len({json.dumps(state) for state in states}) == 1, "each shard can go on from any shard's state"
     rests, repeated, left_out = [], 0, 0
     for index in range(after):
@@ -204,22 +206,23 @@ def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool
             rest = [batch.tolist() for batch in loader]
             assert len(read(loader)) == len(loader)
         seen += chain.from_iterable(rest)
-        rests.append([bucket_of(how["bucket_by"][batch[0]]) for batch in rest])
+        rests.append([bucket_of(lengths[batch[0]]) for batch in rest])
     assert len({tuple(step) for step in steps}) == len({tuple(rest) for rest in rests}) == 1
     assert len(set(seen)) == SOUNDS - left_out and len(seen) - len(set(seen)) == repeated
     assert bool(left_out) <= drop_remainder
 
 
 def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str], on: Place) -> None:
-    how = {**BY_LENGTH, "bucket_by": [frames_of(path) for path in sounds]}
+    lengths = [frames_of(path) for path in sounds]
+    buckets = dataclasses.replace(BUCKETS, by=lengths)
+    how = {**BY_LENGTH, "buckets": buckets}
     with lp.Loader(sounds, load_sound, **on(1), **how) as loader:
         state = over_json(loader.state_dict())
-        other_lengths = [*how["bucket_by"][:-1], 10**6]
         changes: list[dict[str, Any]] = [
-            {"boundaries": [200, 400, 701]},
-            {"batch_sizes": [8, 4, 2, 2]},
-            {"bucket_by": other_lengths},
-            {"bucket_by": None, "boundaries": None, "batch_sizes": None, "batch_size": 8},
+            {"buckets": dataclasses.replace(buckets, boundaries=[200, 400, 701])},
+            {"buckets": dataclasses.replace(buckets, batch_sizes=[8, 4, 2, 2])},
+            {"buckets": dataclasses.replace(buckets, by=[*lengths[:-1], 10**6])},
+            {"buckets": None, "batch_size": 8},
         ]
         for change in changes:
             with loader.replace(**change) as other:
@@ -257,7 +260,7 @@ def test_what_is_not_padded_counts_for_nothing(sounds: list[str], on: Place) -> 
     how: dict[str, Any]
     for how in (
         {"ragged": True},
-        {"ragged": True, **{k: BY_LENGTH[k] for k in ("bucket_by", "boundaries", "batch_sizes")}},
+        {"ragged": True, "buckets": BUCKETS},
     ):
         with lp.Loader(sounds, load_sound, batch_size=4, **how, **on(2)) as loader:
             rows = [row for batch in loader for row in map(len, batch["sound"])]
@@ -302,7 +305,9 @@ def test_a_sample_is_replayed(sounds: list[str], two_epochs: list[Any], on: Plac
 
 
 def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
-    how = {**BY_LENGTH, "bucket_by": [frames_of(path) for path in sounds], "drop_remainder": True, "num_shards": 2}
+    lengths = [frames_of(path) for path in sounds]
+    buckets = dataclasses.replace(BUCKETS, by=lengths)
+    how = {**BY_LENGTH, "buckets": buckets, "drop_remainder": True, "shard": lp.Shard(2, 0)}
     with lp.Loader(sounds, load_sound, **on(1), **how) as loader:
         mine = set(chain.from_iterable(batch["frames"].tolist() for batch in loader))
         told = []
@@ -312,8 +317,8 @@ def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
             except lp.ArgumentError as error:
                 told.append(str(error))
             else:
-                assert how["bucket_by"][index] in mine
-        others = [text for text in told if "shard_index=1, and this loader's is shard_index=0" in text]
+                assert lengths[index] in mine
+        others = [text for text in told if "Shard(2, 1), and this loader's is Shard(2, 0)" in text]
         tail = f"in the tail of {loader._core.plan.rows_left_out} rows"
         assert len(others) == loader._core.plan.rows_per_epoch == SOUNDS - len(told)
         assert sum(tail in text for text in told) == loader._core.plan.rows_left_out == len(told) - len(others)
@@ -328,7 +333,7 @@ def test_what_fails_is_left_out_or_replaced(action: str, on: Place) -> None:
 
     def make(**how: Any) -> lp.Loader:
         return lp.Loader(
-            range(60), fn, bucket_by=lambda i: i % 7, boundaries=[2, 5], batch_sizes=[6, 4, 3], pad=True,
+            range(60), fn, buckets=lp.Buckets(lambda i: i % 7, [2, 5], [6, 4, 3]), pad=True,
             on_error=action, shuffle=True, **how,
         )  # fmt: skip
 
@@ -346,7 +351,7 @@ def test_a_batch_larger_than_its_slot_arrives_whole(on: Place) -> None:
         return np.full(10 if item < 20 else 50_000 + item, item, np.float32)
 
     with lp.Loader(
-        range(60), fn, bucket_by=lambda i: 10 if i < 20 else 50_000 + i, boundaries=[100], batch_size=10, pad=True,
+        range(60), fn, buckets=lp.Buckets(lambda i: 10 if i < 20 else 50_000 + i, [100]), batch_size=10, pad=True,
         **on(2),
     ) as loader:  # fmt: skip
         rows = [row for batch in loader for row in batch]
@@ -360,7 +365,7 @@ def test_samples_of_one_shape_need_no_padding(on: Place) -> None:
     spec = lp.ArraySpec((None, None), np.int64)
     lengths = [2 + i % 3 for i in range(30)]
     with lp.Loader(
-        range(30), lambda i: np.full(2 + i % 3, i), bucket_by=lengths, boundaries=[3, 4], batch_sizes=[5, 5, 5],
+        range(30), lambda i: np.full(2 + i % 3, i), buckets=lp.Buckets(lengths, [3, 4], [5, 5, 5]),
         element_spec=spec, drop_remainder=True, **on(2),
     ) as loader:  # fmt: skip
         assert loader.element_spec.shape == (5, None)
@@ -371,7 +376,7 @@ def test_statistics_begin_with_no_rate(sounds: list[str], on: Place) -> None:
     """A first batch counts with the rows that it has, not with the most that any has."""
     lengths = [300] * 3 + [10] * 64
     with lp.Loader(
-        range(67), lambda i: np.zeros(lengths[i]), bucket_by=lengths, boundaries=[100], batch_sizes=[64, 3], pad=True,
+        range(67), lambda i: np.zeros(lengths[i]), buckets=lp.Buckets(lengths, [100], [64, 3]), pad=True,
         **on(1),
     ) as loader:  # fmt: skip
         batches = iter(loader)

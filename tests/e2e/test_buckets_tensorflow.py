@@ -33,7 +33,7 @@ def test_without_shuffle_it_is_what_tf_data_makes(tf: Any, on: Place) -> None:
             )
             expected = [batch.numpy() for batch in dataset]
             with lp.Loader(
-                items, None, bucket_by=len, boundaries=boundaries, batch_sizes=sizes, pad=-1,
+                items, None, buckets=lp.Buckets(len, boundaries, sizes), pad=-1,
                 drop_remainder=drop_remainder, **on(2),
             ) as loader:  # fmt: skip
                 assert_same(read(loader), expected)

@@ -205,7 +205,12 @@ class TestRandomFunctions:
     def test_a_draw_from_the_globals_is_an_error_that_nothing_skips(
         self, place: Place, where: Any, workers: int, draw: Any, on_error: str, seed_globals: Any
     ) -> None:
-        chosen = {"batch_size": 4, "on_error": on_error, "seed_globals": seed_globals, "cache": where}
+        chosen = {
+            "batch_size": 4,
+            "on_error": on_error,
+            "worker_options": lp.WorkerOptions(seed_globals=seed_globals),
+            "cache": where,
+        }
         with (
             lp.Loader(range(20), lambda item: item + draw(), **chosen, **place(workers)) as loader,
             pytest.raises(lp.CacheError, match="augment="),
@@ -254,7 +259,9 @@ class TestRandomFunctions:
             return float(sample["label"]) + random.random() + np.random.rand()
 
         chosen = {"batch_size": 8, "shuffle": True, "augment": noisy}
-        with lp.Loader(range(ITEMS), decoder(log), workers=0, seed_globals=True, **chosen) as plain:
+        with lp.Loader(
+            range(ITEMS), decoder(log), workers=0, worker_options=lp.WorkerOptions(seed_globals=True), **chosen
+        ) as plain:
             expected = read(plain, 2)
         log.take()
         with lp.Loader(range(ITEMS), decoder(log), cache=where, **chosen, **place(workers)) as loader:
@@ -443,7 +450,7 @@ class TestOnDisk:
             with pytest.raises(lp.CacheError, match="source"):
                 loader.replace(source=range(11))
             # What is not kept may differ.
-            with loader.replace(augment=np.negative, batch_size=3, shuffle=True, seed=9, num_shards=2) as other:
+            with loader.replace(augment=np.negative, batch_size=3, shuffle=True, seed=9, shard=lp.Shard(2, 0)) as other:
                 assert set(np.concatenate(read(other)).tolist()) < {-2 * item for item in range(10)}
                 assert other.statistics().cache_misses == 0
 

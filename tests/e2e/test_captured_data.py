@@ -75,7 +75,7 @@ def test_captured_data_outlives_its_supervisor_and_is_there_in_a_replaced_loader
 
 
 def test_threads_of_a_worker_share_captured_elements() -> None:
-    with make_loader(0) as serial, make_loader(2, threads_per_worker=3) as loader:
+    with make_loader(0) as serial, make_loader(2, worker_options=lp.WorkerOptions(threads=3)) as loader:
         assert_same(read(loader), read(serial))
 
 

@@ -152,7 +152,7 @@ def test_loaders_of_one_pool_share_one_file_and_close_in_any_order() -> None:
     expected = expected_of(array)
     before = tree_pss()
     with lp.Pool(2) as pool:
-        loaders = [lp.Loader(range(ROWS), lambda i: array[i].sum(), batch_size=5, pool=pool) for _ in range(3)]
+        loaders = [lp.Loader(range(ROWS), lambda i: array[i].sum(), batch_size=5, workers=pool) for _ in range(3)]
         for loader in loaders:
             assert sums_of(loader) == expected
         # Not another 48 MiB for each of them, nor for the first; the rest is what the pool's three processes take.

@@ -73,7 +73,7 @@ LOADERS: dict[str, dict[str, Any]] = {
     "random": {"fn": draw_python},
     "numpy.random": {"fn": draw_numpy, "shuffle": True},
     "globals drawn from by some samples": {"fn": draw_sometimes, "shuffle": True},
-    "globals always seeded": {"fn": draw_sometimes, "seed_globals": True},
+    "globals always seeded": {"fn": draw_sometimes, "worker_options": lp.WorkerOptions(seed_globals=True)},
     "rng": {"fn": draw_own, "shuffle": True},
     "out": {"fn": write_out},
     "ragged": {"fn": draw_length, "ragged": True, "shuffle": True},
@@ -85,7 +85,7 @@ LOADERS: dict[str, dict[str, Any]] = {
     "replaced": {"fn": fail_sometimes, "on_error": "replace"},
     "skipped": {"fn": fail_sometimes, "on_error": "skip", "shuffle": True},
     "without the remainder": {"fn": draw_own, "drop_remainder": True},
-    "second of three shards": {"fn": draw_own, "num_shards": 3, "shard_index": 1, "shuffle": True},
+    "second of three shards": {"fn": draw_own, "shard": lp.Shard(3, 1), "shuffle": True},
 }
 SIZE = 95
 
@@ -143,7 +143,7 @@ def test_numpy_random_is_imported_by_who_needs_it_and_where_a_worker_is_first_to
 
         assert not any(read(lambda item: is_there(), 2))
         assert all(read(lambda item, rng: is_there(), 2))
-        assert all(read(lambda item: is_there(), 2, seed_globals=True))
+        assert all(read(lambda item: is_there(), 2, worker_options=lp.WorkerOptions(seed_globals=True)))
         def hides(item):  # a draw, and then a state as an import leaves it
             drawn = np.random.rand(2)
             np.random.set_state(np.random.RandomState().get_state())
@@ -193,7 +193,7 @@ def test_resizing_in_mid_epoch_changes_no_bit(expected: dict[str, list[Any]], na
 
 def test_resizing_a_shared_pool_in_mid_epoch_changes_no_bit_of_either_loader(expected: dict[str, list[Any]]) -> None:
     with lp.Pool(1) as pool:
-        one, other = make("rng", pool=pool), make("text", pool=pool)
+        one, other = make("rng", workers=pool), make("text", workers=pool)
         pairs = []
         for at, (left, right) in enumerate(zip(one, other, strict=True)):
             pairs.append((copied(left), copied(right)))
@@ -212,9 +212,9 @@ def test_the_memory_limit_changes_no_bit(
     limit: Any = memory_limit
     if limit == "least":
         with pytest.raises(lp.MemoryLimitError) as refused:
-            next(iter(make(name, memory_limit=1, **on(2))))
-        limit = int(str(refused.value).partition("memory_limit=")[2].partition("memory_limit=")[2].split()[0])
-    assert_same(read(make(name, memory_limit=limit, **on(2)), passes=2), expected[name])
+            next(iter(make(name, limits=lp.Limits(memory=1), **on(2))))
+        limit = int(str(refused.value).partition("works is Limits(memory=")[2].partition(")")[0])
+    assert_same(read(make(name, limits=lp.Limits(memory=limit), **on(2)), passes=2), expected[name])
 
 
 def test_killed_workers_change_no_bit() -> None:
@@ -268,8 +268,8 @@ def test_an_error_is_the_same_whoever_made_the_batch(on: Place) -> None:
 def test_shards_are_disjoint_and_complete(on: Place, drop_remainder: bool) -> None:
     shards = []
     for shard in range(3):
-        plan: dict[str, Any] = {"batch_size": 5, "shuffle": True, "num_shards": 3, "drop_remainder": drop_remainder}
-        loader = lp.Loader(range(103), shard_index=shard, **plan, **on(1))
+        plan: dict[str, Any] = {"batch_size": 5, "shuffle": True, "drop_remainder": drop_remainder}
+        loader = lp.Loader(range(103), shard=lp.Shard(3, shard), **plan, **on(1))
         shards.append(read(loader))
         assert len(shards[-1]) == len(loader)
     seen = [index for shard in shards for index in indices_in(shard)]

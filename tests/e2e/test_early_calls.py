@@ -99,8 +99,8 @@ def read_here(tmp_path: Path, make: Callable[[int, float], Any], **settings: Any
         (row_of, {"batch_size": None}),
         (row_of, {"drop_remainder": True, "batch_size": 5}),
         (row_of, {"on_error": "skip"}),
-        (row_of, {"num_shards": 2, "shard_index": 0}),
-        (row_of, {"threads_per_worker": 2}),
+        (row_of, {"shard": lp.Shard(2, 0)}),
+        (row_of, {"worker_options": lp.WorkerOptions(threads=2)}),
         (text_of, {}),
         (long_of, {"pad": True, "batch_size": 12}),
         (long_of, {"ragged": True, "batch_size": 8}),
@@ -123,7 +123,7 @@ def test_each_call_is_made_once_and_gives_the_same_bits(
     [
         (list_of, {}),  # made twice by any worker that makes it in blocks: it may be one list, filled again
         (long_of, {"pad": True}),  # the probe looks at other batches, and its worker has no room for all of them
-        (long_of, {"pad": True, "bucket_by": [1 + item % 5 for item in range(SIZE)], "boundaries": [3]}),
+        (long_of, {"pad": True, "buckets": lp.Buckets([1 + item % 5 for item in range(SIZE)], [3])}),
     ],
     ids=["list", "small batches", "buckets"],
 )
@@ -302,7 +302,7 @@ def test_what_fails_once_early_is_never_heard_of(how: str, diary: Diary) -> None
             os._exit(1)
         return np.full(2, item)
 
-    with lp.Loader(range(SIZE), fn, batch_size=BATCH, workers=3, max_restarts=0) as loader:
+    with lp.Loader(range(SIZE), fn, batch_size=BATCH, workers=3, limits=lp.Limits(restarts=0)) as loader:
         assert np.concatenate(read(loader))[:, 0].tolist() == list(range(SIZE))
 
 
@@ -348,7 +348,7 @@ def test_what_hangs_early_times_out_in_its_turn(diary: Diary) -> None:
         return np.full(2, item)
 
     got = []
-    loader = lp.Loader(range(SIZE), fn, batch_size=BATCH, workers=3, timeout_s=2)
+    loader = lp.Loader(range(SIZE), fn, batch_size=BATCH, workers=3, limits=lp.Limits(timeout_s=2))
     with loader, pytest.raises(lp.SampleTimeoutError) as caught:
         for batch in loader:
             got.append(batch[:, 0].tolist())

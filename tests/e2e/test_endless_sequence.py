@@ -59,7 +59,7 @@ def numbers(batches: Any, count: int) -> list[int]:
 
 @pytest.fixture(params=["workers", "this process"])
 def where(request: pytest.FixtureRequest, pool: lp.Pool) -> dict[str, Any]:
-    return {"pool": pool} if request.param == "workers" else {"workers": 0}
+    return {"workers": pool} if request.param == "workers" else {"workers": 0}
 
 
 @pytest.mark.parametrize("make", [Unsized, Endless])
@@ -81,7 +81,7 @@ def test_num_batches_counts_where_there_is_one(where: dict[str, Any]) -> None:
 
 
 def test_in_any_order_each_batch_comes_once(pool: lp.Pool) -> None:
-    with lp.Loader.from_sequence(Endless(), deterministic=False, pool=pool) as loader:
+    with lp.Loader.from_sequence(Endless(), deterministic=False, workers=pool) as loader:
         batches, seen = iter(loader), set[int]()
         while not seen >= set(range(300)):  # how far one worker falls behind the other is up to the machine
             [number] = numbers(batches, 1)
@@ -107,7 +107,7 @@ def test_it_goes_on_at_the_very_batch(where: dict[str, Any]) -> None:
 @pytest.mark.parametrize("shards", [2, 3])
 def test_shards_deal_the_batches(where: dict[str, Any], shards: int) -> None:
     for shard in range(shards):
-        with lp.Loader.from_sequence(Endless(), num_shards=shards, shard_index=shard, **where) as loader:
+        with lp.Loader.from_sequence(Endless(), shard=lp.Shard(shards, shard), **where) as loader:
             batches = iter(loader)
             assert numbers(batches, 5) == [shard + shards * step for step in range(5)]
             state = batches.state_dict()
@@ -206,7 +206,7 @@ def test_a_py_dataset_that_says_nothing_is_endless(tf: Any, pool: lp.Pool) -> No
     class Silent(Unsized, keras.utils.PyDataset):  # type: ignore[misc]
         pass
 
-    with lp.Loader.from_sequence(Silent(), pool=pool) as loader:
+    with lp.Loader.from_sequence(Silent(), workers=pool) as loader:
         assert numbers(loader, 50) == [int(x[0, 0]) for x, _ in itertools.islice(Silent(), 50)]
 
 
@@ -222,7 +222,7 @@ def test_a_dataset_compares_two_batches(tf: Any, where: dict[str, Any]) -> None:
 
 
 def test_a_training_goes_on_where_it_was_stopped(tf: Any, pool: lp.Pool, tmp_path: Path) -> None:
-    with lp.Loader.from_sequence(Endless(), pool=pool) as loader:
+    with lp.Loader.from_sequence(Endless(), workers=pool) as loader:
         batches = iter(loader.as_dataset())
         for _ in range(5):
             next(batches)
@@ -260,8 +260,8 @@ def test_a_backup_goes_on_with_the_next_batch(tf: Any, pool: lp.Pool, tmp_path: 
             model.fit(loader.as_dataset(), steps_per_epoch=4, epochs=3, verbose=0, callbacks=callbacks)
         return seen
 
-    with lp.Loader.from_sequence(Endless(), pool=pool) as loader:
+    with lp.Loader.from_sequence(Endless(), workers=pool) as loader:
         before = train(loader, stop_at=6)
-    with lp.Loader.from_sequence(Endless(), pool=pool) as loader:
+    with lp.Loader.from_sequence(Endless(), workers=pool) as loader:
         after = train(loader, stop_at=None)
     assert before == list(range(6)) and after == list(range(6, 12))

@@ -42,7 +42,7 @@ def pools() -> Iterator[dict[int, lp.Pool]]:
 @pytest.fixture(params=[0, 1, 3])
 def made_in(request: pytest.FixtureRequest, pools: dict[int, lp.Pool]) -> dict[str, Any]:
     """Where samples are made: in this process, or in a pool of as many workers."""
-    return {"workers": 0} if request.param == 0 else {"pool": pools[request.param]}
+    return {"workers": 0} if request.param == 0 else {"workers": pools[request.param]}
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_the_error_is_also_of_the_users_type(
     workers: int,
     pools: dict[int, lp.Pool],
 ) -> None:
-    made_in = {"pool": pools[workers]} if workers else {"workers": 0}
+    made_in = {"workers": pools[workers]} if workers else {"workers": 0}
     with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
         batches, error = failing_pass(loader)
         assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -183,7 +183,7 @@ def test_an_exception_that_ends_loops_ends_no_loop(make: Callable[[], BaseExcept
 def test_an_exception_that_ends_programs_does_not_end_the_trainer(
     make: Callable[[], BaseException], pool: lp.Pool
 ) -> None:
-    with lp.Loader(range(20), raising(make), batch_size=BATCH, pool=pool) as loader:
+    with lp.Loader(range(20), raising(make), batch_size=BATCH, workers=pool) as loader:
         batches, error = failing_pass(loader)
         assert len(batches) == 3
         assert isinstance(error, Exception)
@@ -233,7 +233,7 @@ def test_a_class_that_cannot_travel_comes_as_its_nearest_base(pool: lp.Pool) -> 
             raise type("Homemade", (FileExistsError,), {"lock": lock})(17, "there already")
         return item
 
-    with lp.Loader(range(20), fn, batch_size=BATCH, pool=pool) as loader:
+    with lp.Loader(range(20), fn, batch_size=BATCH, workers=pool) as loader:
         _, error = failing_pass(loader)
     assert isinstance(error, FileExistsError)
     assert error.errno == 17
@@ -251,7 +251,7 @@ def test_a_class_of_the_script_is_the_scripts_own(pool: lp.Pool) -> None:
         "    return item\n",
         script,
     )
-    loader = lp.Loader(range(20), script["fn"], batch_size=BATCH, pool=pool)
+    loader = lp.Loader(range(20), script["fn"], batch_size=BATCH, workers=pool)
     with loader, pytest.raises(script["Refused"]) as raised:
         list(loader)
     assert raised.value.why() == "because"
@@ -288,7 +288,7 @@ def test_a_chain_of_causes_is_shown_whole(pool: lp.Pool) -> None:
         except ZeroDivisionError as error:
             raise ValueError("cannot scale this image") from error
 
-    with lp.Loader(range(20), fn, batch_size=BATCH, pool=pool) as loader:
+    with lp.Loader(range(20), fn, batch_size=BATCH, workers=pool) as loader:
         _, error = failing_pass(loader)
     assert isinstance(error, SampleError)
     shown = error.remote_traceback
@@ -676,7 +676,7 @@ def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(p
         inner = lp.Loader(range(4), workers=1)
         return sum(len(batch) for batch in inner)
 
-    with lp.Loader(range(8), fn, batch_size=2, pool=pool) as loader:
+    with lp.Loader(range(8), fn, batch_size=2, workers=pool) as loader:
         with pytest.raises(ForeignProcessError, match="inside a loaderpool worker") as raised:
             next(iter(loader))
         assert isinstance(raised.value, SampleError)
@@ -689,7 +689,7 @@ def test_loaderpool_can_be_imported_in_a_worker(pool: lp.Pool) -> None:
 
         return {"role": loaderpool.system.role.role(), "constructed": repr(loaderpool.Loader(range(3), workers=2))}
 
-    with lp.Loader(range(2), fn, batch_size=2, pool=pool) as loader:
+    with lp.Loader(range(2), fn, batch_size=2, workers=pool) as loader:
         batch = next(iter(loader))
     assert batch["role"].tolist() == ["worker", "worker"]
     assert "3 items" in batch["constructed"][0]
@@ -700,7 +700,7 @@ def test_a_loader_whose_pass_failed_goes_with_the_last_reference_to_it(pool: lp.
         raise Rejected("a.png", code=index)
 
     def train() -> tuple[weakref.ref[lp.Loader], BaseException | None]:
-        loader = lp.Loader(range(8), fail, batch_size=4, pool=pool)
+        loader = lp.Loader(range(8), fail, batch_size=4, workers=pool)
         try:
             for _ in loader:
                 pass

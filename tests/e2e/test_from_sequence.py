@@ -357,11 +357,11 @@ def test_a_changed_object_that_cannot_be_unpickled_in_the_pool_is_an_error_and_n
         def on_epoch_end(self) -> None:
             self.part = _OnlyHere()
 
-    with lp.Pool(1) as pool, lp.Loader.from_sequence(Breaking(), pool=pool) as loader:
+    with lp.Pool(1) as pool, lp.Loader.from_sequence(Breaking(), workers=pool) as loader:
         list(loader)
         with pytest.raises(lp.SetupError, match="nowhere but here"):
             list(loader)
-        with lp.Loader.from_sequence(Plain(), pool=pool) as other:
+        with lp.Loader.from_sequence(Plain(), workers=pool) as other:
             assert first_column(other) == list(range(BATCHES))
 
 

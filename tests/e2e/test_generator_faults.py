@@ -73,7 +73,7 @@ def test_random_streams_of_processes_that_share_a_training_never_meet() -> None:
         drawn = []
         for shard in range(2):
             with lp.Loader.from_generator(
-                lambda *_: range(8), fn=fn, workers=0, num_shards=2, shard_index=shard, **settings
+                lambda *_: range(8), fn=fn, workers=0, shard=lp.Shard(2, shard), **settings
             ) as loader:
                 drawn += [float(value) for batch in read(loader) for value in batch]
         assert len(set(drawn)) == len(drawn) == (32 if "shards" in settings else 16)
@@ -98,7 +98,7 @@ def test_a_generator_that_hangs_is_an_error_that_shows_where(on_error: str) -> N
     """Whatever the policy: what comes behind its item cannot be had."""
     got = []
     with lp.Loader.from_generator(
-        stuck, workers=2, shards=range(3), batch_size=4, timeout_s=0.5, on_error=on_error
+        stuck, workers=2, shards=range(3), batch_size=4, limits=lp.Limits(timeout_s=0.5), on_error=on_error
     ) as loader:
         with pytest.raises(lp.SampleTimeoutError, match="has not yielded for") as raised:
             for batch in loader:
@@ -116,7 +116,7 @@ def test_a_generator_that_hangs_before_its_first_item() -> None:
         yield 1
 
     with (
-        lp.Loader.from_generator(make, workers=1, timeout_s=0.3) as loader,
+        lp.Loader.from_generator(make, workers=1, limits=lp.Limits(timeout_s=0.3)) as loader,
         pytest.raises(lp.SampleTimeoutError, match="item 0 of generator 0"),
     ):
         next(iter(loader))
@@ -133,7 +133,9 @@ def test_to_run_a_generator_again_is_no_hang(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield 100 * shard + number
 
-    with lp.Loader.from_generator(make, workers=2, shards=range(2), batch_size=4, timeout_s=0.4) as loader:
+    with lp.Loader.from_generator(
+        make, workers=2, shards=range(2), batch_size=4, limits=lp.Limits(timeout_s=0.4)
+    ) as loader:
         assert sorted(n for batch in read(loader) for n in batch.tolist()) == [*range(40), *range(100, 140)]
         assert loader.statistics().restarts == 1
 
@@ -146,7 +148,7 @@ def test_a_sample_that_hangs_is_left_out_and_its_generator_goes_on() -> None:
 
     with lp.Loader.from_generator(
         lambda shard: range(100 * shard, 100 * shard + 12), fn=fn, workers=2, shards=range(3), batch_size=4,
-        timeout_s=0.3, on_error="skip",
+        limits=lp.Limits(timeout_s=0.3), on_error="skip",
     ) as loader:  # fmt: skip
         got = [n for batch in read(loader) for n in batch.tolist()]
     assert sorted(got) == [n for shard in range(3) for n in range(100 * shard, 100 * shard + 12) if n != 107]

@@ -65,7 +65,7 @@ def of_varied_length(shard: range) -> Iterator[Any]:
 WAYS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "own streams": (of_shard, {}),
     "globals": (with_globals, {}),
-    "globals of few": (with_globals, {"seed_globals": True}),
+    "globals of few": (with_globals, {"worker_options": lp.WorkerOptions(seed_globals=True)}),
     "padded": (of_varied_length, {"pad": True}),
     "ragged": (of_varied_length, {"ragged": True}),
     "elements": (of_shard, {"batch_size": None}),
@@ -74,7 +74,7 @@ WAYS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "all open": (of_shard, {"cycle_length": 100}),
     "one open": (of_shard, {"cycle_length": 1}),
     "dropping": (of_shard, {"drop_remainder": True}),
-    "a process's share": (of_shard, {"num_shards": 3, "shard_index": 1}),
+    "a process's share": (of_shard, {"shard": lp.Shard(3, 1)}),
 }
 
 
@@ -114,7 +114,7 @@ def test_processes_of_a_training_share_the_shards() -> None:
     seen = []
     for shard in range(3):
         with lp.Loader.from_generator(
-            of_shard, workers=0, shards=SHARDS, num_shards=3, shard_index=shard, shuffle=True, batch_size=4
+            of_shard, workers=0, shards=SHARDS, shard=lp.Shard(3, shard), shuffle=True, batch_size=4
         ) as loader:
             seen += numbers_in(read(loader))
     assert sorted(seen) == [number for shard in SHARDS for number in shard]
@@ -155,7 +155,7 @@ def test_copies_are_told_which_they_are(on: Place) -> None:
         assert lp.worker_info() is None  # it is of a generator, not of what is called for its items
         return item
 
-    loader = lp.Loader.from_generator(tell, fn=fn, batch_size=2, num_shards=2, shard_index=1, **on(2))
+    loader = lp.Loader.from_generator(tell, fn=fn, batch_size=2, shard=lp.Shard(2, 1), **on(2))
     with loader:
         epochs = [read(loader), read(loader)]
     assert {int(n) for batch in epochs[0] for n in batch[0]} == {2, 3}
@@ -183,10 +183,11 @@ def test_a_generator_that_cannot_tell_its_copies_apart_runs_once(on: Place) -> N
     for where in ({}, on(2), {"workers": 1}, {"workers": 0}):
         with lp.Loader.from_generator(counting, batch_size=4, **where) as loader:
             assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-            assert loader.workers == (1 if not where else 2 if "pool" in where else where["workers"])
+            workers: Any = where.get("workers", 1)
+            assert loader.workers == (workers.workers if isinstance(workers, lp.Pool) else workers)
 
 
-@pytest.mark.parametrize("settings", [{"workers": 2}, {"workers": 0, "num_shards": 2}])
+@pytest.mark.parametrize("settings", [{"workers": 2}, {"workers": 0, "shard": lp.Shard(2, 0)}])
 def test_copies_that_would_all_yield_the_same_are_refused(settings: dict[str, Any]) -> None:
     for make in (counting, lambda: counting(), itertools.count):
         with pytest.raises(lp.ArgumentError, match="every item would come 2 times") as raised:
@@ -245,7 +246,7 @@ def test_more_generators_than_slots_do_not_starve(memory_limit: int | None) -> N
     with lp.Loader.from_generator(of_shard, workers=0, **settings) as loader:
         expected = read(loader)
     limit = None if memory_limit is None else 2 * 4096
-    with lp.Loader.from_generator(of_shard, workers=2, memory_limit=limit, **settings) as loader:
+    with lp.Loader.from_generator(of_shard, workers=2, limits=lp.Limits(memory=limit), **settings) as loader:
         assert_same(read(loader), expected)
         assert len(list(loader)) == len(expected)  # all of them held at once
 
@@ -269,7 +270,7 @@ def test_deaths_in_mid_pass_change_no_bit() -> None:
     settings: dict[str, Any] = {"shards": shards, "cycle_length": 4, "batch_size": 4}
     with lp.Loader.from_generator(slow, workers=0, **settings) as loader:
         expected = read(loader)
-    with lp.Loader.from_generator(slow, workers=3, max_restarts=None, **settings) as loader:
+    with lp.Loader.from_generator(slow, workers=3, limits=lp.Limits(restarts=None), **settings) as loader:
         session = loader._core.engine.session  # type: ignore[union-attr]
         got = []
         for number, batch in enumerate(loader):
@@ -351,7 +352,7 @@ def test_mistakes_are_named() -> None:
         (of_shard, {"shards": "abc"}, lp.ArgumentTypeError, "shards must be a sequence"),
         (of_shard, {"shards": 3}, lp.ArgumentTypeError, "shards must be a sequence"),
         (of_shard, {"shards": {"a", "b"}}, lp.ArgumentTypeError, "shards is a set, which has another order"),
-        (of_shard, {"shards": [1], "num_shards": 2}, lp.ArgumentError, "one would have nothing"),
+        (of_shard, {"shards": [1], "shard": lp.Shard(2, 0)}, lp.ArgumentError, "one would have nothing"),
         (of_shard, {"shards": [1], "cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
         (nothing, {"cycle_length": 2}, lp.ArgumentError, "give shards, too"),
         (nothing, {"shuffle": True}, lp.ArgumentError, "has none: give shards="),

@@ -115,7 +115,7 @@ def test_a_broken_off_pass_with_oversize_batches_keeps_no_slot(on: Place) -> Non
     def grow(index: int) -> Any:
         return np.full(10 if index < 4 else 3000, index, np.int32)
 
-    loader = lp.Loader(range(60), grow, batch_size=1, ragged=True, memory_limit="32KiB", **on(3))
+    loader = lp.Loader(range(60), grow, batch_size=1, ragged=True, limits=lp.Limits(memory="32KiB"), **on(3))
     for _ in range(60):
         batches = iter(loader)
         for _ in range(6):
@@ -130,7 +130,7 @@ def test_passes_that_end_in_errors_keep_no_slot(on: Place) -> None:
             raise ValueError("late")
         return np.full(1000, index)
 
-    loader = lp.Loader(range(64), fail, batch_size=2, memory_limit="128KiB", **on(3))
+    loader = lp.Loader(range(64), fail, batch_size=2, limits=lp.Limits(memory="128KiB"), **on(3))
     for _ in range(40):
         with pytest.raises(ValueError, match="late"):
             read(loader)
@@ -446,7 +446,9 @@ def test_an_array_of_text_that_is_filled_again_never_gives_a_wrong_batch(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("settings", [{}, {"on_error": "skip"}, {"on_error": "replace"}, {"timeout_s": 60}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"on_error": "skip"}, {"on_error": "replace"}, {"limits": lp.Limits(timeout_s=60)}], ids=str
+)
 def test_a_dict_that_the_function_fills_again_never_gives_a_wrong_batch(
     on: Place, settings: dict[str, Any], workers: int
 ) -> None:

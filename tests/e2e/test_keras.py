@@ -77,7 +77,7 @@ def test_fit_takes_each_epoch_once(tf: Any, pool: lp.Pool) -> None:
     import keras
 
     model, seen = recording_model(keras)
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool) as loader:
         history = model.fit(loader.as_dataset(), epochs=3, verbose=0)
         assert loader.epoch == 3
     assert seen == 3 * EPOCH
@@ -87,7 +87,7 @@ def test_fit_takes_each_epoch_once(tf: Any, pool: lp.Pool) -> None:
 def test_a_loader_given_to_fit_as_it_is_is_told_what_to_pass(tf: Any, pool: lp.Pool) -> None:
     import keras
 
-    loader = lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool)
+    loader = lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool)
     model, _ = recording_model(keras)
     with pytest.raises(ValueError, match=r"Unrecognized data type: .*model\.fit\(loader\.as_dataset\(\)\)"):
         model.fit(loader, verbose=0)
@@ -97,7 +97,7 @@ def test_fit_reshuffles_each_epoch(tf: Any, pool: lp.Pool) -> None:
     import keras
 
     model, seen = recording_model(keras)
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, shuffle=True, seed=3, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, shuffle=True, seed=3, workers=pool) as loader:
         model.fit(loader.as_dataset(), epochs=2, verbose=0)
         loader.epoch = 0
         wanted = [[int(value) for value in x[:, 0]] for _ in range(2) for x, _ in loader]
@@ -109,7 +109,7 @@ def test_steps_per_epoch_goes_on_where_the_last_epoch_stopped(tf: Any, pool: lp.
     import keras
 
     model, seen = recording_model(keras)
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool) as loader:
         history = model.fit(loader.as_dataset(epochs=None), steps_per_epoch=7, epochs=4, verbose=0)
     assert len(history.history["loss"]) == 4
     assert seen == (3 * EPOCH)[:28]
@@ -120,8 +120,8 @@ def test_validation_data_evaluate_and_predict_see_everything_once(tf: Any, pool:
 
     model, seen = recording_model(keras)
     with (
-        lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool) as training,
-        lp.Loader(range(100, 110), sample, batch_size=BATCH, pool=pool) as validation,
+        lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool) as training,
+        lp.Loader(range(100, 110), sample, batch_size=BATCH, workers=pool) as validation,
     ):
         data, held_out = training.as_dataset(), validation.as_dataset()
         tail = [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109]]
@@ -149,7 +149,7 @@ def test_stop_training_leaves_the_loader_whole(tf: Any, pool: lp.Pool) -> None:
                 raise KeyboardInterrupt
 
     model, seen = recording_model(keras)
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool) as loader:
         dataset = loader.as_dataset()
         with pytest.raises(KeyboardInterrupt):
             model.fit(dataset, epochs=2, verbose=0, callbacks=[Stop()])
@@ -195,7 +195,7 @@ def test_an_error_of_the_function_ends_fit_and_the_next_fit_is_whole(tf: Any, po
         return sample(index)
 
     model, seen = recording_model(keras)
-    with lp.Loader(range(ITEMS), fragile, batch_size=BATCH, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), fragile, batch_size=BATCH, workers=pool) as loader:
         dataset = loader.as_dataset()
         with pytest.raises(tf.errors.InvalidArgumentError, match="item 25 is bad"):
             model.fit(dataset, epochs=1, verbose=0)
@@ -216,7 +216,7 @@ def test_fit_under_a_mirrored_strategy_learns(tf: Any, pool: lp.Pool) -> None:
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile(optimizer=keras.optimizers.SGD(1e-4), loss="mse")
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool) as loader:
         losses = model.fit(loader.as_dataset(), epochs=3, verbose=0).history["loss"]
     assert losses[2] < losses[0]
 
@@ -238,7 +238,7 @@ def test_sample_weights_of_a_sequence_count_in_fit(tf: Any, pool: lp.Pool) -> No
 
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
     model.compile(optimizer=keras.optimizers.SGD(0.0), loss=keras.losses.MeanSquaredError(reduction="sum"))
-    with lp.Loader.from_sequence(Weighted(), pool=pool) as loader:
+    with lp.Loader.from_sequence(Weighted(), workers=pool) as loader:
         loss = model.evaluate(loader.as_dataset(), verbose=0)
     # Only batch 3 counts: each of its 4 rows is predicted as 3 + 3 where 1 is right. Keras shows the mean of batches.
     assert loss == pytest.approx(4 * 25 / 24, rel=1e-5) or loss == pytest.approx(4 * 25 / 6, rel=1e-5)
@@ -255,7 +255,7 @@ def test_class_weight_works_with_a_sequence(tf: Any, pool: lp.Pool) -> None:
     def trained(class_weight: dict[int, float] | None) -> float:
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
         model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
-        with lp.Loader.from_sequence(Labelled(), pool=pool) as loader:
+        with lp.Loader.from_sequence(Labelled(), workers=pool) as loader:
             return float(model.fit(loader.as_dataset(), verbose=0, class_weight=class_weight).history["loss"][0])
 
     assert trained({0: 2.0, 1: 2.0}) == pytest.approx(2 * trained(None), rel=1e-5)
@@ -285,7 +285,7 @@ def test_hooks_of_a_py_dataset_run_once_for_each_epoch_of_fit(tf: Any, pool: lp.
 
     sequence = Stepping()
     model, seen = recording_model(keras)
-    with lp.Loader.from_sequence(sequence, pool=pool) as loader:
+    with lp.Loader.from_sequence(sequence, workers=pool) as loader:
         dataset = loader.as_dataset()
         model.fit(dataset, epochs=3, verbose=0)
         del dataset

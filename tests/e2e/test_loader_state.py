@@ -76,8 +76,7 @@ ALL: dict[str, Callable[..., lp.Loader]] = {
         batch_size=4,
         shuffle=True,
         pad=True,
-        bucket_by=[1 + i % 9 for i in range(90)],
-        boundaries=[3, 6],
+        buckets=lp.Buckets([1 + i % 9 for i in range(90)], [3, 6]),
         **how,
     ),
     "stream": lambda **how: lp.Loader(
@@ -147,7 +146,7 @@ def test_a_restored_loop_goes_on_with_what_was_not_taken(
             paths[taken] = save(state)
             batches.close()
         for turn, stop in enumerate(stops):
-            with make(**on(turn % 3), memory_limit="8MiB") as again:
+            with make(**on(turn % 3), limits=lp.Limits(memory="8MiB")) as again:
                 state = state_of(again)
                 restore(state, paths[stop])
                 assert save(state), "before a batch was taken"
@@ -341,7 +340,7 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(
         for change, told in changes:
             with loader.replace(**change) as other, pytest.raises(lp.StateError, match=told):
                 restore(state_of(other), path)
-        with loader.replace(num_shards=2) as shard:  # the rest of the epoch is dealt anew
+        with loader.replace(shard=lp.Shard(2, 0)) as shard:  # the rest of the epoch is dealt anew
             again = state_of(shard)
             restore(again, path)
             first = take(again.iterate(shard.as_dataset()), 1)

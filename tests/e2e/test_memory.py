@@ -39,8 +39,8 @@ def loader_of(place: dict[str, Any], **more: Any) -> lp.Loader:
 def least_limit(place: dict[str, Any], **loader: Any) -> int:
     """What the error about a limit of one byte names."""
     with pytest.raises(lp.MemoryLimitError) as refused:
-        next(iter(lp.Loader(memory_limit=1, **loader, **place)))
-    found = re.search(r"least that works is memory_limit=(\d+)", str(refused.value))
+        next(iter(lp.Loader(limits=lp.Limits(memory=1), **loader, **place)))
+    found = re.search(r"least that works is Limits\(memory=(\d+)\)", str(refused.value))
     assert found is not None
     return int(found[1])
 
@@ -53,7 +53,7 @@ def least_limit(place: dict[str, Any], **loader: Any) -> int:
 def test_keeping_every_batch_neither_stops_the_pool_nor_changes_data(
     on: Place, workers: int, memory_limit: str | None
 ) -> None:
-    loader = loader_of(on(workers), memory_limit=memory_limit)
+    loader = loader_of(on(workers), limits=lp.Limits(memory=memory_limit))
     epochs = [list(loader) for _ in range(3)]
     for batches in epochs:
         assert len(batches) == BATCHES
@@ -79,7 +79,9 @@ def test_a_consumer_that_lets_go_gets_everything_without_a_copy(on: Place) -> No
 
 @pytest.mark.parametrize("keep", [slice(2, 5), slice(0, 1), 3, (slice(None), 0), slice(None, None, -2)], ids=str)
 def test_a_part_of_a_batch_kept_alone_keeps_its_data_while_the_pool_goes_on(on: Place, keep: Any) -> None:
-    loader = lp.Loader(range(800), lambda index: np.full(512, index), batch_size=8, memory_limit="1MiB", **on(2))
+    loader = lp.Loader(
+        range(800), lambda index: np.full(512, index), batch_size=8, limits=lp.Limits(memory="1MiB"), **on(2)
+    )
     kept = [(copied(batch), batch[keep]) for _, batch in zip(range(10), loader, strict=False)]
     assert loader.statistics().slots_lent >= 1
     for _ in range(4):
@@ -109,7 +111,7 @@ def test_slots_return_when_the_last_view_dies(on: Place) -> None:
 
 
 def test_last_epochs_views_are_right_while_the_next_epochs_are_read(on: Place) -> None:
-    loader = loader_of(on(3), memory_limit="512KiB")
+    loader = loader_of(on(3), limits=lp.Limits(memory="512KiB"))
     previous: list[Any] = []
     for _ in range(4):
         current = []
@@ -134,10 +136,10 @@ def test_lent_arrays_belong_to_the_consumer_who_may_write_into_them(on: Place) -
 
 def test_arrays_outlive_their_loader_and_its_pool() -> None:
     with lp.Pool(2) as pool:
-        loader = loader_of({"pool": pool})
+        loader = loader_of({"workers": pool})
         kept = [batch for _, batch in zip(range(30), loader, strict=False)]
         loader.close()
-        again = loader_of({"pool": pool})
+        again = loader_of({"workers": pool})
         assert len(list(again)) == BATCHES
         for number, batch in enumerate(kept):
             check(batch, number)
@@ -152,7 +154,11 @@ def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
     )
     # Where several batches come in one slot only the first begins at its start.
     large = lp.Loader(
-        range(40), lambda index: (np.full(1 << 18, index, np.uint8), index), batch_size=5, memory_limit="8MiB", **on(2)
+        range(40),
+        lambda index: (np.full(1 << 18, index, np.uint8), index),
+        batch_size=5,
+        limits=lp.Limits(memory="8MiB"),
+        **on(2),
     )
     for batches in (list(large), list(large)):
         assert all(part.ctypes.data % 64 == 0 for batch in batches for part in batch)
@@ -179,7 +185,7 @@ def test_oversize_and_text_batches_may_be_kept(on: Place) -> None:
 @pytest.mark.parametrize("limit", ["128KiB", "1MiB", "20MiB"])
 def test_the_ring_keeps_to_the_memory_limit(on: Place, limit: str) -> None:
     nbytes = int(limit[:-3]) << (20 if limit.endswith("MiB") else 10)
-    loader = loader_of(on(3), memory_limit=limit)
+    loader = loader_of(on(3), limits=lp.Limits(memory=limit))
     kept = list(loader)
     iterators = [iter(loader) for _ in range(3)]
     for iterator in iterators:
@@ -194,7 +200,7 @@ def test_the_ring_keeps_to_the_limit_when_slots_are_outgrown(on: Place) -> None:
     def grow(index: int) -> Any:
         return np.full(10 << (index // 25), index, np.int32)
 
-    loader = lp.Loader(range(250), grow, batch_size=1, ragged=True, memory_limit="256KiB", **on(2))
+    loader = lp.Loader(range(250), grow, batch_size=1, ragged=True, limits=lp.Limits(memory="256KiB"), **on(2))
     ring_bytes = 0
     for _ in range(2):
         for number, batch in enumerate(loader):
@@ -215,9 +221,9 @@ def test_the_least_limit_that_the_error_names_works(on: Place, row_bytes: int, b
         "ragged": kind == "ragged",
     }
     least = least_limit(on(2), **loader)
-    with pytest.raises(lp.MemoryLimitError, match=f"memory_limit={least}"):
-        next(iter(lp.Loader(memory_limit=least - 1, **loader, **on(2))))
-    works = lp.Loader(memory_limit=least, **loader, **on(2))
+    with pytest.raises(lp.MemoryLimitError, match=rf"Limits\(memory={least}\)"):
+        next(iter(lp.Loader(limits=lp.Limits(memory=least - 1), **loader, **on(2))))
+    works = lp.Loader(limits=lp.Limits(memory=least), **loader, **on(2))
     for _ in range(2):
         batches = list(works)
         assert [len(batch) for batch in batches] == [batch_size] * 3
@@ -227,7 +233,9 @@ def test_the_least_limit_that_the_error_names_works(on: Place, row_bytes: int, b
 @pytest.mark.parametrize("iterators", [2, 3, 6])
 def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) -> None:
     # Room for eight slots: those of an iterator that is not read on must not starve the others.
-    loader = lp.Loader(range(200), lambda index: np.full(1000, index), batch_size=2, memory_limit=8 * 16384, **on(2))
+    loader = lp.Loader(
+        range(200), lambda index: np.full(1000, index), batch_size=2, limits=lp.Limits(memory=8 * 16384), **on(2)
+    )
     begun = [iter(loader) for _ in range(iterators - 1)]
     for iterator in begun:
         assert next(iterator)[0, 0] == 0
@@ -239,7 +247,9 @@ def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) 
 
 
 def test_an_iterator_gets_slots_although_kept_batches_and_an_idle_iterator_hold_all(on: Place) -> None:
-    loader = lp.Loader(range(120), lambda index: np.full(1 << 17, index), batch_size=6, memory_limit="90MiB", **on(2))
+    loader = lp.Loader(
+        range(120), lambda index: np.full(1 << 17, index), batch_size=6, limits=lp.Limits(memory="90MiB"), **on(2)
+    )
     kept = list(loader)
     idle = iter(loader)
     next(idle)
@@ -251,9 +261,9 @@ def test_an_iterator_gets_slots_although_kept_batches_and_an_idle_iterator_hold_
 
 def test_more_iterators_than_slots_are_refused_by_name_of_the_limit(on: Place) -> None:
     loader: dict[str, Any] = {"source": range(40), "fn": lambda index: np.full(1000, index), "batch_size": 2}
-    small = lp.Loader(memory_limit=least_limit(on(2), **loader), **loader, **on(2))
+    small = lp.Loader(limits=lp.Limits(memory=least_limit(on(2), **loader)), **loader, **on(2))
     begun = []
-    with pytest.raises(lp.MemoryLimitError, match=r"iterators of this loader are active.*memory_limit"):
+    with pytest.raises(lp.MemoryLimitError, match=r"iterators of this loader are active.*Limits\.memory"):
         for _ in range(10):
             begun.append(iter(small))
             next(begun[-1])
@@ -289,7 +299,7 @@ def test_a_closed_loader_gives_its_memory_back_to_the_pool() -> None:
     with lp.Pool(2) as pool:
         before = arena_bytes(pool)
         for _ in range(3):
-            with loader_of({"pool": pool}, memory_limit="4MiB") as loader:
+            with loader_of({"workers": pool}, limits=lp.Limits(memory="4MiB")) as loader:
                 list(loader)
                 assert arena_bytes(pool) > before
             del loader
@@ -300,10 +310,10 @@ def test_a_closed_loader_gives_its_memory_back_to_the_pool() -> None:
 def test_the_memory_of_kept_batches_comes_back_when_they_die_after_their_loader() -> None:
     with lp.Pool(2) as pool:
         before = arena_bytes(pool)
-        with loader_of({"pool": pool}) as loader:
+        with loader_of({"workers": pool}) as loader:
             kept = [batch for _, batch in zip(range(3), loader, strict=False)]
         del loader
-        other = lp.Loader(range(4), pool=pool)
+        other = lp.Loader(range(4), workers=pool)
         list(other)
         for number, batch in enumerate(kept):
             check(batch, number)
@@ -315,7 +325,7 @@ def test_the_memory_of_kept_batches_comes_back_when_they_die_after_their_loader(
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_batch_size_beyond_the_source_takes_no_more_than_the_source(on: Place, workers: int) -> None:
-    with lp.Loader(range(20), stamped, batch_size=10**6, memory_limit=1 << 20, **on(workers)) as loader:
+    with lp.Loader(range(20), stamped, batch_size=10**6, limits=lp.Limits(memory=1 << 20), **on(workers)) as loader:
         for _ in range(2):
             (batch,) = loader
             check(batch, 0, batch_size=20)
@@ -323,7 +333,9 @@ def test_a_batch_size_beyond_the_source_takes_no_more_than_the_source(on: Place,
 
 def test_iterators_dropped_in_a_cycle_take_no_slot_for_long(on: Place) -> None:
     """As a frame's locals and a traceback make them; nothing but the collector ends them."""
-    loader = lp.Loader(range(200), lambda index: np.full(1000, index), batch_size=2, memory_limit=8 * 16384, **on(2))
+    loader = lp.Loader(
+        range(200), lambda index: np.full(1000, index), batch_size=2, limits=lp.Limits(memory=8 * 16384), **on(2)
+    )
     gc.collect()
     gc.disable()
     try:

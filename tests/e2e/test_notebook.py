@@ -44,7 +44,7 @@ def stuck(item):
         time.sleep(100)  # where it hangs
     return item
 
-print(str(failing(lp.Loader(range(10), stuck, batch_size=2, workers=1, timeout_s=0.5))))
+print(str(failing(lp.Loader(range(10), stuck, batch_size=2, workers=1, limits=lp.Limits(timeout_s=0.5)))))
 """,
     """
 def items():

@@ -39,8 +39,8 @@ def wait_for_workers(loader: lp.Loader, count: int) -> set[int]:
 
 def test_loaders_on_one_pool_share_its_workers() -> None:
     with lp.Pool(2) as pool:
-        train = lp.Loader(range(100), who, batch_size=5, shuffle=True, pool=pool)
-        valid = lp.Loader(range(1000, 1040), who, batch_size=5, pool=pool)
+        train = lp.Loader(range(100), who, batch_size=5, shuffle=True, workers=pool)
+        valid = lp.Loader(range(1000, 1040), who, batch_size=5, workers=pool)
         pids: list[set[int]] = []
         for _ in range(3):
             assert sorted(indices_in(batch[0] for batch in train)) == list(range(100))
@@ -53,11 +53,11 @@ def test_loaders_on_one_pool_share_its_workers() -> None:
 
 def test_a_loader_made_while_another_is_read_disturbs_it_not() -> None:
     with lp.Pool(2) as pool:
-        first = lp.Loader(range(300), batch_size=3, pool=pool)
+        first = lp.Loader(range(300), batch_size=3, workers=pool)
         batches = iter(first)
         numbers = indices_in(next(batches) for _ in range(10))
         for start in (1000, 2000, 3000):
-            later = lp.Loader(range(start, start + 20), batch_size=4, pool=pool)
+            later = lp.Loader(range(start, start + 20), batch_size=4, workers=pool)
             assert indices_in(later) == list(range(start, start + 20))
             numbers += indices_in(next(batches) for _ in range(10))
         assert numbers + indices_in(batches) == list(range(300))
@@ -66,7 +66,7 @@ def test_a_loader_made_while_another_is_read_disturbs_it_not() -> None:
 def test_loaders_interleaved_batch_by_batch_on_one_pool() -> None:
     with lp.Pool(3) as pool:
         loaders = [
-            lp.Loader(range(start, start + 60), lambda index: np.full(500, index), batch_size=2, pool=pool)
+            lp.Loader(range(start, start + 60), lambda index: np.full(500, index), batch_size=2, workers=pool)
             for start in (0, 100, 200, 300)
         ]
         rounds = list(zip(*[map(copied, loader) for loader in loaders], strict=True))
@@ -79,10 +79,10 @@ def test_a_failing_loader_leaves_the_pool_to_the_others() -> None:
         raise RuntimeError("no")
 
     with lp.Pool(2) as pool:
-        good = lp.Loader(range(50), batch_size=5, pool=pool)
+        good = lp.Loader(range(50), batch_size=5, workers=pool)
         batches = iter(good)
         first = next(batches).tolist()
-        bad = lp.Loader(range(50), fail, pool=pool)
+        bad = lp.Loader(range(50), fail, workers=pool)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no"):
                 next(iter(bad))
@@ -92,8 +92,8 @@ def test_a_failing_loader_leaves_the_pool_to_the_others() -> None:
 
 def test_a_closed_loader_leaves_the_pool_to_the_others() -> None:
     with lp.Pool(2) as pool:
-        closed = lp.Loader(range(1000), batch_size=2, pool=pool)
-        stays = lp.Loader(range(40), batch_size=4, pool=pool)
+        closed = lp.Loader(range(1000), batch_size=2, workers=pool)
+        stays = lp.Loader(range(40), batch_size=4, workers=pool)
         begun = iter(closed)
         next(begun)
         closed.close()
@@ -132,7 +132,7 @@ def test_resizing_changes_who_works_and_not_what_is_made() -> None:
 def test_resizing_before_the_first_batch() -> None:
     with lp.Pool(1) as pool:
         pool.resize(2)
-        loader = lp.Loader(range(20), batch_size=4, pool=pool)
+        loader = lp.Loader(range(20), batch_size=4, workers=pool)
         pool.resize(3)
         assert indices_in(loader) == list(range(20))
         assert len(wait_for_workers(loader, 3)) == 3
@@ -146,11 +146,13 @@ def test_a_pool_needs_a_worker(workers: int) -> None:
         pool.resize(workers)
 
 
-def test_workers_and_pool_exclude_each_other() -> None:
-    with lp.Pool(1) as pool, pytest.raises(ValueError, match="exclude each other"):
-        lp.Loader(range(3), workers=2, pool=pool)
-    with pytest.raises(TypeError, match="pool must be"):
-        lp.Loader(range(3), pool=3)  # type: ignore[arg-type]
+def test_workers_is_a_number_or_a_pool() -> None:
+    with lp.Pool(1) as pool, lp.Loader(range(3), workers=pool) as loader, loader.replace(workers=0) as here:
+        assert (loader.workers, here.workers) == (1, 0)
+    wrong: Any
+    for wrong in (None, [pool], lp.Pool):
+        with pytest.raises(TypeError, match=r"workers must be a whole number.*a loaderpool\.Pool is shared"):
+            lp.Loader(range(3), workers=wrong)
 
 
 def test_without_workers_there_is_nothing_to_resize() -> None:
@@ -166,7 +168,7 @@ def test_all_workers_killed_again_and_again_lose_nothing() -> None:
         time.sleep(0.003)
         return index
 
-    with lp.Loader(range(240), slow, batch_size=4, workers=2, max_restarts_per_item=20) as loader:
+    with lp.Loader(range(240), slow, batch_size=4, workers=2, limits=lp.Limits(restarts_per_item=20)) as loader:
         numbers: list[int] = []
         for at, batch in enumerate(loader):
             numbers += batch.tolist()
@@ -183,7 +185,7 @@ def test_all_workers_killed_again_and_again_lose_nothing() -> None:
 def test_closing_a_pool_ends_its_processes_and_its_loaders() -> None:
     before = set(descendants(os.getpid()))
     pool = lp.Pool(3)
-    loader = lp.Loader(range(1000), batch_size=2, pool=pool)
+    loader = lp.Loader(range(1000), batch_size=2, workers=pool)
     batches = iter(loader)
     kept = next(batches)
     started = set(descendants(os.getpid())) - before
@@ -195,7 +197,7 @@ def test_closing_a_pool_ends_its_processes_and_its_loaders() -> None:
     with pytest.raises(lp.ClosedError):
         list(batches)
     with pytest.raises(lp.ClosedError):
-        lp.Loader(range(3), pool=pool)
+        lp.Loader(range(3), workers=pool)
     assert kept.tolist() == [0, 1]
 
 
@@ -211,7 +213,7 @@ def test_a_dropped_pool_ends_its_processes() -> None:
 
 
 def test_a_loader_keeps_the_pool_that_it_was_given() -> None:
-    loader = lp.Loader(range(30), batch_size=4, pool=lp.Pool(2))
+    loader = lp.Loader(range(30), batch_size=4, workers=lp.Pool(2))
     gc.collect()
     assert indices_in(loader) == list(range(30))
 
@@ -234,7 +236,7 @@ def test_a_program_ends_at_once_and_leaves_nothing_however_it_ends(how: str) -> 
         import numpy as np
         import loaderpool as lp
         pool = lp.Pool(2)
-        loader = lp.Loader(range(10_000), lambda index: np.full(100, index), batch_size=4, pool=pool)
+        loader = lp.Loader(range(10_000), lambda index: np.full(100, index), batch_size=4, workers=pool)
         other = lp.Loader(range(10), workers=1)
         batches = iter(loader)
         kept = [next(batches) for _ in range(20)]
@@ -247,7 +249,7 @@ def test_a_program_ends_at_once_and_leaves_nothing_however_it_ends(how: str) -> 
 def test_many_loaders_one_after_the_other_on_one_pool() -> None:
     with lp.Pool(2) as pool:
         for number in range(25):
-            loader = lp.Loader(range(number, number + 12), batch_size=5, pool=pool)
+            loader = lp.Loader(range(number, number + 12), batch_size=5, workers=pool)
             assert indices_in(loader) == list(range(number, number + 12))
             if number % 2:
                 loader.close()

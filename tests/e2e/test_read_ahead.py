@@ -48,7 +48,7 @@ class Calls:
         while self.count < at_least and time.monotonic() < deadline_s:
             time.sleep(0.005)
         # Loaders of a pool take turns: while another one has many batches made, this one has all that it may have.
-        with lp.Loader(range(40 * BATCHES), batch_size=1, pool=pool) as other:
+        with lp.Loader(range(40 * BATCHES), batch_size=1, workers=pool) as other:
             assert sum(1 for _ in other) == 40 * BATCHES
         return self.count
 
@@ -94,7 +94,7 @@ def test_one_pass_makes_a_few_batches_ahead(
 ) -> None:
     if one_pass in (a_dataset, a_prediction):
         request.getfixturevalue("tf")
-    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
         one_pass(loader)
         assert calls.settled(ITEMS + FEW, pool) == ITEMS + FEW
         # What was made is not lost, and where passes follow one another, the next one's batches are made meanwhile.
@@ -103,7 +103,7 @@ def test_one_pass_makes_a_few_batches_ahead(
 
 
 def test_a_pass_behind_one_that_was_left_is_still_the_only_one(calls: Calls, pool: lp.Pool) -> None:
-    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
         assert next(iter(loader)).shape == (BATCH_SIZE, 3)
         before = calls.settled(0, pool)
         a_loop(loader)
@@ -112,7 +112,7 @@ def test_a_pass_behind_one_that_was_left_is_still_the_only_one(calls: Calls, poo
 
 @pytest.mark.parametrize("epochs", [2, 3])
 def test_a_dataset_of_several_epochs_knows_the_last(tf: Any, calls: Calls, pool: lp.Pool, epochs: int) -> None:
-    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
         dataset = loader.as_dataset(epochs=epochs)
         assert sum(1 for _ in dataset) == epochs * BATCHES
         assert calls.settled(epochs * ITEMS, pool) == epochs * ITEMS
@@ -122,7 +122,7 @@ def test_a_dataset_of_several_epochs_knows_the_last(tf: Any, calls: Calls, pool:
 
 
 def test_a_dataset_without_end_has_the_next_epoch_made(tf: Any, calls: Calls, pool: lp.Pool) -> None:
-    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
         batches = iter(loader.as_dataset(epochs=None, prefetch=0))
         for _ in range(BATCHES):
             next(batches)
@@ -138,7 +138,7 @@ def test_a_callback_knows_the_last_epoch(tf: Any, calls: Calls, pool: lp.Pool, t
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
     model.compile("sgd", "mse")
-    with lp.Loader(range(ITEMS), calls.pair, batch_size=BATCH_SIZE, pool=pool) as loader:
+    with lp.Loader(range(ITEMS), calls.pair, batch_size=BATCH_SIZE, workers=pool) as loader:
         callbacks = [BackupCallback(loader, tmp_path / "backup")] if backed_up else []
         dataset = loader.as_dataset()
         made = 0
@@ -152,12 +152,12 @@ def test_a_callback_knows_the_last_epoch(tf: Any, calls: Calls, pool: lp.Pool, t
 
 
 def test_a_small_epoch_has_its_first_batch_ready(calls: Calls, pool: lp.Pool) -> None:
-    with lp.Loader(range(3), calls.fn, batch_size=1, pool=pool) as loader:
+    with lp.Loader(range(3), calls.fn, batch_size=1, workers=pool) as loader:
         assert len(list(loader)) == 3
         assert calls.settled(4, pool) == 4
 
 
 def test_no_more_batches_are_made_ahead_than_workers_and_one(calls: Calls, pool: lp.Pool) -> None:
-    with lp.Loader(range(1000), calls.fn, batch_size=1, pool=pool) as loader:
+    with lp.Loader(range(1000), calls.fn, batch_size=1, workers=pool) as loader:
         assert len(list(loader)) == 1000
         assert calls.settled(1000 + WORKERS + 1, pool) == 1000 + WORKERS + 1

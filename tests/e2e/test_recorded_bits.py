@@ -137,14 +137,16 @@ CASES: dict[str, Make] = {
     "in order": loader(range(103), drawing, batch_size=10, seed=1),
     "shuffled": loader(range(103), drawing, batch_size=10, shuffle=True, seed=2),
     "without the remainder": loader(range(103), drawing, batch_size=10, shuffle=True, seed=3, drop_remainder=True),
-    "a shard": loader(range(101), drawing, batch_size=8, shuffle=True, seed=4, num_shards=3, shard_index=1),
-    "globals reseeded": loader(range(64), drawing, batch_size=8, shuffle=True, seed=5, seed_globals=True),
+    "a shard": loader(range(101), drawing, batch_size=8, shuffle=True, seed=4, shard=lp.Shard(3, 1)),
+    "globals reseeded": loader(
+        range(64), drawing, batch_size=8, shuffle=True, seed=5, worker_options=lp.WorkerOptions(seed_globals=True)
+    ),
     "whole batches": loader(range(90), batch_fn=whole, batch_size=16, shuffle=True, seed=6),
     "padded": loader(range(80), of_length, batch_size=8, shuffle=True, seed=7, pad=True),
     "ragged": loader(range(80), of_length, batch_size=8, shuffle=True, seed=8, ragged=True),
     "buckets": loader(
-        range(150), of_length, shuffle=True, seed=9, pad=True, batch_sizes=[12, 8, 4],
-        bucket_by=[item % 23 + 1 for item in range(150)], boundaries=[8, 16],
+        range(150), of_length, shuffle=True, seed=9, pad=True,
+        buckets=lp.Buckets([item % 23 + 1 for item in range(150)], [8, 16], [12, 8, 4]),
     ),
     "augmented": loader(range(60), drawing, batch_size=8, augment=augmented, shuffle=True, seed=10),
     "cached": lambda folder: lambda **more: lp.Loader(

@@ -55,9 +55,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("fn", [draw, draw_globals, write_out])
-@pytest.mark.parametrize(
-    "settings", [{}, {"shuffle": True}, {"shuffle": True, "num_shards": 2, "shard_index": 1}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"shuffle": True}, {"shuffle": True, "shard": lp.Shard(2, 1)}], ids=str)
 def test_a_sample_has_the_bits_of_the_training(fn: Callable[..., Any], settings: dict[str, Any]) -> None:
     with lp.Loader(range(SIZE), fn, batch_size=4, seed=3, workers=2, **settings) as loader:
         epochs = [[row for batch in loader for row in rows_of(batch)] for _ in range(2)]
@@ -139,8 +137,8 @@ def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -
         ({}, SIZE, "0 to 49"),
         ({}, -1, "0 to 49"),
         ({"drop_remainder": True}, 49, "drop_remainder"),
-        ({"num_shards": 2, "shard_index": 0}, 5, "shard_index=1"),
-        ({"num_shards": 2, "shard_index": 0, "drop_remainder": True}, 49, "drop_remainder"),
+        ({"shard": lp.Shard(2, 0)}, 5, r"Shard\(2, 1\)"),
+        ({"shard": lp.Shard(2, 0), "drop_remainder": True}, 49, "drop_remainder"),
     ],
 )
 def test_an_index_that_the_loader_never_makes_is_said(settings: dict[str, Any], index: int, says: str) -> None:
@@ -154,7 +152,7 @@ def test_a_loader_made_without_workers_starts_no_process() -> None:
     before = set(os.listdir("/proc"))
     with without_workers():
         pool = lp.Pool(3)
-        loaders = [lp.Loader(range(9), workers=3), lp.Loader(range(9), pool=pool)]
+        loaders = [lp.Loader(range(9), workers=3), lp.Loader(range(9), workers=pool)]
         assert len(list(loaders[0])) == 1
     children = [
         pid for pid in set(os.listdir("/proc")) - before
@@ -205,7 +203,7 @@ def read_one():
     return loader
 
 
-sharded = lp.Loader(range(20), fn, batch_size=4, num_shards=2, shard_index=1)
+sharded = lp.Loader(range(20), fn, batch_size=4, shard=lp.Shard(2, 1))
 batches = lp.Loader(range(20), batch_fn=lambda items: np.array(items), batch_size=4)
 
 
@@ -302,7 +300,7 @@ def test_a_crash_shows_its_stack_here(command: Callable[..., ChildResult]) -> No
         (["jobs:make", "--index", "x"], 2, "--index"),
         (["jobs:make"], 2, "--index"),
         (["jobs:make", "--index", "1", "--epoch", "-1"], 2, "--epoch"),
-        (["jobs:sharded", "--index", "1"], 2, "shard_index=0"),
+        (["jobs:sharded", "--index", "1"], 2, "Shard(2, 0)"),
         (["jobs:nothing", "--index", "1"], 2, "names nothing"),
         (["jobs:refuse", "--index", "1"], 1, "no shard here"),
     ],

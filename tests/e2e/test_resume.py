@@ -86,7 +86,7 @@ def test_the_rest_is_the_same_to_the_bit(name: str, before: int, after: int, on:
             assert take(batches, taken) == epochs[0][:taken]
             state = over_json(batches.state_dict())  # type: ignore[attr-defined]
             del batches
-        with make(**on(after), memory_limit="8MiB") as again:
+        with make(**on(after), limits=lp.Limits(memory="8MiB")) as again:
             again.load_state_dict(state)
             rest = [plain(batch) for batch in again]
             assert rest == (epochs[0][taken:] or epochs[1])
@@ -144,7 +144,7 @@ def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool
 
     def shard(index: int, shards: int) -> lp.Loader:
         return lp.Loader(
-            range(1000), lambda i: i, batch_size=3, shuffle=True, seed=9, shard_index=index, num_shards=shards,
+            range(1000), lambda i: i, batch_size=3, shuffle=True, seed=9, shard=lp.Shard(shards, index),
             drop_remainder=drop_remainder, **on(index % 3),
         )  # fmt: skip
 
@@ -276,7 +276,7 @@ def test_a_state_with_nothing_left_goes_on_with_the_next_epoch(on: Place) -> Non
     """Three shards have taken all but four rows, which are too few for eight shards that drop the remainder."""
 
     def shard(shards: int) -> lp.Loader:
-        return lp.Loader(range(31), lambda i: i, batch_size=3, num_shards=shards, drop_remainder=True, **on(1))
+        return lp.Loader(range(31), lambda i: i, batch_size=3, shard=lp.Shard(shards, 0), drop_remainder=True, **on(1))
 
     with shard(3) as loader, shard(8) as wider:
         batches = iter(loader)

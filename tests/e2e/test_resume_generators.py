@@ -50,7 +50,7 @@ def test_the_rest_is_the_same_to_the_bit(on: Place, way: str, before: int, after
             assert_same(take(batches, taken), first[:taken])
             state = over_json(batches.state_dict())  # type: ignore[attr-defined]
             del batches
-        with lp.Loader.from_generator(make, **on(after), **settings, memory_limit="8MiB") as again:
+        with lp.Loader.from_generator(make, **on(after), **settings, limits=lp.Limits(memory="8MiB")) as again:
             again.load_state_dict(state)
             assert_same(read(again), first[taken:] or second)
             if first[taken:]:
@@ -161,7 +161,7 @@ def test_a_generator_without_end_is_saved_in_few_words(on: Place) -> None:
 
 
 def test_states_of_others_and_damaged_ones_are_refused(on: Place) -> None:
-    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "num_shards": 2}
+    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "shard": lp.Shard(2, 0)}
     with lp.Loader.from_generator(of_shard, **on(1), **settings) as loader:
         batches = iter(loader)
         take(batches, 3)
@@ -171,8 +171,8 @@ def test_states_of_others_and_damaged_ones_are_refused(on: Place) -> None:
             ({"shards": SHARDS[:-1]}, r"generators \(saved '11 shards"),
             ({"shards": SHARDS[::-1]}, "generators"),
             ({"cycle_length": 3}, "4 at once', now"),
-            ({"shard_index": 1}, r"share \(saved '0 of 2', now '1 of 2'\)"),
-            ({"num_shards": 1}, "share"),
+            ({"shard": lp.Shard(2, 1)}, r"share \(saved '0 of 2', now '1 of 2'\)"),
+            ({"shard": lp.Shard(1, 0)}, "share"),
             ({"seed": 1}, "seed"),
             ({"shuffle": 3}, "shuffle"),
         ]

@@ -22,11 +22,15 @@ SPEC = {"x": lp.ArraySpec((None, 3), np.float32), "item": lp.ArraySpec((None,), 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"workers": 3}, {"workers": 2, "threads_per_worker": 3}, {"workers": 1, "threads_per_worker": 3}],
+    [
+        {"workers": 3},
+        {"workers": 2, "worker_options": lp.WorkerOptions(threads=3)},
+        {"workers": 1, "worker_options": lp.WorkerOptions(threads=3)},
+    ],
     ids=str,
 )
 def test_others_are_made_while_the_first_one_is_slow(settings: dict[str, Any], tmp_path: Path) -> None:
-    """The first sample is over only once others are; under `threads_per_worker` those beside it, too."""
+    """The first sample is over only once others are; with threads those beside it, too."""
     code = f"""
         import os, pathlib, time
         import numpy as np
@@ -137,17 +141,20 @@ def test_what_fails_before_any_sample_ends_the_wait() -> None:
 def test_what_a_spec_leaves_open_the_first_sample_tells() -> None:
     plan = lp.Loader(range(SIZE), batch_size=8, workers=0)._core.plan
 
+    def config(**settings: Any) -> LoaderConfig:
+        return lp.Loader(range(SIZE), batch_size=8, workers=0, **settings).config
+
     def probe(spec: Any, unit: Any = "sample", **settings: Any) -> Any:
-        return stated_probe(read_spec(spec), LoaderConfig(batch_size=8, **settings), plan, unit)
+        return stated_probe(read_spec(spec), config(**settings), plan, unit)
 
     said = probe(SPEC)
     assert said is not None and said.nbytes == 3 * 4 + 8 and said.batch_rows == 8
     assert said.spec.components[0].shape == (3,)
-    assert stated_probe(None, LoaderConfig(batch_size=8), plan, "sample") is None
+    assert stated_probe(None, config(), plan, "sample") is None
     assert probe(lp.ArraySpec((None,), str)) is None
     assert probe(lp.ArraySpec((None, None), np.float32)) is None
     assert probe(lp.ArraySpec((None, None), np.float32, ragged=True)) is None
     assert probe(SPEC, pad=True) is None and probe(SPEC, ragged=True) is None
     assert probe(SPEC, unit="batch") is None
     streamed = lp.Loader(iter(range(SIZE)), batch_size=8, workers=0)._core.plan
-    assert stated_probe(read_spec(SPEC), LoaderConfig(batch_size=8), streamed, "sample") is None
+    assert stated_probe(read_spec(SPEC), config(), streamed, "sample") is None

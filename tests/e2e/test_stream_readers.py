@@ -86,7 +86,7 @@ def test_an_error_is_the_same_as_on_a_thread(on: Place, tmp_path: Path) -> None:
     flag.touch()
     source = Failing(lambda: Gone("the queue is gone", 7), 29, str(flag))
     told = []
-    with lp.Loader(source, batch_size=4, num_shards=2, shard_index=1, **on(2)) as loader:
+    with lp.Loader(source, batch_size=4, shard=lp.Shard(2, 1), **on(2)) as loader:
         for where in (loader, loader.replace(source=iter(source)), loader.replace(workers=0)):
             got = []
             with pytest.raises(Gone, match="the queue is gone") as raised:

@@ -68,7 +68,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "window": (make, {"shuffle": 20}),
     "without order": (make, {"deterministic": False}),
     "dropping": (make, {"drop_remainder": True}),
-    "one shard of three": (make, {"num_shards": 3, "shard_index": 1}),
+    "one shard of three": (make, {"shard": lp.Shard(3, 1)}),
 }
 
 
@@ -127,7 +127,7 @@ def test_shards_partition_the_stream(items: int, drop_remainder: bool) -> None:
     for shard in range(3):
         source = Numbers(items)
         with lp.Loader(
-            source, make, batch_size=4, num_shards=3, shard_index=shard, drop_remainder=drop_remainder, workers=0
+            source, make, batch_size=4, shard=lp.Shard(3, shard), drop_remainder=drop_remainder, workers=0
         ) as loader:
             try:
                 shards.append([batch[0].tolist() for batch in loader])
@@ -147,7 +147,7 @@ def test_an_error_in_a_row_that_is_dealt_again(on: Place, workers: int) -> None:
             raise ValueError("the last one")
         return item["index"]
 
-    settings: dict[str, Any] = {"batch_size": 1, "num_shards": 2, "shard_index": 1, **on(workers)}
+    settings: dict[str, Any] = {"batch_size": 1, "shard": lp.Shard(2, 1), **on(workers)}
     with lp.Loader(Numbers(801), fail_at_the_end, **settings) as loader:
         for _ in range(3):  # in chunks, by then
             got = []
@@ -283,7 +283,7 @@ def test_the_reader_is_not_far_ahead_of_the_consumer() -> None:
         time.sleep(0.001)
         return item
 
-    with lp.Loader(count(), nap, batch_size=4, workers=2, memory_limit="64KiB") as loader:
+    with lp.Loader(count(), nap, batch_size=4, workers=2, limits=lp.Limits(memory="64KiB")) as loader:
         batches = iter(loader)
         for taken in range(1, 30):
             next(batches)
@@ -417,7 +417,7 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit(deterministi
         expected = read(loader)
     got = []
     with lp.Loader(
-        iter(Numbers(600)), work, batch_size=4, workers=3, max_restarts=None, deterministic=deterministic
+        iter(Numbers(600)), work, batch_size=4, workers=3, limits=lp.Limits(restarts=None), deterministic=deterministic
     ) as loader:
         session = loader._core.engine.session  # type: ignore[union-attr]
         for number, batch in enumerate(loader):
@@ -531,7 +531,7 @@ def test_a_hanging_sample_of_a_stream_is_found() -> None:
             time.sleep(1000)
         return item["index"]
 
-    with lp.Loader(iter(Numbers()), hang, batch_size=BATCH, workers=2, timeout_s=0.4) as loader:
+    with lp.Loader(iter(Numbers()), hang, batch_size=BATCH, workers=2, limits=lp.Limits(timeout_s=0.4)) as loader:
         with pytest.raises(lp.SampleTimeoutError) as raised:
             read(loader)
         assert raised.value.index == 41

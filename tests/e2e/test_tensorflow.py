@@ -60,7 +60,7 @@ def test_element_spec_is_that_of_the_batches(tf: Any, pool: lp.Pool) -> None:
     def fn(index: int) -> Any:
         return {"p": Point(np.zeros((4, 2), np.uint8), (np.float64(1), "text")), "b": b"bytes"}
 
-    with lp.Loader(range(10), fn, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(10), fn, batch_size=4, workers=pool) as loader:
         spec = loader.as_dataset().element_spec
         batch = next(iter(loader.as_dataset()))
     assert spec == {
@@ -76,7 +76,7 @@ def test_element_spec_is_that_of_the_batches(tf: Any, pool: lp.Pool) -> None:
 
 def test_drop_remainder_makes_the_batch_axis_static(tf: Any, pool: lp.Pool) -> None:
     for fn, shape in ((sample, (4, 3)), (wide, (4, *WIDE))):
-        with lp.Loader(range(10), fn, batch_size=4, drop_remainder=True, pool=pool) as loader:
+        with lp.Loader(range(10), fn, batch_size=4, drop_remainder=True, workers=pool) as loader:
             dataset = loader.as_dataset()
             first = tf.nest.flatten(dataset.element_spec)[0]
             assert tuple(first.shape) == shape
@@ -89,7 +89,7 @@ def test_skipped_rows_leave_the_batch_axis_open_beside_drop_remainder(tf: Any, p
             raise ValueError(item)
         return np.zeros(3, np.float32)
 
-    how: dict[str, Any] = {"batch_size": 4, "drop_remainder": True, "on_error": "skip", "pool": pool}
+    how: dict[str, Any] = {"batch_size": 4, "drop_remainder": True, "on_error": "skip", "workers": pool}
     for given in (None, lp.ArraySpec((4, 3), np.float32), lp.ArraySpec((None, 3), np.float32)):
         with lp.Loader(range(10), fn, element_spec=given, **how) as loader:
             dataset = loader.as_dataset()
@@ -99,7 +99,7 @@ def test_skipped_rows_leave_the_batch_axis_open_beside_drop_remainder(tf: Any, p
 
 @pytest.mark.parametrize(("epochs", "cardinality"), [(1, 3), (4, 12), (None, -1)])
 def test_cardinality_is_known(tf: Any, pool: lp.Pool, epochs: int | None, cardinality: int) -> None:
-    with lp.Loader(range(10), sample, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(10), sample, batch_size=4, workers=pool) as loader:
         assert int(loader.as_dataset(epochs=epochs).cardinality()) == cardinality
     assert tf.data.INFINITE_CARDINALITY == -1
 
@@ -110,14 +110,14 @@ def test_cardinality_is_unknown_where_batches_may_be_left_out(tf: Any, pool: lp.
             raise ValueError("bad")
         return np.int64(index)
 
-    with lp.Loader(range(10), fn, batch_size=4, on_error="skip", pool=pool) as loader:
+    with lp.Loader(range(10), fn, batch_size=4, on_error="skip", workers=pool) as loader:
         dataset = loader.as_dataset()
         assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
         assert [batch.numpy().tolist() for batch in dataset] == [[0, 2, 3], [8, 9]]
 
 
 def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stages(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(10), wide, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(10), wide, batch_size=4, workers=pool) as loader:
         options = loader.as_dataset().map(lambda x, y: y).options()
     assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
     assert options.threading.private_threadpool_size is None
@@ -135,7 +135,7 @@ def test_a_later_parallel_map_really_runs_in_parallel(tf: Any, pool: lp.Pool, fn
         together.wait()  # passes only where two calls are under way at once
         return value
 
-    with lp.Loader(range(16), fn, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(16), fn, batch_size=4, workers=pool) as loader:
         dataset = loader.as_dataset().map(
             lambda *batch: tf.numpy_function(meet, [tf.nest.flatten(batch)[-1]], tf.int64), num_parallel_calls=4
         )
@@ -159,7 +159,7 @@ def test_a_later_parallel_map_really_runs_in_parallel(tf: Any, pool: lp.Pool, fn
 def test_wrong_arguments_fail_in_the_callers_line(
     tf: Any, pool: lp.Pool, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    loader = lp.Loader(range(4), sample, batch_size=1, pool=pool)
+    loader = lp.Loader(range(4), sample, batch_size=1, workers=pool)
     with loader, pytest.raises(lp.LoaderpoolError, match=text) as caught:
         loader.as_dataset(**arguments)
     assert isinstance(caught.value, error)
@@ -168,7 +168,7 @@ def test_wrong_arguments_fail_in_the_callers_line(
 @pytest.mark.parametrize("fn", [sample, wide])
 @pytest.mark.parametrize("number", [np.int64, np.uint8, int])
 def test_numbers_may_be_numpys_and_prefetch_tf_datas_own_choice(tf: Any, pool: lp.Pool, fn: Any, number: Any) -> None:
-    with lp.Loader(range(8), fn, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(8), fn, batch_size=4, workers=pool) as loader:
         assert int(loader.as_dataset(epochs=number(3), prefetch=number(2)).cardinality()) == 6
         assert len(list(loader.as_dataset(epochs=number(3), prefetch=tf.data.AUTOTUNE))) == 6
 
@@ -179,7 +179,7 @@ def test_a_dict_that_tensorflow_cannot_sort_is_an_error_that_says_so(tf: Any, po
         mixed = {1: np.int64(index), "a": np.int64(index)}
         return (mixed, np.int64(0)) if nested else mixed
 
-    with lp.Loader(range(4), fn, batch_size=2, pool=pool) as loader:
+    with lp.Loader(range(4), fn, batch_size=2, workers=pool) as loader:
         with pytest.raises(lp.SpecMismatchError, match=r"keys.*1 \(int\), 'a' \(str\)"):
             loader.as_dataset()
         assert len(list(loader)) == 2
@@ -227,7 +227,7 @@ def test_dtypes_arrive_as_they_are(tf: Any, pool: lp.Pool, shape: tuple[int, ...
     def fn(index: int) -> Any:
         return {name: ((np.arange(width) + index) % 7).reshape(shape).astype(dtype) for name, dtype in dtypes.items()}
 
-    with lp.Loader(range(6), fn, batch_size=2, pool=pool) as loader:
+    with lp.Loader(range(6), fn, batch_size=2, workers=pool) as loader:
         for wanted, got in zip(loader, loader.as_dataset(), strict=True):
             for name in _DTYPES:
                 assert got[name].dtype.name == name
@@ -239,7 +239,7 @@ def test_dtypes_arrive_as_they_are(tf: Any, pool: lp.Pool, shape: tuple[int, ...
 def test_float8_e5m2_arrives_as_float16_with_the_same_values(tf: Any, pool: lp.Pool, rows: int) -> None:
     every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e5m2)  # zeros, subnormals, infinities, NaNs
 
-    with lp.Loader(range(rows), lambda i: {"v": every}, batch_size=rows // 2, pool=pool) as loader:
+    with lp.Loader(range(rows), lambda i: {"v": every}, batch_size=rows // 2, workers=pool) as loader:
         dataset = loader.as_dataset()
         assert dataset.element_spec == {"v": tf.TensorSpec((None, 256), tf.float16)}
         for batch in dataset:
@@ -251,7 +251,7 @@ def test_ragged_rows_become_ragged_tensors_in_any_structure(tf: Any, pool: lp.Po
     def fn(index: int) -> Any:
         return {"r": np.arange(index, dtype=np.int32), "deep": (np.ones((index % 3, 2), np.float32), np.int64(index))}
 
-    with lp.Loader(range(10), fn, batch_size=4, ragged=True, pool=pool) as loader:
+    with lp.Loader(range(10), fn, batch_size=4, ragged=True, workers=pool) as loader:
         dataset = loader.as_dataset()
         assert dataset.element_spec["r"] == tf.RaggedTensorSpec((None, None), tf.int32, 1, tf.int64)
         assert dataset.element_spec["deep"][0] == tf.RaggedTensorSpec((None, None, 2), tf.float32, 1, tf.int64)
@@ -269,7 +269,7 @@ def test_text_of_any_kind_becomes_tf_string(tf: Any, pool: lp.Pool) -> None:
     def fn(text: str) -> Any:
         return {"one": text, "raw": text.encode(), "many": np.array([text, "x"], object)}
 
-    with lp.Loader(texts, fn, batch_size=4, pool=pool) as loader:
+    with lp.Loader(texts, fn, batch_size=4, workers=pool) as loader:
         batches = list(loader.as_dataset())
     wanted = [text.encode() for text in texts]
     assert [item for batch in batches for item in batch["one"].numpy().tolist()] == wanted
@@ -282,11 +282,13 @@ def test_batches_of_varied_shape_arrive_whole(tf: Any, pool: lp.Pool) -> None:
     def fn(index: int) -> Any:
         return np.full((index % 3 + 1, 2 * (index % 4) + 1), index, np.int32)
 
-    with lp.Loader(range(12), fn, batch_size=4, pad=-1, pool=pool) as loader:
+    with lp.Loader(range(12), fn, batch_size=4, pad=-1, workers=pool) as loader:
         wanted = [batch.copy() for batch in loader]
         got = [batch.numpy() for batch in loader.as_dataset()]
     assert all(map(np.array_equal, wanted, got))
-    with lp.Loader(range(12), fn, batch_size=None, pool=pool, element_spec=lp.ArraySpec((None, None), "i4")) as loader:
+    with lp.Loader(
+        range(12), fn, batch_size=None, workers=pool, element_spec=lp.ArraySpec((None, None), "i4")
+    ) as loader:
         assert [batch.shape.as_list() for batch in loader.as_dataset()] == [list(fn(i).shape) for i in range(12)]
 
 
@@ -309,7 +311,7 @@ def test_samples_without_elements_arrive_as_they_are(tf: Any) -> None:
 
 
 def test_unordered_batches_arrive_exactly_once(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(100), wide, batch_size=4, deterministic=False, pool=pool) as loader:
+    with lp.Loader(range(100), wide, batch_size=4, deterministic=False, workers=pool) as loader:
         seen = [int(y) for _, labels in loader.as_dataset(epochs=2) for y in labels.numpy()]
     assert sorted(seen) == sorted([*range(100), *range(100)])
 
@@ -328,7 +330,7 @@ def arena_ranges() -> list[tuple[int, int]]:
 
 
 def test_tensors_lie_in_the_arena(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(80), wide, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(80), wide, batch_size=4, workers=pool) as loader:
         arena = arena_ranges()
         aliases = tensorflow_runtime.aliases_arrays()  # a version that does not copies behind our back
         batches = 0
@@ -346,7 +348,7 @@ def test_tensors_lie_in_the_arena(tf: Any, pool: lp.Pool) -> None:
 def test_a_write_through_the_arena_shows_in_the_tensor(tf: Any, pool: lp.Pool) -> None:
     if not tensorflow_runtime.aliases_arrays():
         pytest.skip("this TensorFlow copies every array (2.18 under NumPy 2)")
-    with lp.Loader(range(4), wide, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(4), wide, batch_size=4, workers=pool) as loader:
         x, _ = next(iter(loader.as_dataset()))
         arena = loader._core.engine.session.arena  # type: ignore[union-attr]
         base = np.frombuffer(arena.map, np.uint8).ctypes.data
@@ -356,7 +358,7 @@ def test_a_write_through_the_arena_shows_in_the_tensor(tf: Any, pool: lp.Pool) -
 
 
 def test_a_consumer_that_is_slow_or_stops_gets_no_batch_copied(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(200), wide, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(200), wide, batch_size=4, workers=pool) as loader:
         for count, _ in enumerate(loader.as_dataset()):
             time.sleep(0.002)
             if count == 30:
@@ -369,7 +371,7 @@ def test_a_consumer_that_is_slow_or_stops_gets_no_batch_copied(tf: Any, pool: lp
 def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
     tf: Any, pool: lp.Pool, fn: Any, keep: str
 ) -> None:
-    with lp.Loader(range(400), fn, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(400), fn, batch_size=4, workers=pool) as loader:
         labels = loader.as_dataset()
         stages = {
             "list": lambda ds: ds,
@@ -399,7 +401,7 @@ def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
 
 
 def test_a_cached_dataset_is_read_again_without_the_pool(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(40), wide, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(40), wide, batch_size=4, workers=pool) as loader:
         cached = loader.as_dataset().cache()
         first = [int(y[0]) for _, y in cached]
         passes = loader.statistics().passes
@@ -415,7 +417,7 @@ def test_several_iterators_at_once(tf: Any, pool: lp.Pool, fn: Any) -> None:
     def label(batch: Any) -> list[int]:
         return tf.nest.flatten(batch)[-1].numpy().tolist()
 
-    with lp.Loader(range(50), fn, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(50), fn, batch_size=4, workers=pool) as loader:
         dataset = loader.as_dataset()
         wanted = [list(range(start, min(50, start + 4))) for start in range(0, 50, 4)]
         assert [(label(a), label(b)) for a, b in zip(dataset, dataset, strict=True)] == [(w, w) for w in wanted]
@@ -428,7 +430,7 @@ def test_several_iterators_at_once(tf: Any, pool: lp.Pool, fn: Any) -> None:
 
 
 def test_a_loop_left_early_and_begun_again_is_whole(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(400), wide, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(400), wide, batch_size=4, workers=pool) as loader:
         dataset = loader.as_dataset()
         for stop in (0, 1, 5, 30):
             for count, _ in enumerate(dataset):
@@ -445,7 +447,7 @@ def test_a_tf_function_loops_over_it(tf: Any, pool: lp.Pool) -> None:
             result += tf.reduce_sum(y)
         return result
 
-    with lp.Loader(range(100), wide, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(100), wide, batch_size=4, workers=pool) as loader:
         dataset = loader.as_dataset()
         for _ in range(3):
             assert int(total(dataset)) == 4950
@@ -552,7 +554,7 @@ def test_what_arrives_before_the_budget_is_exceeded_is_what_arrives_on_the_numpy
 
 def test_an_error_of_the_first_sample_is_raised_by_as_dataset_itself(tf: Any, pool: lp.Pool) -> None:
     with (
-        lp.Loader(range(4), lambda i: 1 / i, batch_size=2, pool=pool) as loader,
+        lp.Loader(range(4), lambda i: 1 / i, batch_size=2, workers=pool) as loader,
         pytest.raises(ZeroDivisionError) as caught,
     ):
         loader.as_dataset()
@@ -564,7 +566,7 @@ def test_an_error_of_the_first_sample_is_raised_by_as_dataset_itself(tf: Any, po
 
 @pytest.mark.parametrize("fn", [sample, wide])
 def test_device_prefetches_to_that_device(tf: Any, pool: lp.Pool, fn: Any) -> None:
-    with lp.Loader(range(40), fn, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(40), fn, batch_size=4, workers=pool) as loader:
         seen = []
         for batch in loader.as_dataset(device="/CPU:1"):
             x, y = tf.nest.flatten(batch)
@@ -582,7 +584,7 @@ def test_mirrored_strategy_splits_each_batch(tf: Any, pool: lp.Pool) -> None:
     def step(y: Any) -> Any:
         return strategy.run(tf.reduce_sum, (y,))
 
-    with lp.Loader(range(18), wide, batch_size=4, pool=pool) as loader:
+    with lp.Loader(range(18), wide, batch_size=4, workers=pool) as loader:
         batches = []
         for _, y in strategy.experimental_distribute_dataset(loader.as_dataset()):
             parts = strategy.experimental_local_results(y)

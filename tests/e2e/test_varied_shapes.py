@@ -75,7 +75,7 @@ def test_batches_by_length_are_told_apart_by_a_sample_of_another_bucket(on: Plac
     def fn(index: int) -> Any:
         return np.zeros((lengths[index], 2 + index % 3)), np.zeros(5)
 
-    how: dict[str, Any] = {"bucket_by": lengths, "boundaries": [5], "batch_size": 4, "pad": True}
+    how: dict[str, Any] = {"buckets": lp.Buckets(lengths, [5]), "batch_size": 4, "pad": True}
     for workers in (0, 1, 2):
         for shuffle in (False, True):
             with lp.Loader(range(SIZE), fn, **how, shuffle=shuffle, **on(workers)) as loader:
@@ -139,7 +139,9 @@ def test_which_samples_are_looked_at_hangs_on_the_plan_alone(tmp_path: Path, on:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("batch_size", [8, 20])
-@pytest.mark.parametrize("how", [{"pad": True}, {"ragged": True}, {"pad": 1, "threads_per_worker": 3}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"pad": True}, {"ragged": True}, {"pad": 1, "worker_options": lp.WorkerOptions(threads=3)}], ids=str
+)
 def test_no_call_is_made_twice(tmp_path: Path, on: Place, workers: int, batch_size: int, how: dict[str, Any]) -> None:
     fn = Noting(tmp_path / "log")
     with lp.Loader(range(SIZE), fn, batch_size=batch_size, shuffle=True, **how, **on(workers)) as loader:
@@ -163,7 +165,7 @@ def test_nor_where_the_first_batch_is_too_small_to_tell(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nor_of_batches_by_length(tmp_path: Path, on: Place, workers: int) -> None:
     fn = Noting(tmp_path / "log")
-    how: dict[str, Any] = {"bucket_by": [5 + i % 7 for i in range(SIZE)], "boundaries": [8], "batch_sizes": [9, 4]}
+    how: dict[str, Any] = {"buckets": lp.Buckets([5 + i % 7 for i in range(SIZE)], [8], [9, 4])}
     with lp.Loader(range(SIZE), fn, pad=True, shuffle=True, **how, **on(workers)) as loader:
         loader._core.tracker.looks_ahead = False  # to the next epoch
         list(loader)

@@ -176,7 +176,12 @@ def test_random_kills_change_no_bit(where: Any, tmp_path: Path) -> None:
     log = tmp_path / "log"
     draws = random.Random(2)
     with lp.Loader(
-        range(ITEMS), decoder(log), workers=2, cache=where, max_restarts=None, max_restarts_per_item=50, **SETTINGS
+        range(ITEMS),
+        decoder(log),
+        workers=2,
+        cache=where,
+        limits=lp.Limits(restarts=None, restarts_per_item=50),
+        **SETTINGS,
     ) as loader:
         batches = []
         for _ in range(3):

@@ -258,14 +258,14 @@ def test_a_warning_that_is_made_an_error_breaks_nothing(make: Make) -> None:
 def test_the_same_pool_stays_as_it_is_when_a_clean_loader_comes(make: Make) -> None:
     clean = make(cf_plain=IDENTITY)
     with lp.Pool(2) as pool:
-        with lp.Loader(range(8), clean.fn, batch_size=4, pool=pool) as first:
+        with lp.Loader(range(8), clean.fn, batch_size=4, workers=pool) as first:
             assert indices_in(first) == list(range(8))
             assert first.statistics().workers_start == "fork"
-            with lp.Loader(range(8), make(cf_thread=both(THREAD, IDENTITY)).fn, batch_size=4, pool=pool) as second:
+            with lp.Loader(range(8), make(cf_thread=both(THREAD, IDENTITY)).fn, batch_size=4, workers=pool) as second:
                 with pytest.warns(lp.WorkersNotForkedWarning, match="'cf_thread'"):
                     assert indices_in(second) == list(range(8))
                 assert indices_in(first) == list(range(8))
-        with lp.Loader(range(12), clean.fn, batch_size=4, pool=pool) as third:
+        with lp.Loader(range(12), clean.fn, batch_size=4, workers=pool) as third:
             assert indices_in(third) == list(range(12))
             assert third.statistics().workers_start == "exec"
 
@@ -383,9 +383,11 @@ def test_a_sample_that_hangs_such_a_worker_is_shown(make: Make) -> None:
             return item
     """
     module = make(cf_hang=both(THREAD, source))
-    with lp.Loader(range(8), module.fn, batch_size=4, workers=1, timeout_s=0.5, on_error="skip") as loader:
+    with lp.Loader(
+        range(8), module.fn, batch_size=4, workers=1, limits=lp.Limits(timeout_s=0.5), on_error="skip"
+    ) as loader:
         assert indices_in(loader) == [0, 1, 2, 3, 4, 6, 7]
-    loader = lp.Loader(range(8), module.fn, batch_size=4, workers=1, timeout_s=0.5)
+    loader = lp.Loader(range(8), module.fn, batch_size=4, workers=1, limits=lp.Limits(timeout_s=0.5))
     with loader, pytest.raises(lp.SampleTimeoutError, match=r"cf_hang\.py"):
         list(loader)
 
@@ -398,14 +400,14 @@ def test_an_import_that_fails_in_the_worker_only_is_an_error_at_once(make: Make)
     """
     module = make(cf_port=both(THREAD, source, IDENTITY))
     with lp.Pool(2) as pool:
-        with lp.Loader(range(8), module.fn, batch_size=4, pool=pool) as loader:
+        with lp.Loader(range(8), module.fn, batch_size=4, workers=pool) as loader:
             with pytest.raises(lp.SetupError, match="a worker could not load") as raised:
                 list(loader)
             assert "port 8000 is in use" in str(raised.value)
             assert "cf_port.py" in str(raised.value)
             assert "importlib" not in str(raised.value)
             assert loader.statistics().restarts == 0
-        with lp.Loader(range(8), batch_size=4, pool=pool) as loader:  # of others the workers can be
+        with lp.Loader(range(8), batch_size=4, workers=pool) as loader:  # of others the workers can be
             assert indices_in(loader) == list(range(8))
 
 

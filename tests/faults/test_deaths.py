@@ -117,7 +117,7 @@ def test_how_many_deaths_are_too_many_can_be_set(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
-    loader = lp.Loader(range(8), fn, batch_size=BATCH, workers=1, max_restarts_per_item=2)
+    loader = lp.Loader(range(8), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts_per_item=2))
     with loader, pytest.raises(WorkerLostError, match="4 in a row"):
         list(loader)
     assert (tmp_path / "deaths").read_bytes() == b"xxxx"
@@ -135,7 +135,7 @@ def test_a_batch_fn_that_dies_names_the_epoch_and_the_signal() -> None:
     assert (raised.value.epoch, raised.value.signal_name) == (0, "SIGKILL")
 
 
-@pytest.mark.parametrize("max_restarts_per_item", [1, 3])
+@pytest.mark.parametrize("restarts_per_item", [1, 3])
 @pytest.mark.parametrize(
     ("how", "told"),
     [
@@ -145,8 +145,10 @@ def test_a_batch_fn_that_dies_names_the_epoch_and_the_signal() -> None:
     ],
     ids=["SIGKILL", "SIGSEGV", "_exit"],
 )
-def test_a_setup_hook_that_kills_is_an_error_that_names_it(how: Any, told: str, max_restarts_per_item: int) -> None:
-    loader = lp.Loader(range(8), batch_size=BATCH, workers=2, setup=how, max_restarts_per_item=max_restarts_per_item)
+def test_a_setup_hook_that_kills_is_an_error_that_names_it(how: Any, told: str, restarts_per_item: int) -> None:
+    loader = lp.Loader(
+        range(8), batch_size=BATCH, workers=2, setup=how, limits=lp.Limits(restarts_per_item=restarts_per_item)
+    )
     with loader, pytest.raises(WorkerLostError, match=told):
         list(loader)
 

@@ -181,7 +181,7 @@ def test_close_wakes_the_waiter_whether_or_not_the_pool_goes_on(use_pool: bool, 
             raised.append(error)
 
     with lp.Pool(1) as pool:
-        where = {"pool": pool} if use_pool else {"workers": 1}
+        where = {"workers": pool} if use_pool else {"workers": 1}
         loader = lp.Loader(range(8), fn, batch_size=1, **where)  # type: ignore[arg-type]
         thread = threading.Thread(target=consume, args=(loader,))
         thread.start()
@@ -207,7 +207,7 @@ def test_arrays_lent_stay_valid_after_close() -> None:
 
 def test_a_pool_closed_under_its_loaders_closes_them() -> None:
     pool = lp.Pool(2)
-    loaders = [lp.Loader(range(400), slow, batch_size=4, pool=pool) for _ in range(2)]
+    loaders = [lp.Loader(range(400), slow, batch_size=4, workers=pool) for _ in range(2)]
     iterators = [iter(loader) for loader in loaders]
     for batches in iterators:
         next(batches)
@@ -376,7 +376,7 @@ def finalize_everything() -> None:
 @pytest.mark.parametrize("use_pool", [False, True])
 def test_a_fork_cannot_use_the_loader_and_does_not_disturb_it(use_pool: bool, tmp_path: Path) -> None:
     with lp.Pool(2) as pool:
-        where = {"pool": pool} if use_pool else {"workers": 2}
+        where = {"workers": pool} if use_pool else {"workers": 2}
         with lp.Loader(range(200), slow, batch_size=4, **where) as loader:  # type: ignore[arg-type]
             batches = iter(loader)
             taken = [next(batches)]
@@ -416,7 +416,7 @@ def test_a_fork_that_exits_by_itself_does_not_disturb_the_loader() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         pool = lp.Pool(2)
         own = lp.Loader(range(400), batch_size=4, workers=2)
-        shared = lp.Loader(range(400), batch_size=4, pool=pool)
+        shared = lp.Loader(range(400), batch_size=4, workers=pool)
         its = [iter(own), iter(shared)]
         taken = [[next(it)] for it in its]
         for _ in range(2):

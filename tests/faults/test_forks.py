@@ -78,7 +78,7 @@ def as_text(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 KINDS: dict[str, Callable[[Callable[..., Any]], dict[str, Any]]] = {
     "rows": lambda fn: {"fn": lambda item: fn(item)},
-    "rows one by one": lambda fn: {"fn": lambda item: fn(item), "timeout_s": 60},
+    "rows one by one": lambda fn: {"fn": lambda item: fn(item), "limits": lp.Limits(timeout_s=60)},
     "out": lambda fn: {"fn": with_out(fn)},
     "replace": lambda fn: {"fn": lambda item: fn(item), "on_error": "replace"},
     "skip": lambda fn: {"fn": lambda item: fn(item), "on_error": "skip"},

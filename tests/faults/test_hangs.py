@@ -18,9 +18,9 @@ def hangs_once(index: int) -> int:
 
 
 def test_raises_with_index_epoch_and_stack_of_the_users_frames() -> None:
-    with lp.Loader(range(20), hangs_once, batch_size=4, workers=2, timeout_s=0.3) as loader:
+    with lp.Loader(range(20), hangs_once, batch_size=4, workers=2, limits=lp.Limits(timeout_s=0.3)) as loader:
         batches = []
-        with pytest.raises(lp.SampleTimeoutError, match=r"timeout_s=0\.3") as caught:
+        with pytest.raises(lp.SampleTimeoutError, match=r"Limits\(timeout_s=0\.3\)") as caught:
             for batch in loader:
                 batches.append(batch.tolist())
     assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -35,7 +35,7 @@ def test_raises_with_index_epoch_and_stack_of_the_users_frames() -> None:
     [("skip", [12, 14, 15]), ("replace", [12, 14, 14, 15])],
 )
 def test_is_left_out_or_replaced_and_counted(action: str, fourth: list[int]) -> None:
-    settings = {"batch_size": 4, "workers": 2, "timeout_s": 0.3, "on_error": action}
+    settings = {"batch_size": 4, "workers": 2, "limits": lp.Limits(timeout_s=0.3), "on_error": action}
     with lp.Loader(range(20), hangs_once, **settings) as loader:
         batches = [batch.tolist() for batch in loader]
         counts = loader.statistics()
@@ -47,7 +47,7 @@ def test_is_left_out_or_replaced_and_counted(action: str, fourth: list[int]) -> 
 
 def test_the_first_sample_of_all() -> None:
     with (
-        lp.Loader(range(3), lambda index: time.sleep(60), workers=1, timeout_s=0.2) as loader,
+        lp.Loader(range(3), lambda index: time.sleep(60), workers=1, limits=lp.Limits(timeout_s=0.2)) as loader,
         pytest.raises(lp.SampleTimeoutError) as caught,
     ):
         next(iter(loader))
@@ -59,7 +59,7 @@ def test_a_sample_that_is_merely_slow_is_left_alone() -> None:
         time.sleep(0.2)
         return index
 
-    with lp.Loader(range(4), slow, batch_size=4, workers=1, timeout_s=0.6) as loader:
+    with lp.Loader(range(4), slow, batch_size=4, workers=1, limits=lp.Limits(timeout_s=0.6)) as loader:
         assert next(iter(loader)).tolist() == [0, 1, 2, 3]  # 0.8 s for the batch, each sample below the limit
         assert loader.statistics().restarts == 0
 
@@ -71,7 +71,7 @@ def test_stuck_in_c_code_that_holds_the_gil() -> None:
         return index
 
     with (
-        lp.Loader(range(4), spins, batch_size=1, workers=1, timeout_s=0.3) as loader,
+        lp.Loader(range(4), spins, batch_size=1, workers=1, limits=lp.Limits(timeout_s=0.3)) as loader,
         pytest.raises(lp.SampleTimeoutError) as caught,
     ):
         list(loader)
@@ -85,6 +85,6 @@ def test_a_batch_with_no_row_to_stand_in_raises_the_timeout() -> None:
             time.sleep(600)
         return item
 
-    loader = lp.Loader(range(4), fn, batch_size=1, workers=1, on_error="replace", timeout_s=0.3)
-    with loader, pytest.raises(lp.SampleError, match=r"longer than timeout_s=0.3"):
+    loader = lp.Loader(range(4), fn, batch_size=1, workers=1, on_error="replace", limits=lp.Limits(timeout_s=0.3))
+    with loader, pytest.raises(lp.SampleError, match=r"longer than Limits\(timeout_s=0\.3\)"):
         list(loader)

@@ -48,7 +48,7 @@ def look(wait, parts, expected):
     for part in parts:
         part[...] = 0
 
-with lp.Loader(range(4000), fn, batch_size=8, workers=2, pad={pad}, memory_limit="16MiB") as loader:
+with lp.Loader(range(4000), fn, batch_size=8, workers=2, pad={pad}, limits=lp.Limits(memory="16MiB")) as loader:
     batches = iter(loader)
     next(batches)
     batch = next(batches)

@@ -184,8 +184,8 @@ class Stage:
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
-        self.pool = lp.Pool(2, max_restarts=None)
-        self.beside = make_loader("plain", pool=self.pool)  # goes on, whatever happens to others
+        self.pool = lp.Pool(2, restarts=None)
+        self.beside = make_loader("plain", workers=self.pool)  # goes on, whatever happens to others
         read(self.beside)
         self.props = props()
 
@@ -287,7 +287,7 @@ class Cell:
         """The loader; the fault is there before it, or from when its first sample is."""
         if self.scene.before_making:
             self.lay()
-        loader = make_loader(self.kind, **({"workers": 1} if self.scene.own_pool else {"pool": self.stage.pool}))
+        loader = make_loader(self.kind, **({"workers": 1} if self.scene.own_pool else {"workers": self.stage.pool}))
         if not self.scene.before_making:
             loader.element_spec  # noqa: B018 - blocks
             if self.scene.in_second_pass:

@@ -326,7 +326,9 @@ def test_rule_05_whoever_waits_reads_for_all_and_passes_the_lead_on(tmp_path: Pa
 
     threads = len(os.listdir("/proc/self/task"))
     with lp.Pool(10) as pool:  # as many as there can be tickets that wait
-        loaders = [lp.Loader(range(start, stop), fn, batch_size=4, pool=pool) for start, stop in ((100, 108), (0, 12))]
+        loaders = [
+            lp.Loader(range(start, stop), fn, batch_size=4, workers=pool) for start, stop in ((100, 108), (0, 12))
+        ]
         one, other = map(iter, loaders)
         assert (first_of(next(one)), first_of(next(other))) == (100, 0)
         assert len(os.listdir("/proc/self/task")) == threads, "a thread that receives"
@@ -426,13 +428,13 @@ def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_receiv
 
 def test_rule_07_each_of_several_passes_is_sure_of_a_slot_or_an_error_names_the_limit() -> None:
     settings: dict[str, Any] = {"source": range(80), "fn": lambda n: np.full(1000, n), "batch_size": 2}
-    with hand_pool(2, memory_limit=5 * 16384, **settings) as pool:
+    with hand_pool(2, limits=lp.Limits(memory=5 * 16384), **settings) as pool:
         one = pool.batches()
         assert first(one, 1) == [0]  # and it is left there, as by `it = iter(loader); next(it)`
         assert consume(pool.batches()) == list(range(0, 80, 2))
         assert consume(one) == list(range(2, 80, 2))
         kept = []
-        with pytest.raises(lp.MemoryLimitError, match="memory_limit"):
+        with pytest.raises(lp.MemoryLimitError, match=r"Limits\.memory"):
             for _ in range(10):
                 kept.append(pool.batches())
                 first(kept[-1], 1)
@@ -676,26 +678,26 @@ def test_rule_11_a_death_in_an_import_is_an_error_of_the_import(ends_here: Any, 
 @pytest.mark.parametrize("has_other", [False, True])
 def test_rule_11_a_pool_goes_on_behind_a_death_in_an_import(ends_here: Any, has_other: bool) -> None:
     with lp.Pool(1) as pool:
-        other = lp.Loader(range(8), batch_size=4, pool=pool) if has_other else None
+        other = lp.Loader(range(8), batch_size=4, workers=pool) if has_other else None
         for _ in range(10):  # more often than supervisors may die without progress
-            with lp.Loader(range(8), ends_here.fn, batch_size=4, pool=pool) as loader:
+            with lp.Loader(range(8), ends_here.fn, batch_size=4, workers=pool) as loader:
                 for _ in range(2):
                     with pytest.raises(lp.SupervisorLostError, match="while it imported"):
                         list(loader)
                 arena = loader._core.engine.session.arena  # type: ignore[union-attr]
                 taken = arena.extents.taken_bytes
             assert arena.extents.taken_bytes < taken, "what it had there is given back"
-        assert len(list(lp.Loader(range(8), batch_size=4, pool=pool))) == 2
+        assert len(list(lp.Loader(range(8), batch_size=4, workers=pool))) == 2
         assert other is None or len(list(other)) == 2
 
 
 def test_rule_11_a_stream_is_read_no_further_once_its_loader_died_in_an_import(ends_here: Any) -> None:
     before = descendants(os.getpid())
     with lp.Pool(1) as pool:
-        loader = lp.Loader((n for n in itertools.count()), ends_here.fn, batch_size=4, pool=pool)
+        loader = lp.Loader((n for n in itertools.count()), ends_here.fn, batch_size=4, workers=pool)
         with pytest.raises(lp.SupervisorLostError, match="while it imported"):
             next(iter(loader))
-        endless = lp.Loader(Endless(), ends_here.fn, batch_size=4, pool=pool)
+        endless = lp.Loader(Endless(), ends_here.fn, batch_size=4, workers=pool)
         with pytest.raises(lp.SupervisorLostError, match="while it imported"):
             next(iter(endless))
     _wait_until(lambda: descendants(os.getpid()) == before)
@@ -710,7 +712,7 @@ class Endless:
 def test_rule_11_a_pool_without_loaders_gets_another_supervisor_too() -> None:
     with lp.Pool(1) as pool:
         for _ in range(3):
-            with lp.Loader(range(8), batch_size=4, pool=pool) as loader:
+            with lp.Loader(range(8), batch_size=4, workers=pool) as loader:
                 assert len(list(loader)) == 2
                 session = loader._core.engine.session  # type: ignore[union-attr]
             _wait_until(lambda session=session: session.catch_up() or not session.routing.by_loader)  # type: ignore[misc]

@@ -60,8 +60,8 @@ class Bad:
 
 
 pool = lp.Pool(1)
-list(lp.Loader(range(8), batch_size=4, pool=pool))
-loader = lp.Loader(range(8), lambda item, bad=Bad(): item, batch_size=4, pool=pool)
+list(lp.Loader(range(8), batch_size=4, workers=pool))
+loader = lp.Loader(range(8), lambda item, bad=Bad(): item, batch_size=4, workers=pool)
 taken = use_up()
 print(meets(lp.PoolBrokenError, lambda: list(loader)))
 for each in taken: os.close(each)
@@ -72,7 +72,7 @@ except lp.PoolBrokenError as error:
 else:
     raise AssertionError("the error was forgotten")
 try:
-    list(loader.replace(pool=pool))
+    list(loader.replace(workers=pool))
 except lp.SetupError:
     print("then the error itself")
 loader = pool

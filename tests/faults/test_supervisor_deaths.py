@@ -107,8 +107,8 @@ def test_a_pass_that_was_left_in_the_midst_of_a_batch_is_no_end() -> None:
 
 def test_several_passes_and_loaders_go_on() -> None:
     with lp.Pool(2) as pool:
-        one = lp.Loader(range(ITEMS), sample, batch_size=BATCH, pool=pool)
-        other = lp.Loader(range(ITEMS), tiny, batch_size=BATCH, pool=pool, shuffle=True)
+        one = lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool)
+        other = lp.Loader(range(ITEMS), tiny, batch_size=BATCH, workers=pool, shuffle=True)
         expected = [bits(batch) for batch in other]
         other.epoch = 0
         seen: list[Any] = []
@@ -134,10 +134,10 @@ def test_while_nobody_waits_and_between_passes() -> None:
 
 def test_a_loader_made_on_a_pool_whose_supervisor_died() -> None:
     with lp.Pool(1) as pool:
-        first = lp.Loader(range(8), batch_size=BATCH, pool=pool)
+        first = lp.Loader(range(8), batch_size=BATCH, workers=pool)
         assert len(list(first)) == 2
         os.kill(supervisor_of(first), signal.SIGKILL)
-        second = lp.Loader(range(8, 16), batch_size=BATCH, pool=pool)
+        second = lp.Loader(range(8, 16), batch_size=BATCH, workers=pool)
         assert [row for batch in second for row in batch.tolist()] == list(range(8, 16))
         first.epoch = 0
         assert [row for batch in first for row in batch.tolist()] == list(range(8))
@@ -188,7 +188,7 @@ def test_a_storm_of_its_deaths_ends(tmp_path: Path) -> None:
             time.sleep(5)
         return np.full((100, 100), item, np.float32)
 
-    loader = lp.Loader(range(96), fn, batch_size=BATCH, workers=1, max_restarts=2)
+    loader = lp.Loader(range(96), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts=2))
     with loader, pytest.raises(SupervisorLostError, match="SIGKILL") as raised:
         list(loader)
     assert loader.last_error is raised.value

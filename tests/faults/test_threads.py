@@ -57,8 +57,12 @@ def expected() -> list[tuple[int, float]]:
 
 
 SETTINGS: list[dict[str, Any]] = [
-    {"batch_size": 2, "workers": 1, "threads_per_worker": 8},  # threads are at several tickets at once
-    {"batch_size": 32, "workers": 2, "threads_per_worker": 4},
+    {
+        "batch_size": 2,
+        "workers": 1,
+        "worker_options": lp.WorkerOptions(threads=8),
+    },  # threads are at several tickets at once
+    {"batch_size": 32, "workers": 2, "worker_options": lp.WorkerOptions(threads=4)},
 ]
 
 
@@ -110,7 +114,7 @@ def test_a_sample_that_hangs_is_named_with_its_stack(settings: dict[str, Any]) -
 
     delivered = []
     with (
-        lp.Loader(range(ITEMS), waiting(bad), timeout_s=0.5, **settings) as loader,
+        lp.Loader(range(ITEMS), waiting(bad), limits=lp.Limits(timeout_s=0.5), **settings) as loader,
         pytest.raises(lp.SampleTimeoutError) as caught,
     ):
         for batch in loader:
@@ -127,7 +131,7 @@ def test_samples_that_hang_are_left_out(settings: dict[str, Any]) -> None:
         if index in (41, 42, 77):
             time.sleep(60)
 
-    with lp.Loader(range(ITEMS), waiting(bad), on_error="skip", timeout_s=0.5, **settings) as loader:
+    with lp.Loader(range(ITEMS), waiting(bad), on_error="skip", limits=lp.Limits(timeout_s=0.5), **settings) as loader:
         assert rows(loader) == [row for row in expected() if row[0] not in (41, 42, 77)]
         assert sorted(loader.statistics().skipped_indices) == [41, 42, 77]
 
@@ -139,7 +143,14 @@ def test_time_that_a_sample_ran_beside_earlier_ones_counts() -> None:
         return index
 
     with (
-        lp.Loader(range(16), fn, batch_size=4, workers=1, threads_per_worker=4, timeout_s=1.0) as loader,
+        lp.Loader(
+            range(16),
+            fn,
+            batch_size=4,
+            workers=1,
+            worker_options=lp.WorkerOptions(threads=4),
+            limits=lp.Limits(timeout_s=1.0),
+        ) as loader,
         pytest.raises(lp.SampleTimeoutError) as caught,
     ):
         list(loader)
@@ -151,7 +162,14 @@ def test_slow_samples_one_behind_the_other_are_left_alone() -> None:
         time.sleep(0.4)
         return index
 
-    with lp.Loader(range(24), fn, batch_size=4, workers=1, threads_per_worker=3, timeout_s=1.0) as loader:
+    with lp.Loader(
+        range(24),
+        fn,
+        batch_size=4,
+        workers=1,
+        worker_options=lp.WorkerOptions(threads=3),
+        limits=lp.Limits(timeout_s=1.0),
+    ) as loader:
         assert [batch[0] for batch in loader] == [0, 4, 8, 12, 16, 20]
         assert loader.statistics().restarts == 0
 
@@ -162,7 +180,7 @@ def test_a_worker_ends_though_its_threads_do_not() -> None:
             time.sleep(600)
         return index, os.getpid()
 
-    with lp.Loader(range(64), fn, batch_size=4, workers=1, threads_per_worker=8) as loader:
+    with lp.Loader(range(64), fn, batch_size=4, workers=1, worker_options=lp.WorkerOptions(threads=8)) as loader:
         worker = int(next(iter(loader))[1][0])
     assert not wait_gone([worker], timeout_s=60)
 
@@ -172,7 +190,7 @@ def test_a_worker_is_killed_from_outside_in_mid_ticket() -> None:
         time.sleep(0.002)
         return index, rng.random(), os.getpid()
 
-    with lp.Loader(range(ITEMS), fn, batch_size=8, workers=2, threads_per_worker=4) as loader:
+    with lp.Loader(range(ITEMS), fn, batch_size=8, workers=2, worker_options=lp.WorkerOptions(threads=4)) as loader:
         made: list[tuple[int, float]] = []
         for number, (indices, noise, pids) in enumerate(loader):
             made += zip(indices.tolist(), noise.tolist(), strict=True)
@@ -193,7 +211,7 @@ def test_a_child_forked_on_a_thread_ends_where_it_comes_back(tmp_path: Path) -> 
             subprocess.run([sys.executable, "-c", ""], check=True)
         return index
 
-    with lp.Loader(range(24), fn, batch_size=4, workers=1, threads_per_worker=4) as loader:
+    with lp.Loader(range(24), fn, batch_size=4, workers=1, worker_options=lp.WorkerOptions(threads=4)) as loader:
         assert [row for batch in loader for row in batch.tolist()] == list(range(24))
         assert loader.statistics().restarts == 0
 

@@ -68,7 +68,7 @@ def test_one_kill_convicts_nobody_though_no_restarts_are_given(tmp_path: Path) -
             die()
         return np.full((2,), item)
 
-    with lp.Loader(range(12), element, batch_size=None, workers=1, max_restarts_per_item=1) as loader:
+    with lp.Loader(range(12), element, batch_size=None, workers=1, limits=lp.Limits(restarts_per_item=1)) as loader:
         assert [int(batch[0]) for batch in loader] == list(range(12))
         assert loader.statistics().restarts == 2
 
@@ -134,7 +134,7 @@ def test_samples_that_kill_only_together_are_given_up_without_a_culprit() -> Non
             die()
         return np.full((200, 200), item, np.float32)
 
-    loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1, max_restarts=None)
+    loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts=None))
     with loader, pytest.raises(WorkerLostError, match="each of them ran alone without harm") as raised:
         list(loader)
     assert raised.value.index is None
@@ -146,15 +146,20 @@ def test_a_storm_of_deaths_ends_with_an_error_that_says_so() -> None:
             die()
         return np.full((200, 200), item, np.float32)
 
-    loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2, max_restarts=(3, 60.0))
-    with loader, pytest.raises(WorkerLostError, match=r"more than max_restarts=\(3, 60\) allows") as raised:
+    loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2, limits=lp.Limits(restarts=(3, 60.0)))
+    with loader, pytest.raises(WorkerLostError, match=r"more than restarts=\(3, 60\) allows") as raised:
         list(loader)
     assert raised.value.signal_name == "SIGKILL"
 
 
 def test_deaths_that_a_convicted_sample_explains_are_no_storm() -> None:
     at = set(range(3, ITEMS, 8))
-    settings: dict[str, Any] = {"batch_size": BATCH, "workers": 2, "on_error": "skip", "max_restarts": (12, 600.0)}
+    settings: dict[str, Any] = {
+        "batch_size": BATCH,
+        "workers": 2,
+        "on_error": "skip",
+        "limits": lp.Limits(restarts=(12, 600.0)),
+    }
     with lp.Loader(range(ITEMS), killing(at), **settings) as loader:
         items = [int(row.flat[0]) for batch in loader for row in batch]
         assert loader.statistics().restarts > 12
@@ -167,7 +172,7 @@ def test_no_limit_of_restarts(tmp_path: Path) -> None:
             die()
         return np.full((200, 200), item, np.float32)
 
-    with lp.Loader(range(2000), fn, batch_size=BATCH, workers=2, max_restarts=None) as loader:
+    with lp.Loader(range(2000), fn, batch_size=BATCH, workers=2, limits=lp.Limits(restarts=None)) as loader:
         items = [int(row.flat[0]) for batch in loader for row in batch]
         assert loader.statistics().restarts > 50
     assert items == list(range(2000))
@@ -175,7 +180,7 @@ def test_no_limit_of_restarts(tmp_path: Path) -> None:
 
 def test_kills_of_workers_that_wait_are_no_failure_to_start() -> None:
     # The consumer is busy for long, all slots are full, and somebody ends one idle worker after the other.
-    with lp.Loader(range(ITEMS), batch_size=BATCH, workers=1, max_restarts=None) as loader:
+    with lp.Loader(range(ITEMS), batch_size=BATCH, workers=1, limits=lp.Limits(restarts=None)) as loader:
         batches = iter(loader)
         items = next(batches).tolist()
         for restarts in range(1, 13):
@@ -214,7 +219,9 @@ def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(
             return arm, ()
 
     forks = DyingForks()
-    loader = lp.Loader(range(8), lambda item: (item, forks)[0], batch_size=BATCH, workers=1, max_restarts=None)
+    loader = lp.Loader(
+        range(8), lambda item: (item, forks)[0], batch_size=BATCH, workers=1, limits=lp.Limits(restarts=None)
+    )
     with loader:
         batches = iter(loader)
         next(batches)
@@ -227,11 +234,11 @@ def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(
 
 
 def test_a_pool_has_its_own_limit() -> None:
-    with lp.Pool(1) as pool, pytest.raises(ArgumentError, match="max_restarts"):
-        lp.Loader(range(4), pool=pool, max_restarts=3)
-    with lp.Pool(1, max_restarts=(2, 60)) as pool:
-        loader = lp.Loader(range(ITEMS), killing(set(range(20, ITEMS))), batch_size=BATCH, pool=pool)
-        with pytest.raises(WorkerLostError, match=r"max_restarts=\(2, 60\)"):
+    with lp.Pool(1) as pool, pytest.raises(ArgumentError, match=r"workers=pool and Limits\(restarts="):
+        lp.Loader(range(4), workers=pool, limits=lp.Limits(restarts=3))
+    with lp.Pool(1, restarts=(2, 60)) as pool:
+        loader = lp.Loader(range(ITEMS), killing(set(range(20, ITEMS))), batch_size=BATCH, workers=pool)
+        with pytest.raises(WorkerLostError, match=r"restarts=\(2, 60\)"):
             list(loader)
 
 
@@ -306,7 +313,7 @@ def test_the_first_of_all_and_whole_batches_are_left_out_too(unit: str, at: int,
         end(items[0])
         return np.array(items, np.float32)
 
-    settings: dict[str, Any] = {"timeout_s": 0.2, "workers": 2, "on_error": "skip"}
+    settings: dict[str, Any] = {"limits": lp.Limits(timeout_s=0.2), "workers": 2, "on_error": "skip"}
     if unit == "batch":
         loader = lp.Loader(range(32), batch_fn=batch_fn, batch_size=BATCH, **settings)
     else:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import loaderpool as lp
 from loaderpool.errors import MemoryLimitError
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.trainer.engine.ring import Ring
@@ -60,7 +61,7 @@ def test_no_iterator_waits_for_ever_or_misses_a_batch(
     expected = expected_of(shards, cycle)
     with hand_pool(
         workers, seed, source=ReplicatedSource(make, shards, cycle), batch_size=ROWS, pad=make is growing,
-        memory_limit=limit, deterministic=deterministic,
+        limits=lp.Limits(memory=limit), deterministic=deterministic,
     ) as pool:  # fmt: skip
         pool.session.slow_one = slow_one
 
@@ -99,7 +100,9 @@ def expected_of(shards: list[tuple[int, int]], cycle: int) -> list[list[int]]:
 def test_slots_made_for_another_iterator_are_not_counted_as_kept_back(seed: int) -> None:
     """RING-4: what may be made ahead hangs on a run's own slots, not on all that there are by now."""
     shards = [(1000 * number, 200) for number in range(6)]
-    with hand_pool(3, seed, source=ReplicatedSource(numbers, shards, 6), batch_size=ROWS, memory_limit="20MiB") as pool:
+    with hand_pool(
+        3, seed, source=ReplicatedSource(numbers, shards, 6), batch_size=ROWS, limits=lp.Limits(memory="20MiB")
+    ) as pool:
         one = pool.batches()
         kept = [next(one) for _ in range(30)]
         other = pool.batches()
@@ -113,7 +116,7 @@ def test_a_pass_does_not_wait_for_batches_that_are_kept_of_earlier_ones() -> Non
     """RING-4, where the slots that are not kept are fewer than a pass alone would keep back for itself."""
     shards = [(100 * number, 20) for number in range(3)]
     with hand_pool(
-        3, source=ReplicatedSource(numbers, shards, 3), batch_size=ROWS, memory_limit=6 * mmap.PAGESIZE
+        3, source=ReplicatedSource(numbers, shards, 3), batch_size=ROWS, limits=lp.Limits(memory=6 * mmap.PAGESIZE)
     ) as pool:
         pool.session.slow_one = True
         earlier = [pool.batches(), pool.batches()]
@@ -145,7 +148,7 @@ def test_a_pass_goes_on_where_the_machine_has_room_for_few_larger_slots(
         return make_slot(ring)
 
     with hand_pool(
-        3, source=ReplicatedSource(widening, shards, 3), batch_size=ROWS, pad=True, memory_limit="20MiB"
+        3, source=ReplicatedSource(widening, shards, 3), batch_size=ROWS, pad=True, limits=lp.Limits(memory="20MiB")
     ) as pool:
         pool.session.slow_one = True
         batches = pool.batches()

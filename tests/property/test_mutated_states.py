@@ -49,7 +49,7 @@ def indexed(**how: Any) -> lp.Loader:
 
 
 LENGTHS = [item * 7 % 10 for item in range(ITEMS)]
-BUCKETS = {"bucket_by": LENGTHS, "boundaries": [3, 6], "batch_sizes": [4, 2, 3]}
+BUCKETS = {"buckets": lp.Buckets(LENGTHS, [3, 6], [4, 2, 3])}
 
 LOADERS: dict[str, Callable[[], lp.Loader]] = {
     "ordered": indexed,

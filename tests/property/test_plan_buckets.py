@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from loaderpool.plan import buckets as buckets_module
 from loaderpool.plan.base import BasePlan, bounds_of
-from loaderpool.plan.bucket_order import Buckets
+from loaderpool.plan.bucket_order import ItemBuckets
 from loaderpool.plan.buckets import BucketPlan
 
 
@@ -30,7 +30,7 @@ def all_fields(draw: st.DrawFn) -> dict[str, Any]:
         "seed": draw(st.integers(0, 2**64)),
         "drop_remainder": draw(st.booleans()),
         "num_shards": draw(st.integers(1, 5)),
-        "buckets": Buckets.of(np.array(lengths, np.int64), tuple(boundaries)),
+        "buckets": ItemBuckets.of(np.array(lengths, np.int64), tuple(boundaries)),
         "batch_sizes": tuple(sizes),
     }
 
@@ -173,7 +173,7 @@ def test_shares_follow_the_cluster(fields: dict[str, Any], data: st.DataObject) 
 @settings(max_examples=100, deadline=None)
 def test_buckets_are_those_of_tf_data(lengths: list[int], edges: set[int]) -> None:
     boundaries = sorted(edges)
-    buckets = Buckets.of(np.array(lengths, np.int64), tuple(boundaries))
+    buckets = ItemBuckets.of(np.array(lengths, np.int64), tuple(boundaries))
     for length, bucket in zip(lengths, buckets.numbers.tolist(), strict=True):
         assert bucket == 0 or boundaries[bucket - 1] <= length
         assert bucket == len(boundaries) or length < boundaries[bucket]

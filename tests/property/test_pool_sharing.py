@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import loaderpool as lp
 from loaderpool.errors import MemoryLimitError
 from tests.support.hand_pool import check_all_slots_free, hand_pool, read_in_any_order
 
@@ -43,8 +44,8 @@ def test_no_iterator_waits_for_ever_or_misses_a_batch(
 ) -> None:
     choice = random.Random(seed)
     with hand_pool(
-        workers, seed, source=range(BATCHES * ROWS), fn=fn, batch_size=ROWS, pad=fn is growing, memory_limit=limit,
-        deterministic=deterministic,
+        workers, seed, source=range(BATCHES * ROWS), fn=fn, batch_size=ROWS, pad=fn is growing,
+        limits=lp.Limits(memory=limit), deterministic=deterministic,
     ) as pool:  # fmt: skip
 
         def meddle(event: float) -> None:

@@ -96,8 +96,7 @@ def loaders(draw: st.DrawFn, lines: lp.TextLines, deterministic: bool = True) ->
         "batch_size": draw(st.integers(1, 9)),
         "seed": draw(st.integers(0, 2**70)),
         "drop_remainder": draw(st.booleans()),
-        "num_shards": shards,
-        "shard_index": draw(st.integers(0, shards - 1)),
+        "shard": lp.Shard(shards, draw(st.integers(0, shards - 1))),
         "deterministic": deterministic,
     }
     if draw(st.integers(0, 3)) == 0:
@@ -110,11 +109,11 @@ def loaders(draw: st.DrawFn, lines: lp.TextLines, deterministic: bool = True) ->
         if draw(st.integers(0, 3)) == 0:
             boundaries = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True).map(sorted))
             sizes = st.lists(st.integers(1, 9), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1)
-            how |= {"bucket_by": [number * 5 % 7 for number in range(size)], "boundaries": boundaries,
-                    "batch_sizes": draw(st.none() | sizes), "drop_remainder": False}  # fmt: skip
+            lengths = [number * 5 % 7 for number in range(size)]
+            how |= {"buckets": lp.Buckets(lengths, boundaries, draw(st.none() | sizes)), "drop_remainder": False}
     needed = how["batch_size"] * shards
     how["drop_remainder"] = how["drop_remainder"] and size >= needed  # else there is no batch, which is refused
-    kinds = ["samples", "varied", "batches", "skip", "replace", *(["elements"] if "bucket_by" not in how else [])]
+    kinds = ["samples", "varied", "batches", "skip", "replace", *(["elements"] if "buckets" not in how else [])]
     kind = draw(st.sampled_from(kinds))
     if kind == "samples":
         how["fn"] = drawn
@@ -184,7 +183,7 @@ def test_stopped_time_and_again_it_is_the_stream_that_was_never_stopped(
     got: list[Any] = []
     state: dict[str, Any] | None = None
     for _ in range(data.draw(st.integers(1, 4), label="stops")):
-        with make(**on(data.draw(wheres)), memory_limit=data.draw(limits)) as loader:
+        with make(**on(data.draw(wheres)), limits=lp.Limits(memory=data.draw(limits))) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             # The iterator may be stopped in its first epoch or, begun anew, in the one behind it.
@@ -226,7 +225,7 @@ def test_without_an_order_nothing_comes_twice_and_nothing_is_missing(
         left = len(first) - len(got)
         if left < 2:
             break
-        with make(**on(data.draw(wheres)), memory_limit=data.draw(limits)) as loader:
+        with make(**on(data.draw(wheres)), limits=lp.Limits(memory=data.draw(limits))) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             batches = iter(loader)
@@ -257,8 +256,8 @@ def test_an_epoch_has_each_item_once_over_all_its_shards(on: Place, lines: lp.Te
     for index in range(shards):
         with lp.Loader(
             source, named, batch_size=rows, shuffle=shuffle, seed=3,
-            drop_remainder=drops, num_shards=shards, shard_index=index,
-            **on(2 if index == 0 else 0), deterministic=data.draw(st.booleans()),
+            drop_remainder=drops, shard=lp.Shard(shards, index), **on(2 if index == 0 else 0),
+            deterministic=data.draw(st.booleans()),
         ) as loader:  # fmt: skip
             batches = [batch.tolist() for batch in loader]
             assert len(batches) == len(loader)
@@ -293,7 +292,7 @@ def test_shares_that_follow_the_cluster_cover_each_sample_once(
         for index in range(shards):
             with lp.Loader(
                 range(size), lambda item, rng: (item, rng.integers(1 << 40)), batch_size=rows, shuffle=True, seed=seed,
-                drop_remainder=drops, num_shards=shards, shard_index=index, **on(where if index == shards - 1 else 0),
+                drop_remainder=drops, shard=lp.Shard(shards, index), **on(where if index == shards - 1 else 0),
             ) as loader:  # fmt: skip
                 if state is not None:
                     loader.load_state_dict(state)

@@ -76,7 +76,7 @@ def shared_pools() -> Iterator[Place]:
         def place(workers: int) -> dict[str, Any]:
             if not workers:
                 return {"workers": 0}
-            return {"pool": pools.setdefault(workers, lp.Pool(workers))}
+            return {"workers": pools.setdefault(workers, lp.Pool(workers))}
 
         try:
             yield place

@@ -307,7 +307,13 @@ def _row(index: int) -> Any:
 
 def small_pool(**more: Any) -> contextlib.AbstractContextManager[HandPool]:
     """A pool of two workers whose slots are few and small, but for what `more` says of the `Loader`."""
-    settings = {"source": range(2 * BATCHES), "fn": _row, "batch_size": 2, "memory_limit": 5 * 16384, **more}
+    settings = {
+        "source": range(2 * BATCHES),
+        "fn": _row,
+        "batch_size": 2,
+        "limits": lp.Limits(memory=5 * 16384),
+        **more,
+    }
     return hand_pool(2, **settings)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BY_LENGTH", "SOUNDS", "frames_of", "load_sound", "write_sounds"]
+import loaderpool as lp
+
+__all__ = ["BUCKETS", "BY_LENGTH", "SOUNDS", "frames_of", "load_sound", "write_sounds"]
 
 SOUNDS = 150  # how many the fixture `sounds` has
 
@@ -42,7 +44,5 @@ def load_sound(path: str, rng: np.random.Generator) -> dict[str, Any]:
 
 
 # How a loader of the fixture `sounds` batches them: in four buckets.
-BY_LENGTH: dict[str, Any] = {
-    "bucket_by": frames_of, "boundaries": [200, 400, 700], "batch_sizes": [8, 4, 3, 2],
-    "pad": True, "shuffle": True, "seed": 5,
-}  # fmt: skip
+BUCKETS = lp.Buckets(frames_of, [200, 400, 700], [8, 4, 3, 2])
+BY_LENGTH: dict[str, Any] = {"buckets": BUCKETS, "pad": True, "shuffle": True, "seed": 5}

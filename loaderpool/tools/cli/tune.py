@@ -62,7 +62,7 @@ def tune(
     unit = "samples" if batch_size is not None else "elements"
     with progress(len(counts) * _ROUNDS, _ROUNDS, unit) as watcher:
         measurements = measure_counts(loader, counts, seconds, rounds=_ROUNDS, watcher=watcher)
-    recommendation = recommend(measurements, cpus.usable, loader.config.threads_per_worker)
+    recommendation = recommend(measurements, cpus.usable, loader.config.worker_options.threads)
 
     console = results(json_to)
     say(console, f"{target}, batch_size={batch_size}", style="bold")

@@ -79,7 +79,7 @@ def _memory_checks(limits: Limits) -> Iterator[Check]:
     else:
         status: Status = "warn" if free >= _LEAST_MEMORY else "fail"
         yield Check(
-            _GROUP, "memory free", status, found, "end other programs, or set fewer workers and a smaller memory_limit"
+            _GROUP, "memory free", status, found, "end other programs, or set fewer workers and a smaller Limits.memory"
         )
     limit = limits.memory_cgroup
     if limit is None:

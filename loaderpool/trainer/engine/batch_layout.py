@@ -56,7 +56,7 @@ class BatchLayout:
         ring_plan = plan_ring(
             probing.choose_form(),
             workers=makers,
-            memory_limit=config.memory_limit,
+            memory_limit=config.limits.memory,
             tickets_per_worker=tickets_per_worker,
         )
         self.form = ring_plan.form
@@ -76,7 +76,7 @@ class BatchLayout:
             self._number,
             self.extent.offset,
             self._nbytes,
-            join32(form.max_chunk, self._config.threads_per_worker << 1 | form.can_split),
+            join32(form.max_chunk, self._config.worker_options.threads << 1 | form.can_split),
             join32(plan.most_rows, plan.last_rows),
             plan.full_batches,
             self._probing.batch_ns(form),

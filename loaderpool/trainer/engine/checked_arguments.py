@@ -25,4 +25,4 @@ class CheckedArguments:
     given_spec: ElementSpec | None  # the user's `element_spec`
     stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
-    needs_lengths: bool = False  # the plan is not the one yet: `bucket_by` must first tell the items' lengths
+    needs_lengths: bool = False  # the plan is not the one yet: `Buckets.by` must first tell the items' lengths

@@ -66,7 +66,7 @@ class PoolEngine:
         config, plan, unit, stream = checked.config, checked.plan, checked.unit, checked.stream
         self.session, self.config, self.plan, self._unit = session, config, plan, unit
         calls_of_batch = plan.most_rows if unit == "sample" else 1
-        self._tickets_per_worker = tickets_per_worker(config.threads_per_worker, calls_of_batch)
+        self._tickets_per_worker = tickets_per_worker(config.worker_options.threads, calls_of_batch)
         self.cache = cache
         self._first_epoch = first_epoch
         self.failure = EngineFailure()
@@ -118,11 +118,11 @@ class PoolEngine:
 
     def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
-        timeout_ns = int((config.timeout_s or 0) * 1e9)
+        timeout_ns = int((config.limits.timeout_s or 0) * 1e9)
         may_exclude = config.on_error.action == "skip" or (
             config.on_error.action == "replace" and self._unit == "sample"
         )
-        deaths = config.max_restarts_per_item
+        deaths = config.limits.restarts_per_item
         kind = join32(int(may_exclude), int(self._unit == "sample"))
         return (self.number, *self._shipment, self._first_epoch + 1 if probes else 0, deaths, timeout_ns, kind)
 

@@ -103,7 +103,7 @@ class Probing:
         """How long a batch of this form takes a worker, in nanoseconds, as far as the first probe tells."""
         assert self._first is not None
         calls_of_batch = self._plan.most_rows if self._unit == "sample" else 1
-        calls_at_once = min(self._config.threads_per_worker, calls_of_batch)
+        calls_at_once = min(self._config.worker_options.threads, calls_of_batch)
         return min(self._first.elapsed_ns * form.batch_rows // max(1, self._first.rows) // calls_at_once, _MOST_NS)
 
     def widen(self, form: BatchForm) -> ElementSpec:

@@ -1,6 +1,6 @@
 """The slots of one loader: how many, how large, who may hold how many, and when one is lent rather than copied.
 
-All numbers obey one budget of bytes, `memory_limit`. A ring begins small and grows when a batch would have to be copied
+All numbers obey a budget of bytes, `Limits.memory`. A ring begins small and grows when a batch would have to be copied
 for lack of a free slot; slots that batches outgrow are replaced by larger ones as they come back.
 """
 
@@ -70,10 +70,10 @@ def plan_ring(
     slot_bytes = _page_rounded(form.slot_bytes)
     if limit // slot_bytes < _LEAST_SLOTS:
         least = slot_bytes * _LEAST_SLOTS
-        setting = f"memory_limit={memory_limit:,}" if memory_limit is not None else f"the default of {limit:,}"
+        setting = f"Limits(memory={memory_limit:,})" if memory_limit is not None else f"the default of {limit:,} bytes"
         raise MemoryLimitError(
-            f"{setting} bytes is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
-            f"needed. The least that works is memory_limit={least} ({least / 2**20:.1f} MiB); or lower batch_size"
+            f"{setting} is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
+            f"needed. The least that works is Limits(memory={least}) ({least / 2**20:.1f} MiB); or lower batch_size"
         )
     counts = _slot_counts(slot_bytes, form.max_chunk, workers, workers * tickets_per_worker, limit)
     return RingPlan(form, slot_bytes, *counts, tickets_per_worker, limit)

@@ -161,9 +161,9 @@ class SlotQuotas(Generic[_Run]):
         share, rest = divmod(ring.prospect - ring.lent_count(but=()), runs)
         if share < 1:
             raise MemoryLimitError(
-                f"{len(active)} iterators of this loader are active and memory_limit leaves no slot for "
+                f"{len(active)} iterators of this loader are active and Limits.memory leaves no slot for "
                 f"{'another' if with_new else 'one of them'}: each needs at least one of {ring.slot_bytes:,} bytes. "
-                "Raise memory_limit, or end the other iterators"
+                "Raise Limits.memory, or end the other iterators"
             )
         for run in active:
             run.restart(share)

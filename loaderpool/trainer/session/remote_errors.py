@@ -145,7 +145,7 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
         assert report.max_restarts is not None
         most, seconds = report.max_restarts
         text = (
-            f"{report.deaths} workers died within {seconds:g} s, more than max_restarts=({most}, {seconds:g}) allows; "
+            f"{report.deaths} workers died within {seconds:g} s, more than restarts=({most}, {seconds:g}) allows; "
             f"the last, {worker.removeprefix('a worker ')}. So many mean that the fault is general, not one sample's. "
         )
     else:
@@ -187,7 +187,7 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
     if report.is_out_of_memory:
         return (
             "The kernel killed it for lack of memory (its count of such kills went up): lower `workers`, `batch_size` "
-            "or `memory_limit`, or give the machine (or its cgroup) more memory."
+            "or `Limits.memory`, or give the machine (or its cgroup) more memory."
         )
     by_signal = {
         "SIGKILL": "SIGKILL usually is the kernel's OOM killer, whose counters however did not move, or somebody's "

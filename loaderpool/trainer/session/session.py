@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from loaderpool.config import DEFAULT_MAX_RESTARTS
 from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
+from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.system import ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.trainer.session.lease import ReturnPipe
@@ -67,7 +67,7 @@ class Session:
         MemoryLimitError: no address space for the arena.
     """
 
-    def __init__(self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_MAX_RESTARTS) -> None:
+    def __init__(self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_RESTARTS) -> None:
         self.workers_wanted = workers
         self._max_restarts = max_restarts
         with contextlib.ExitStack() as undo:

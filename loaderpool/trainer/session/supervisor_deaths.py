@@ -47,11 +47,11 @@ class SupervisorDeaths:
 
     def error(self, pid: int, how: str) -> SupervisorLostError:
         """What is raised where the latest one is not replaced."""
-        advice = " If the machine ran out of memory, lower memory_limit or the number of workers"
+        advice = " If the machine ran out of memory, lower Limits.memory or the number of workers"
         if self._limit.is_exceeded and self._max_restarts is not None:
             most, seconds = self._max_restarts
             advice = (
-                f" {self._limit.count} died within {seconds:g} s, and max_restarts=({most}, {seconds:g}) makes good "
+                f" {self._limit.count} died within {seconds:g} s, and restarts=({most}, {seconds:g}) makes good "
                 f"{most}.{advice}"
             )
         if self._is_stuck and self._indices:

@@ -24,7 +24,7 @@ def scale(item: int, out: Array | None) -> Array | None:
 def loader(work: Work, workers: int, **settings: Any) -> lp.Loader:
     fn = scale if work.write is not None else work.fn
     if work.name == "threads":
-        settings["threads_per_worker"] = 16
+        settings["worker_options"] = lp.WorkerOptions(threads=16)
     return lp.Loader(range(work.items), fn, batch_size=work.batch_size, workers=workers, **settings)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderpool as lp
 from loaderpool.adapters.keras import SequenceHooks
-from loaderpool.config import LoaderConfig
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
@@ -95,7 +95,9 @@ def test_a_pass_sends_what_the_last_one_could_not() -> None:
 
     engine = Engine()
     engine.sent = []
-    book = EpochTracker(lambda: engine, LoaderConfig(), Plan(4, None), SequenceHooks(Shuffling()))  # type: ignore[arg-type]
+    book = EpochTracker(
+        lambda: engine, lp.Loader(range(4), workers=0).config, Plan(4, None), SequenceHooks(Shuffling())
+    )  # type: ignore[arg-type]
     book.owe_end()
     with pytest.raises(MemoryLimitError):
         book.settle_ends()

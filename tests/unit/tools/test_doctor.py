@@ -51,7 +51,7 @@ def test_nothing_is_to_be_changed_on_a_good_machine() -> None:
         ({"cpus": CpuBudget(1, 1, 1, None)}, "CPUs: os.cpu_count()", "warn", "computing gets no faster"),
         ({"cpus": CpuBudget(2, 8, 2, None)}, "CPUs: affinity mask", "warn", "taskset"),
         ({"cpus": CpuBudget(2, 8, 8, 1.5)}, "CPUs: cgroup quota", "warn", "--cpus"),
-        ({"memory_free": 512 << 20}, "memory free", "warn", "memory_limit"),
+        ({"memory_free": 512 << 20}, "memory free", "warn", "Limits.memory"),
         ({"memory_free": 64 << 20}, "memory free", "fail", "fewer workers"),
         ({"memory_cgroup": 512 << 20}, "memory: cgroup limit", "warn", "--memory"),
         ({"descriptors_soft": 16}, "file descriptors", "fail", "ulimit -n 1024"),

@@ -33,7 +33,13 @@ class Bench:
     """A worker's Work, with a board and two slots, and some threads."""
 
     def __init__(self, fn: Any, size: int = 24, *, threads: int = THREADS, **settings: Any) -> None:
-        loader = lp.Loader(range(size), fn, workers=0, threads_per_worker=threads, **{"batch_size": 8, **settings})
+        loader = lp.Loader(
+            range(size),
+            fn,
+            workers=0,
+            worker_options=lp.WorkerOptions(threads=threads),
+            **{"batch_size": 8, **settings},
+        )
         payload = check_arguments(loader._core.arguments).payload
         self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, self.words, Board.base(0), worker=0, catches=BaseException)
@@ -367,7 +373,7 @@ def test_the_board_shows_since_when_the_awaited_sample_runs() -> None:
 def test_a_draw_at_the_probe_is_refused() -> None:
     with bench(lambda index: (index, random.random())) as one, pytest.raises(WorkFailed, match="rng") as caught:
         one.prepare()
-    assert "threads_per_worker=4" in caught.value.failure.text
+    assert "WorkerOptions(threads=4)" in caught.value.failure.text
 
 
 @pytest.mark.parametrize("action", ["raise", "skip"])
@@ -401,7 +407,7 @@ def test_a_draw_that_does_not_come_again_costs_a_second_run_only() -> None:
 
 
 def test_draws_are_the_users_affair_without_seeding() -> None:
-    with bench(lambda index: (index, random.random() * 0), seed_globals=False) as one:
+    with bench(lambda index: (index, random.random() * 0), worker_options=lp.WorkerOptions(seed_globals=False)) as one:
         assert one.prepare().make(0)[0].tolist() == list(range(8))
 
 

@@ -171,7 +171,7 @@ def draw_all(index: int, rng: np.random.Generator) -> Any:
 
 @pytest.mark.parametrize("seed_globals", ["auto", True])
 def test_what_is_made_early_draws_what_its_turn_would(seed_globals: Any) -> None:
-    settings = {"shuffle": True, "seed": 11, "seed_globals": seed_globals}
+    settings = {"shuffle": True, "seed": 11, "worker_options": lp.WorkerOptions(seed_globals=seed_globals)}
     with SavedGlobals():
         early, late = Bench(draw_all, **settings), Bench(draw_all, **settings)
         for batch in (1, 3):
@@ -230,7 +230,7 @@ def test_what_a_probe_looks_at_is_the_probes_own() -> None:
 def test_of_buckets_the_one_that_the_probe_looks_at_is_its_own() -> None:
     calls: list[int] = []
     lengths = [1 + index % 3 for index in range(60)]
-    bench = Bench(growing(calls), 60, batch_size=10, pad=True, bucket_by=lengths, boundaries=[2], shuffle=True)
+    bench = Bench(growing(calls), 60, batch_size=10, pad=True, buckets=lp.Buckets(lengths, [2]), shuffle=True)
     other = bench.plan.batch_of_another_bucket(0)
     assert other is not None
     said = {batch: bench.work.make_early(0, batch, 0) for batch in range(1, bench.plan.batches_per_epoch)}
@@ -616,7 +616,7 @@ def test_out_lies_in_the_slot_itself() -> None:
 
 
 @pytest.mark.parametrize("fn", [lambda index: np.full(100, index), str, lambda index: [str(index)] * 9])
-@pytest.mark.parametrize("settings", [{}, {"num_shards": 3, "shard_index": 2}, {"on_error": "replace"}])
+@pytest.mark.parametrize("settings", [{}, {"shard": lp.Shard(3, 2)}, {"on_error": "replace"}])
 def test_slots_are_for_the_largest_batch_that_there_is(fn: Any, settings: dict[str, Any]) -> None:
     bench = Bench(fn, batch_size=10**6, **settings).prepare()
     rows = bench.plan.rows(0, 0)

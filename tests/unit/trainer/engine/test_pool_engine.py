@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderpool as lp
 from loaderpool.errors import ClosedError, MemoryLimitError
 from loaderpool.trainer.engine.pool_engine import PoolEngine
 from tests.support.hand_pool import FIRSTS, HandPool, consume, first, hand_pool, small_pool
@@ -45,7 +46,7 @@ def test_slots_that_cannot_be_replaced_end_the_wait_of_all(monkeypatch: pytest.M
     def grow(index: int) -> Any:
         return np.full(20_000 if index < 400 else 100_000, index)
 
-    with hand_pool(2, source=range(500), fn=grow, batch_size=2, pad=True, memory_limit="16MiB") as pool:
+    with hand_pool(2, source=range(500), fn=grow, batch_size=2, pad=True, limits=lp.Limits(memory="16MiB")) as pool:
         begun = pool.batches()
         assert first(begun, 1) == [0]
         slot_bytes = pool.ring.plan.slot_bytes

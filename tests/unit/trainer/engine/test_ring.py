@@ -44,7 +44,7 @@ def test_a_planned_ring_fits_its_limit_or_names_the_least(
     try:
         plan = plan_ring(form, workers=workers, memory_limit=limit)
     except MemoryLimitError as error:
-        least = int(str(error).rpartition("memory_limit=")[2].split()[0])
+        least = int(str(error).rpartition("memory=")[2].partition(")")[0])
         assert limit is None or least > limit
         plan = plan_ring(form, workers=workers, memory_limit=least)
         assert plan.most_slots * plan.slot_bytes <= least

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderpool as lp
 from loaderpool.errors import MemoryLimitError
 from loaderpool.transport.messages import Control
 from tests.support.hand_pool import FIRSTS, HandPool, check_all_slots_free, consume, first, hand_pool, small_pool
@@ -18,7 +19,13 @@ def test_two_passes_outgrow_their_slots(deterministic: bool) -> None:
         return np.full(2000 if index < 40 else 5000 + index, index)
 
     with hand_pool(
-        2, source=range(400), fn=grow, batch_size=4, pad=True, memory_limit="2MiB", deterministic=deterministic
+        2,
+        source=range(400),
+        fn=grow,
+        batch_size=4,
+        pad=True,
+        limits=lp.Limits(memory="2MiB"),
+        deterministic=deterministic,
     ) as pool:
         ahead, behind = pool.batches(), pool.batches()
         slot_bytes = pool.engine.form().slot_bytes
@@ -46,7 +53,9 @@ def test_more_passes_than_slots_are_refused_and_leave_the_others_as_they_are(sma
 
 
 def test_more_workers_get_more_slots_in_the_middle_of_a_pass() -> None:
-    with small_pool(memory_limit="16MiB", fn=lambda index: np.int64(index), batch_size=1, source=range(80)) as pool:
+    with small_pool(
+        limits=lp.Limits(memory="16MiB"), fn=lambda index: np.int64(index), batch_size=1, source=range(80)
+    ) as pool:
         begun = pool.batches()
         assert first(begun, 1) == [0]
         before = pool.ring.count

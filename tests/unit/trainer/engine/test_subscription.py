@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderpool as lp
 from loaderpool.trainer.engine import subscription
 from loaderpool.trainer.engine.reorder_buffer import OrderedBuffer
 from loaderpool.trainer.engine.run import Run
@@ -25,7 +26,12 @@ from tests.support.hand_pool import BATCHES, FIRSTS, HandPool, check_all_slots_f
 def test_a_run_begun_anew_again_and_again_gives_each_batch_once(deterministic: bool) -> None:
     # Tiny rows, so that tickets are chunks, which end elsewhere after each new begin.
     with hand_pool(
-        3, source=range(400), fn=np.int64, batch_size=2, deterministic=deterministic, memory_limit="1MiB"
+        3,
+        source=range(400),
+        fn=np.int64,
+        batch_size=2,
+        deterministic=deterministic,
+        limits=lp.Limits(memory="1MiB"),
     ) as pool:
         for _ in range(3):
             numbers = []

@@ -26,4 +26,4 @@ def test_supervisors_deaths_within_the_time_are_limited_and_without_a_limit_they
     for _ in range(100):
         unlimited.note(())
     assert limited.are_too_many and not unlimited.are_too_many
-    assert "max_restarts=(2, 3600) makes good 2" in str(limited.error(12, "killed by SIGKILL"))
+    assert "restarts=(2, 3600) makes good 2" in str(limited.error(12, "killed by SIGKILL"))

@@ -1,9 +1,10 @@
-"""Names of arguments that people bring from other loaders: what they are called here, or what there is instead."""
+"""Names of arguments that people bring from other loaders, or from older code: what they are called here, or are in."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from loaderpool.errors import ArgumentTypeError
 
@@ -16,7 +17,6 @@ _OURS = {
     "element_spec": ("output_signature", "signature", "output_types", "output_shapes", "spec"),
     "drop_remainder": ("drop_last", "drop_last_batch", "drop_incomplete"),
     "setup": ("worker_init_fn", "worker_init", "initializer", "init_fn", "on_worker_start"),
-    "timeout_s": ("timeout",),
     "batch_size": ("batch", "batchsize", "bs", "batch_dim", "rows_per_batch"),
     "fn": (
         "transform", "transforms", "map", "map_fn", "map_func", "map_function", "function", "func", "load_fn",
@@ -25,27 +25,51 @@ _OURS = {
     "augment": ("augmentation", "augmentations", "augment_fn", "augmenter"),
     "seed": ("random_seed", "shuffle_seed", "random_state", "base_seed", "generator", "rng"),
     "deterministic": ("ordered", "in_order", "preserve_order", "sloppy", "is_ordered"),
-    "num_shards": ("world_size", "num_replicas", "shard_count", "num_input_pipelines"),
-    "shard_index": ("rank", "shard_id", "input_pipeline_id", "process_index"),
-    "threads_per_worker": ("num_threads", "threads", "num_threads_per_worker", "worker_threads"),
+    "shard": ("shard_options", "sharding"),
     "pad": ("padding", "padded_shapes", "padding_values", "padding_value", "pad_value"),
     "cache": ("cache_dir", "cache_path", "cache_filename"),
-    "bucket_by": ("element_length_func", "length_fn", "length_func", "lengths"),
-    "boundaries": ("bucket_boundaries",),
-    "batch_sizes": ("bucket_batch_sizes",),
     "on_error": ("ignore_errors", "errors", "error_policy", "handler"),
-    "memory_limit": ("max_memory", "memory", "ram_budget"),
     "cycle_length": ("num_open", "max_open"),
     "epochs": ("num_epochs", "repeat", "count"),
 }  # fmt: skip
 # What others call by the same name, or have not.
-_SAME = frozenset(
-    ("source", "batch_fn", "shuffle", "ragged", "pool", "seed_globals", "max_restarts", "max_restarts_per_item")
-)
+_SAME = frozenset(("source", "batch_fn", "shuffle", "ragged", "buckets", "limits", "worker_options"))
 _FOREIGN = {foreign: ours for ours, names in _OURS.items() for foreign in names}
 
+# Fields of the arguments that are groups: each with what it is, or was before, called.
+_GROUPS = {
+    "buckets": {
+        "by": ("bucket_by", "element_length_func", "length_fn", "length_func", "lengths"),
+        "boundaries": ("bucket_boundaries",),
+        "batch_sizes": ("bucket_batch_sizes",),
+    },
+    "shard": {
+        "num_shards": ("world_size", "num_replicas", "shard_count", "num_input_pipelines"),
+        "index": ("shard_index", "rank", "shard_id", "input_pipeline_id", "process_index"),
+    },
+    "limits": {
+        "memory": ("memory_limit", "max_memory", "ram_budget"),
+        "timeout_s": ("timeout",),
+        "restarts": ("max_restarts",),
+        "restarts_per_item": ("max_restarts_per_item",),
+    },
+    "worker_options": {
+        "threads": ("threads_per_worker", "num_threads", "num_threads_per_worker", "worker_threads"),
+        "seed_globals": (),
+    },
+}  # fmt: skip
+_CLASSES = {"buckets": "Buckets", "shard": "Shard", "limits": "Limits", "worker_options": "WorkerOptions"}
+_NEEDED = frozenset(("by", "boundaries", "num_shards", "index"))  # fields without a default
+_FIELDS = {
+    name: (group, field)
+    for group, fields in _GROUPS.items()
+    for field, names in fields.items()
+    for name in (field, *names)
+}
+
 _READY = (
-    "batches are made ahead as far as memory_limit allows, and as_dataset(prefetch=n) says how many tf.data keeps ready"
+    "batches are made ahead as far as Limits.memory allows, and as_dataset(prefetch=n) says how many tf.data keeps "
+    "ready"
 )
 _ORDER = (
     "the order is shuffle's and seed's; for one of your own give the indices as the source, and read the item in fn"
@@ -53,7 +77,6 @@ _ORDER = (
 _PROCESSES = "workers are always processes, forked from one without TensorFlow: leave it away"
 _SHUFFLE = "shuffle=True shuffles all of a source that is read by index; of a stream shuffle=n holds n items"
 _BATCH_FN = "batch_fn gets the list of a batch's items and gives the batch; fn gives one sample, and rows are stacked"
-_SHARES = "num_shards and shard_index say which share of each epoch this process has"
 # What there is instead.
 _INSTEAD = {
     **dict.fromkeys(
@@ -69,7 +92,7 @@ _INSTEAD = {
          "reshuffle_each_iteration"), _SHUFFLE
     ),
     **dict.fromkeys(("collate_fn", "collate", "collator", "batch_format"), _BATCH_FN),
-    **dict.fromkeys(("shard", "shard_options", "sharding"), _SHARES),
+    "pool": "write workers=pool",
     "persistent_workers": "workers live from epoch to epoch anyway: leave it away",
     **dict.fromkeys(
         ("pin_memory", "pin_memory_device", "device_id"), 'as_dataset(device="/GPU:0") prefetches to a device'
@@ -92,33 +115,57 @@ _OWNERS = {
 }
 
 
-def unknown_arguments(owner: str, unknown: Iterable[str], known: Collection[str]) -> ArgumentTypeError:
+def unknown_arguments(owner: str, unknown: Mapping[str, Any], known: Collection[str]) -> ArgumentTypeError:
     """The error for names that a function does not have: each with what was probably meant.
 
     Args:
         owner: the function, such as "Loader".
-        unknown: what it was given.
+        unknown: what it was given, by name.
         known: names of its arguments.
     """
-    names = sorted(unknown)
-    told = "; ".join(f"{name}: {meant}" for name in names if (meant := _meant(name, known)))
-    return ArgumentTypeError(f"{owner} has no argument named {', '.join(names)}" + (f". {told}" if told else ""))
+    public = [name for name in known if name[0] != "_"]
+    told: dict[str, str] = {}
+    of_groups: dict[str, dict[str, str]] = {}  # for each group its fields, and by which name each was given
+    for name in sorted(unknown):
+        ours = _ours(name.lower(), public)
+        if ours in _FIELDS and ours not in public:
+            group, field = _FIELDS[ours]
+            if field not in public:
+                of_groups.setdefault(group, {})[field] = name
+                continue
+            ours = field
+        if meant := _INSTEAD.get(ours) or _did_you_mean(ours, public):
+            told[name] = meant
+    for group, given in of_groups.items():
+        values = [
+            f"{field}={_shown(unknown[given[field]]) if field in given else '...'}"
+            for field in _GROUPS[group]
+            if field in given or field in _NEEDED
+        ]
+        is_here = group in public
+        written = f"write {group}=lp.{_CLASSES[group]}({', '.join(values)})"
+        told[", ".join(sorted(given.values()))] = written if is_here else f"{written}, which is an argument of Loader"
+    answers = "; ".join(f"{name}: {told[name]}" for name in sorted(told))
+    return ArgumentTypeError(
+        f"{owner} has no argument named {', '.join(sorted(unknown))}" + (f". {answers}" if answers else "")
+    )
 
 
-def _meant(name: str, known: Collection[str]) -> str:
-    folded = name.lower()
-    if folded in _INSTEAD:
-        return _INSTEAD[folded]
-    public = [each for each in known if each[0] != "_"]
-    is_ours = folded in public or folded in _OURS or folded in _SAME or folded in _OWNERS
-    ours = folded if is_ours else _FOREIGN.get(folded)
-    if ours is None:
-        near = difflib.get_close_matches(folded, [*public, *_FOREIGN, *_OURS, *_SAME, *_OWNERS], 1, cutoff=0.75)
-        if not near:
-            return ""
-        if near[0] in _INSTEAD:
-            return _INSTEAD[near[0]]
-        ours = _FOREIGN.get(near[0], near[0])
-    if ours in public:
-        return f"did you mean {ours}?"
+def _ours(name: str, public: Collection[str]) -> str:
+    """The name that is nearest to one that was given: one of ours, or one for which there is something instead."""
+    known = [*public, *_FOREIGN, *_OURS, *_SAME, *_OWNERS, *_FIELDS, *_INSTEAD]
+    near = [name] if name in known else difflib.get_close_matches(name, known, 1, cutoff=0.75)
+    return _FOREIGN.get(near[0], near[0]) if near else ""
+
+
+def _did_you_mean(ours: str, public: Collection[str]) -> str:
+    if not ours or ours in public:
+        return ours and f"did you mean {ours}?"
     return f"did you mean {ours}=, which is an argument of {_OWNERS.get(ours, 'Loader')}?"
+
+
+def _shown(value: Any) -> str:
+    """A value as one would write it, where that is short; else dots."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    is_plain = all(part is None or isinstance(part, (bool, int, float, str)) for part in parts)
+    return text if is_plain and len(text := repr(value)) <= 60 else "..."

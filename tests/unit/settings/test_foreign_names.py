@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.trainer import foreign_names
+from loaderpool.settings import foreign_names
 
 # PyTorch's DataLoader, tf.data, Keras' PyDataset, Grain, Ray Data: all that has a counterpart here, or needs none.
 BROUGHT = {
@@ -19,7 +20,11 @@ BROUGHT = {
     "output_signature": "did you mean element_spec?",
     "drop_last": "did you mean drop_remainder?",
     "worker_init_fn": "did you mean setup?",
-    "timeout": "did you mean timeout_s?",
+    "timeout": r"write limits=lp\.Limits\(timeout_s=2\)$",
+    "tiemout_s": r"write limits=lp\.Limits\(timeout_s=2\)$",
+    "rank": r"write shard=lp\.Shard\(num_shards=\.\.\., index=2\)$",
+    "num_threads": r"write worker_options=lp\.WorkerOptions\(threads=2\)$",
+    "sharding": "did you mean shard?",
     "transform": "did you mean fn?",
     "batch": "did you mean batch_size?",
     "bach_size": "did you mean batch_size?",
@@ -32,7 +37,7 @@ BROUGHT = {
     "persistent_workers": "live from epoch to epoch",
     "pin_memory": r'as_dataset\(device="/GPU:0"\)',
     "use_multiprocessing": "always processes",
-    "max_queue_size": "memory_limit",
+    "max_queue_size": r"Limits\.memory",
     "sampler": "give the indices as the source",
     "epochs": "did you mean epochs=, which is an argument of loader.as_dataset",
     "num_epochs": "did you mean epochs=, which is an argument of loader.as_dataset",
@@ -63,6 +68,64 @@ def test_names_from_elsewhere_are_answered_with_ours(way: str) -> None:
             continue
         with pytest.raises(lp.ArgumentTypeError, match=rf"^Loader has no argument named {name}. {name}: .*{told}"):
             WAYS[way](**{name: 2})
+
+
+# What Loader itself took before its settings were put together.
+BEFORE: dict[str, tuple[Any, str]] = {
+    "pool": (None, "write workers=pool"),
+    "bucket_by": (len, "write buckets=lp.Buckets(by=..., boundaries=...)"),
+    "boundaries": ([3, 6], "write buckets=lp.Buckets(by=..., boundaries=[3, 6])"),
+    "batch_sizes": ((3, 2, 1), "write buckets=lp.Buckets(by=..., boundaries=..., batch_sizes=(3, 2, 1))"),
+    "num_shards": (4, "write shard=lp.Shard(num_shards=4, index=...)"),
+    "shard_index": (0, "write shard=lp.Shard(num_shards=..., index=0)"),
+    "memory_limit": ("2GiB", "write limits=lp.Limits(memory='2GiB')"),
+    "timeout_s": (5, "write limits=lp.Limits(timeout_s=5)"),
+    "max_restarts": (None, "write limits=lp.Limits(restarts=None)"),
+    "max_restarts_per_item": (2, "write limits=lp.Limits(restarts_per_item=2)"),
+    "threads_per_worker": (16, "write worker_options=lp.WorkerOptions(threads=16)"),
+    "seed_globals": (False, "write worker_options=lp.WorkerOptions(seed_globals=False)"),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_name_of_before_is_answered_with_what_to_write_now(way: str, name: str) -> None:
+    value, told = BEFORE[name]
+    with pytest.raises(lp.ArgumentTypeError) as raised:
+        WAYS[way](**{name: value})
+    assert str(raised.value) == f"Loader has no argument named {name}. {name}: {told}"
+
+
+def test_names_of_one_group_are_answered_together() -> None:
+    with pytest.raises(lp.ArgumentTypeError) as raised:
+        lp.Loader(range(3), num_workers=2, num_shards=4, shard_index=1, timeout_s=0.5, max_restarts=(3, 60))  # type: ignore[arg-type]
+    assert str(raised.value) == (
+        "Loader has no argument named max_restarts, num_shards, num_workers, shard_index, timeout_s. max_restarts, "
+        "timeout_s: write limits=lp.Limits(timeout_s=0.5, restarts=(3, 60)); num_shards, shard_index: write "
+        "shard=lp.Shard(num_shards=4, index=1); num_workers: did you mean workers?"
+    )
+
+
+_THREADS = "write worker_options=lp.WorkerOptions(threads=2), which is an argument of Loader"
+
+
+def test_a_group_answers_names_that_it_does_not_have() -> None:
+    shard, buckets = functools.partial(lp.Shard, 2, 0), functools.partial(lp.Buckets, len, [3])
+    make: Any
+    for owner, make, name, told in (
+        ("Limits", lp.Limits, "timeout", "did you mean timeout_s?"),
+        ("Limits", lp.Limits, "memory_limit", "did you mean memory?"),
+        ("Limits", lp.Limits, "max_restarts", "did you mean restarts?"),
+        ("Limits", lp.Limits, "threads", _THREADS),
+        ("Limits", lp.Limits, "batch_size", "did you mean batch_size=, which is an argument of Loader?"),
+        ("WorkerOptions", lp.WorkerOptions, "thread", "did you mean threads?"),
+        ("Pool", lp.Pool, "max_restarts", "did you mean restarts?"),
+        ("Shard", shard, "shard_index", "did you mean index?"),
+        ("Buckets", buckets, "bucket_batch_sizes", "did you mean batch_sizes?"),
+    ):  # fmt: skip
+        with pytest.raises(lp.ArgumentTypeError) as raised:
+            make(**{name: 2})
+        assert str(raised.value) == f"{owner} has no argument named {name}. {name}: {told}"
 
 
 def test_several_at_once_and_names_of_nothing() -> None:
@@ -103,6 +166,18 @@ def test_all_names_that_are_proposed_exist() -> None:
     assert not (foreign_names._FOREIGN.keys() | foreign_names._INSTEAD.keys()) & names(lp.Loader)
     assert not foreign_names._FOREIGN.keys() & foreign_names._INSTEAD.keys()
     assert len(foreign_names._FOREIGN) == sum(map(len, foreign_names._OURS.values()))
+
+
+def test_the_groups_are_those_of_a_loader() -> None:
+    taken = foreign_names._FIELDS.keys() & (foreign_names._FOREIGN.keys() | foreign_names._INSTEAD.keys())
+    assert not taken
+    needed = set()
+    for group, fields in foreign_names._GROUPS.items():
+        assert group in inspect.signature(lp.Loader).parameters
+        parameters = inspect.signature(getattr(lp, foreign_names._CLASSES[group])).parameters
+        assert list(fields) == [name for name in parameters if name[0] != "_"]
+        needed |= {name for name in fields if parameters[name].default is inspect.Parameter.empty}
+    assert needed == foreign_names._NEEDED
 
 
 def test_each_argument_of_a_loader_is_told_to_be_so_where_a_dataset_is_asked_for() -> None:

@@ -1,0 +1,71 @@
+"""The groups of a loader's settings: values of their own, their defaults, and that they stand in one place."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.config import LoaderConfig
+
+
+def test_a_loader_has_twenty_arguments() -> None:
+    assert [name for name in inspect.signature(lp.Loader).parameters if name[0] != "_"] == [
+        *("source", "fn", "batch_size", "batch_fn", "workers", "shuffle", "seed", "drop_remainder", "deterministic"),
+        *("shard", "element_spec", "pad", "ragged", "on_error", "setup", "augment", "cache", "buckets"),
+        *("worker_options", "limits"),
+    ]
+
+
+def test_each_setting_of_a_config_is_an_argument() -> None:
+    settings = {field.name for field in dataclasses.fields(LoaderConfig)} - {"shuffle_window"}
+    assert settings < set(inspect.signature(lp.Loader).parameters)
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    config = lp.Loader(range(3), workers=0).config
+    assert (
+        config.limits == lp.Limits() == lp.Limits(memory=None, timeout_s=None, restarts=(50, 60), restarts_per_item=3)
+    )
+    assert config.worker_options == lp.WorkerOptions() == lp.WorkerOptions(threads=1, seed_globals="auto")
+    assert (config.shard, config.buckets) == (lp.Shard(1, 0), None)
+
+
+def test_values_are_kept_in_one_form() -> None:
+    limits = lp.Limits(memory="1.5KiB", timeout_s=2, restarts=7, restarts_per_item=np.int64(4))  # type: ignore[arg-type]
+    assert dataclasses.astuple(limits) == (1536, 2.0, (7, 60.0), 4)
+    assert dataclasses.replace(limits, timeout_s=None) == lp.Limits(memory=1536, restarts=(7, 60), restarts_per_item=4)
+    buckets = lp.Buckets([1, 2], [3, np.int32(6)], iter([3, 2, 1]))  # type: ignore[list-item, arg-type]
+    assert (buckets.boundaries, buckets.batch_sizes) == ((3, 6), (3, 2, 1))
+    assert dataclasses.replace(buckets, batch_sizes=None).boundaries == (3, 6)
+
+
+@pytest.mark.parametrize(
+    "group", [lp.Limits(timeout_s=3), lp.Shard(4, 1), lp.WorkerOptions(threads=4), lp.Buckets((1, 2), [3])], ids=repr
+)
+def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.WorkerOptions | lp.Buckets) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        group.memory = 3  # type: ignore[union-attr, misc]
+    for twin in (pickle.loads(pickle.dumps(group)), copy.deepcopy(group)):
+        assert dataclasses.astuple(twin) == dataclasses.astuple(group)
+    assert isinstance(group, lp.Buckets) or {group} == {copy.copy(group)}
+
+
+def test_shards_and_buckets_go_by_place_and_the_others_by_name() -> None:
+    assert lp.Shard(4, 1) == lp.Shard(num_shards=4, index=1)
+    for group in (lp.Limits, lp.WorkerOptions):
+        with pytest.raises(TypeError, match="positional argument"):
+            group(3)  # type: ignore[call-arg, arg-type]
+
+
+def test_a_loader_that_is_replaced_takes_whole_groups() -> None:
+    with lp.Loader(range(30), workers=0, limits=lp.Limits(timeout_s=3, memory="1GiB"), shard=lp.Shard(3, 2)) as loader:
+        with loader.replace(limits=lp.Limits(restarts=None)) as other:
+            assert (other.config.limits, other.config.shard) == (lp.Limits(restarts=None), lp.Shard(3, 2))
+        with loader.replace(shard=None) as other:
+            assert [batch.tolist() for batch in other] == [list(range(30))]
