@@ -42,7 +42,7 @@ class Control(enum.IntEnum):
     RESIZE = 9  # workers
     UNLOAD = 10  # loader
     CLOSE = 11
-    # ticket, slot, count: its completion arrived maimed (no descriptor left to receive it); or, with a count, only the
+    # ticket, slot, count: its completion was lost (no descriptor left to receive it); or, with a count, only the
     # first so many batches of the chunk, as the one behind them failed
     REDO = 12
     UPDATE = 13  # loader, offset, nbytes: changed attributes of the source's object

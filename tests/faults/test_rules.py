@@ -400,7 +400,7 @@ def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_receiv
         _supervisor=SimpleNamespace(socket=here),
         order=lambda *words: orders.append(words),
         _dispatch=lambda *_: orders.pop(),
-        _maimed=0,
+        _lost_in_a_row=0,
         runs={},
     )
     spare: list[int] = []

@@ -44,6 +44,7 @@ loader = lp.Loader(range(20), fn, batch_size=4, workers=1)
 taken = use_up()
 print(meets(lp.PoolBrokenError, lambda: loader.element_spec))
 for each in taken: os.close(each)
+loader = loader.replace()
 try:
     loader.element_spec
 except ValueError:
@@ -71,6 +72,8 @@ except lp.PoolBrokenError as error:
     assert "make a new loader" in str(error), error
 else:
     raise AssertionError("the error was forgotten")
+pool.close()
+pool = lp.Pool(1)
 try:
     list(loader.replace(workers=pool))
 except lp.SetupError:
@@ -86,6 +89,7 @@ loader.element_spec
 taken = use_up()
 print(meets(lp.PoolBrokenError, lambda: sum(map(len, loader))))
 for each in taken: os.close(each)
+loader = loader.replace()
 assert sum(map(len, loader)) == 20
 print("then the error itself")
 """,
@@ -93,7 +97,7 @@ print("then the error itself")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_trainer_without_descriptors_is_told_and_goes_on_when_there_are_some(case: str) -> None:
+def test_a_trainer_without_descriptors_is_told_and_a_new_loader_goes_on_when_there_are_some(case: str) -> None:
     result = run_child(USE_UP + CASES[case] + "\nloader.close()\n", timeout_s=60).check()
     assert result.stdout == "told\nthen the error itself\n"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from loaderpool.errors import LoaderpoolError, PoolBrokenError, SupervisorLostError
-from loaderpool.system import machine
+from loaderpool.errors import LoaderpoolError, SupervisorLostError
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
 from loaderpool.transport.messages import Notice, Words
 from loaderpool.transport.notices import Attachment, read_attachment
@@ -33,27 +32,17 @@ class EngineFailure:
     def note_told(self, words: Words, attachment: Attachment) -> None:
         """The supervisor says that the first sample or the start failed, or that a process was lost."""
         report = read_attachment(attachment)
+        is_of_one = words[1] != 0  # else all loaders end
         if words[0] == Notice.SPEC_FAILED:
-            self.note(functools.partial(sample_error, report), may_pass=_may_pass(words))
+            self.note(functools.partial(sample_error, report), may_pass=is_of_one)
         elif words[0] == Notice.LOST:
-            self.note(functools.partial(lost_error, report), may_pass=_may_pass(words))
-        elif words[1]:
+            self.note(functools.partial(lost_error, report), may_pass=is_of_one)
+        elif is_of_one:
             what, place = "the supervisor could not load function and source", "the supervisor"
             self.note(functools.partial(setup_error, report[0], what, report[1], place))
         else:
             what = "no worker could be started"
             self.note(functools.partial(setup_error, report[0], what, report[1], has_traceback=False))
-
-    def note_maimed(self, words: Words) -> None:
-        """What came with a notice could not be received; the next pass tries again, if that may help."""
-        soft, _ = machine.descriptor_limits()
-        text = (
-            "this process has no file descriptors left to receive a large batch, spec or error with (its limit is "
-            f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n)"
-        )
-        if not _may_pass(words):
-            text += "; it was an error that ends the loader, so make a new loader to see which"
-        self.note(functools.partial(PoolBrokenError, text), may_pass=_may_pass(words))
 
     def note_load_died(self, how: str) -> None:
         """The supervisor died while it loaded function and source."""
@@ -76,8 +65,3 @@ class EngineFailure:
             return False
         self._make_error, self._may_pass, self._was_told = None, False, False
         return True
-
-
-def _may_pass(words: Words) -> bool:
-    """Whether what a notice tells of is tried again once somebody was told; not what ends a loader, or all of them."""
-    return words[0] != Notice.LOAD_FAILED and words[1] != 0

@@ -296,11 +296,6 @@ class PoolEngine:
         elif kind == Notice.UNLOADED:
             self._forget()
 
-    def on_maimed(self, words: Words) -> None:
-        """Something could not be received; who waits is told, and the next pass tries again, if that may help."""
-        self.failure.note_maimed(words)
-        self.session.wake()
-
     def on_new_supervisor(self) -> None:
         """Tell another supervisor all that it must know, and have what was not taken made anew."""
         if self._is_closed:

@@ -120,10 +120,6 @@ class Run:
             self.forget()
             self._context.owner.on_run_ended(self)
 
-    def on_maimed(self, words: Words) -> None:
-        """What came with this notice could not be received: its loader's consumers are told."""
-        self._context.owner.on_maimed(words)
-
     def on_completion(self, words: Words, attachment: Attachment) -> None:
         """A ticket was answered. The session's lock is held."""
         _, _, _, first, count_attempt, row_range, slot, status_worker = words

@@ -9,7 +9,6 @@ from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.session.session import Session
 from loaderpool.trainer.stream.feed import Feed
-from loaderpool.transport.messages import Words
 
 
 class LiveRun(Protocol):
@@ -33,9 +32,6 @@ class RunOwner(Protocol):
 
     def on_run_ended(self, run: LiveRun) -> None:
         """The supervisor has forgotten this run: it was the last word about it."""
-
-    def on_maimed(self, words: Words) -> None:
-        """What came with this notice could not be received."""
 
 
 @dataclasses.dataclass

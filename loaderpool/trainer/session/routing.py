@@ -14,12 +14,6 @@ class NoticeListener(Protocol):
     def on_notice(self, words: Words, attachment: Attachment) -> None:
         """A notice about it arrived. The session's lock is held."""
 
-    def on_maimed(self, words: Words) -> None:
-        """What came with this notice could not be received, for lack of file descriptors. The session's lock is held.
-
-        It comes again where it is a run's, or where it is asked for again.
-        """
-
 
 class Listener(NoticeListener, Protocol):
     """A loader's engine."""
@@ -53,11 +47,6 @@ class Routing:
         """Hand a notice to whom it concerns, if that one is still there."""
         for each in self._concerned(words):
             each.on_notice(words, attachment)
-
-    def tell_maimed(self, words: Words) -> None:
-        """Say that what came with this notice could not be received."""
-        for each in self._concerned(words):
-            each.on_maimed(words)
 
     def _concerned(self, words: Words) -> list[NoticeListener]:
         kind = words[0]

@@ -32,9 +32,9 @@ from loaderpool.transport.notices import Attachment, Lost, read_attachment, rece
 if TYPE_CHECKING:
     from loaderpool.transport.payload.fork_check import ForkObstacle
 
-# Completions in a row that could not be received before somebody is told: they are made again, and a descriptor may
+# Completions in a row that could not be received before the session ends: they are made again, and a descriptor may
 # become free meanwhile.
-_MAIMED_IN_A_ROW = 5
+_LOST_IN_A_ROW = 5
 
 _ABOUT_WORKERS = frozenset({Notice.WORKER_STARTED, Notice.WORKER_ENDED, Notice.WORKERS_BY_EXEC})
 # In the pipe, these may overtake a run's completions with bytes, which were written to the socket before them: without
@@ -90,7 +90,8 @@ class Session:
         self._turn = threading.Condition(self.lock)
         self._has_leader = False
         self._how_broken = ""  # why there is no supervisor any more
-        self._maimed = 0  # notices in a row that could not be received
+        self._lost_in_a_row = 0  # completions that could not be received
+        self._has_lost_notice = False  # one that does not come again
         self._gave_up = False  # the supervisor has told why it ends
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
         self.is_closed = False
@@ -191,6 +192,12 @@ class Session:
         if self.is_closed:
             raise ClosedError("the loader's pool is closed; make a new Loader (or Pool)")
         self.check_owner()
+        if self._has_lost_notice:
+            soft, _ = machine.descriptor_limits()
+            raise PoolBrokenError(
+                "this process had no file descriptors left to receive a large batch, spec or error with (its limit is "
+                f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n), and make a new loader"
+            )
         if self._how_broken:
             raise self._supervisor_deaths.error(self._supervisor.pid, self._how_broken)
 
@@ -272,17 +279,12 @@ class Session:
             words, attachment = received
             if not isinstance(attachment, Lost):
                 self._dispatch(words, attachment)
-                self._maimed = 0
-                continue
-            # This process had no descriptor left to receive it with.
-            self._maimed += 1
-            if words[0] == Notice.COMPLETION:
+                self._lost_in_a_row = 0
+            elif words[0] == Notice.COMPLETION and self._lost_in_a_row < _LOST_IN_A_ROW:
+                self._lost_in_a_row += 1
                 self.order(Control.REDO, words[1], words[6])
-                if self._maimed < _MAIMED_IN_A_ROW:
-                    continue
-            if words[0] not in _ABOUT_WORKERS:
-                self._gave_up |= _ends_all(words)
-                self.routing.tell_maimed(words)
+            elif words[0] not in _ABOUT_WORKERS:
+                self._has_lost_notice = True
 
     # ---- another supervisor (rule 11) ----
 

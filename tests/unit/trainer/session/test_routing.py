@@ -11,13 +11,9 @@ from loaderpool.transport.messages import Notice, Words
 class Engine:
     def __init__(self) -> None:
         self.told: list[int] = []
-        self.maimed = 0
 
     def on_notice(self, words: Words, attachment: Any) -> None:
         self.told.append(words[0])
-
-    def on_maimed(self, words: Words) -> None:
-        self.maimed += 1
 
 
 def words(kind: int, *rest: int) -> Words:
@@ -33,9 +29,6 @@ def test_notices_go_to_the_loader_and_to_whose_run_or_slot_it_is() -> None:
     for told in ((Notice.COMPLETION, 2, 5), (Notice.UNSURE, 2, 5), (Notice.LOADED, 2), (Notice.LOADED, 7)):
         listeners.tell(words(*told), None)
     assert one.told == [Notice.COMPLETION, Notice.UNSURE] and other.told == [Notice.LOADED]
-    listeners.tell_maimed(words(Notice.COMPLETION, 2, 5))
-    listeners.tell_maimed(words(Notice.SPEC, 2))
-    assert (one.maimed, other.maimed) == (1, 1)
     for _ in range(2):  # the second time there is nobody any more
         listeners.tell(words(Notice.RUN_ENDED, 5), None)
         listeners.tell(words(Notice.SLOT_RETIRED, 6), None)
