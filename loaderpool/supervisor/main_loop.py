@@ -32,7 +32,7 @@ from loaderpool.supervisor.exec_start import CleanStart
 from loaderpool.supervisor.processes import Processes, WorkerProcess
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.supervisor.watch import STOP_LOOK_MS, SampleWatch
+from loaderpool.supervisor.watch import SampleWatch
 from loaderpool.system import capacity, clock, fault_points, machine, role
 from loaderpool.transport.messages import READ_BYTES, Notice, pack, unpack_all
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
@@ -120,8 +120,7 @@ class Supervisor:
     def _pause_ms(self) -> int | None:
         """How long the loop may sleep; None: until something happens."""
         pauses = [self._watch.pause_ms(timeout_ns for _, timeout_ns in self._state.timeouts())]
-        if not self._workers.are_all_running:
-            pauses.append(STOP_LOOK_MS)
+        pauses.append(self._workers.stop_look_ms)
         if self._trainer_pidfd is None or self._workers.needs_looks:
             pauses.append(_POLL_MS)
         if self._retry_ns:
@@ -137,8 +136,7 @@ class Supervisor:
             workers = self._workers.by_number
             watched = [(workers[number], timeout_ns) for number, timeout_ns in timeouts if number in workers]
             self._watch.look((worker.sample, timeout_ns) for worker, timeout_ns in watched if worker.stop is None)
-        if not self._workers.are_all_running:
-            self._workers.end_stopped()
+        self._workers.end_stopped()
         if self._workers.needs_looks:
             for worker in self._workers:
                 if worker.pidfd is None and worker.has_ended:

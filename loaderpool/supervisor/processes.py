@@ -20,8 +20,9 @@ from loaderpool.memory.board import Field
 from loaderpool.supervisor.exec_start import CleanStart
 from loaderpool.supervisor.fork_worker import ForkedProcess
 from loaderpool.supervisor.records import LastWords
-from loaderpool.supervisor.watch import HungSample, StackFile, StopWatch
+from loaderpool.supervisor.watch import HungSample, StackFile
 from loaderpool.system import machine, role
+from loaderpool.system.stop_watch import StopWatch
 from loaderpool.transport.payload.fork_check import ForkCheck
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.pipes import Outlet
@@ -191,9 +192,9 @@ class Processes:
                 kill(worker.pid)
 
     @property
-    def are_all_running(self) -> bool:
-        """Whether none is stopped."""
-        return all(worker.stop is None for worker in self.by_number.values())
+    def stop_look_ms(self) -> int | None:
+        """How soon stopped workers are to be looked at again; None: there are none."""
+        return next((worker.stop.look_ms for worker in self if worker.stop is not None), None)
 
     def end_all(self) -> None:
         """Kill and reap them."""

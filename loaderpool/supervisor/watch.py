@@ -17,12 +17,7 @@ import signal
 from collections.abc import Iterable
 
 from loaderpool.memory.board import Board, Field
-from loaderpool.system import clock, fault_points, machine
-
-# A worker that is stopped (SIGSTOP) for so long is replaced. Shorter would end one that somebody looks at with a
-# debugger for a moment; longer is a longer wait for its batch.
-_STOPPED_NS = int(fault_points.setting("stopped_s", 5.0) * 1e9)
-STOP_LOOK_MS = _STOPPED_NS // 10_000_000
+from loaderpool.system import clock, machine
 
 _LOOKS_PER_TIMEOUT = 8
 _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
@@ -52,21 +47,6 @@ class StackFile:
     def close(self) -> None:
         """Drop it."""
         os.close(self.descriptor)
-
-
-class StopWatch:
-    """How long a worker has been stopped, gaps in our own time left out."""
-
-    def __init__(self) -> None:
-        self._looked_ns = clock.monotonic_ns()
-        self._stopped_ns = 0
-
-    def is_too_long(self) -> bool:
-        """Look once more; whether the worker is to be replaced."""
-        now = clock.monotonic_ns()
-        elapsed, self._looked_ns = now - self._looked_ns, now
-        self._stopped_ns += min(elapsed, 2 * STOP_LOOK_MS * 1_000_000)
-        return self._stopped_ns >= _STOPPED_NS
 
 
 class HungSample:

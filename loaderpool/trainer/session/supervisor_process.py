@@ -16,6 +16,7 @@ from typing import Protocol
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import clock, ctrl_c, fault_points, machine
+from loaderpool.system.stop_watch import StopWatch
 from loaderpool.trainer.session.launch import launch
 from loaderpool.transport.messages import READ_BYTES, Words, unpack_all
 
@@ -25,8 +26,6 @@ _CLOSE_TIMEOUT_S = 2.0
 _SEND_TIMEOUT_S = 5.0
 # Without pidfds its process is looked at this often; and so it is, to see whether it is stopped.
 _LOOK_MS = 200
-# A stopped supervisor is replaced after so long; of one that merely is busy no such thing is said.
-_STOPPED_S = 5.0
 # Workers end with their supervisor by themselves, in milliseconds; larger for one in an uninterruptible system call.
 _WORKERS_END_S = 5.0
 # A board's word holds a ticket in 48 bits. More than one supervisor can ever deal, and few enough that only the 256th
@@ -75,11 +74,9 @@ class SupervisorProcess:
         self.control, self.socket = started.control, started.socket
         self.next_tickets = tickets_after(first_ticket)
         self._wake = wake
-        self._stopped_ns = self._looked_ns = 0
+        self._stop_watch = StopWatch()
         self._signals: int | None = None  # tells of Ctrl-C
         self._ready: dict[int, int] = {}  # descriptors with news, as of the last wait or look
-        self._longest_stop_ns = int(fault_points.setting("stopped_s", _STOPPED_S) * 1e9)
-        self._stop_look_ms = self._longest_stop_ns // 5_000_000
         try:
             fault_points.reach("trainer.launched")
             self._pidfd = machine.open_pidfd(self.pid)
@@ -107,11 +104,11 @@ class SupervisorProcess:
         if room_in is not None:
             poll = self._make_poll()
             poll.register(room_in, select.POLLOUT)
-        self._ready = dict(poll.poll(_LOOK_MS if self._pidfd is None else self._stop_look_ms))
-        if self._ready:
-            self._stopped_ns = 0
-        else:
-            self._end_if_stopped()
+        self._ready = dict(poll.poll(_LOOK_MS if self._pidfd is None else self._stop_watch.look_ms))
+        if self._ready or not machine.is_stopped(self.pid):
+            self._stop_watch.runs()
+        elif self._stop_watch.is_too_long():  # its death is met as any other
+            self._launched.end_group()
 
     def look(self) -> None:
         """Find out what there is now; as `wait`, for who does not wait."""
@@ -206,15 +203,3 @@ class SupervisorProcess:
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
         return poll
-
-    def _end_if_stopped(self) -> None:
-        """End a supervisor that somebody has stopped (SIGSTOP) for too long; its death is met as any other."""
-        now, looked = clock.monotonic_ns(), self._looked_ns
-        self._looked_ns = now
-        if machine.is_stopped(self.pid):
-            # A gap in our own time (Ctrl-Z stops us, too) counts as one look.
-            self._stopped_ns += min(now - looked, 2 * self._stop_look_ms * 1_000_000) if self._stopped_ns else 1
-            if self._stopped_ns > self._longest_stop_ns:
-                self._launched.end_group()
-        else:
-            self._stopped_ns = 0

@@ -9,15 +9,14 @@ import signal
 import socket
 import subprocess
 
-from loaderpool.system import capacity, clock, fault_points, machine
+from loaderpool.system import capacity, clock, machine
+from loaderpool.system.stop_watch import StopWatch
 from loaderpool.trainer.stream.reader.words import ORDER, ReaderOrder
 from loaderpool.transport.reports import LostReport, Verdict
 
 # How long a reader may take to let go of a pass that nobody wants, or to end. Smaller: the user's code that happens to
 # wait is killed instead of closed. Larger: the next pass, or the loader's end, waits as long.
 GRACE_S = 0.5
-# A stopped reader is ended after so long, as a worker is; it is looked for five times as often.
-_STOPPED_S = 5.0
 # Without pidfds a reader's process is looked at this often.
 _LOOK_MS = 200
 
@@ -47,11 +46,9 @@ class Reader:
         self.passes = 0
         self._oom_kills = capacity.oom_kill_count()
         self._has_ended = False
-        self._stopped_ns = 0
-        longest_s = fault_points.setting("stopped_s", _STOPPED_S)
-        self._longest_stop_ns = int(longest_s * 1e9)
+        self._stop_watch = StopWatch()
         self._pidfd = machine.open_pidfd(process.pid)
-        self._look_ms = _LOOK_MS if self._pidfd is None else max(1, int(longest_s * 200))
+        self._look_ms = _LOOK_MS if self._pidfd is None else self._stop_watch.look_ms
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
         if self._pidfd is not None:
@@ -131,22 +128,18 @@ class Reader:
             if left_ms < 0:
                 raise ReaderGoneError
             pause_ms = min(pause_ms, left_ms + 1)
-        before = clock.monotonic_ns()
         ready = {descriptor for descriptor, _ in self._poll.poll(pause_ms)}
         if ready:
-            self._stopped_ns = 0
+            self._stop_watch.runs()
             # Its end tells only that: children of the user's may hold the other end of the socket.
             self._has_ended = self._pidfd in ready
         elif self._pidfd is None and self._process.poll() is not None:
             self._has_ended = True
-        elif machine.is_stopped(self.pid):
-            # A gap in our own time (Ctrl-Z stops us, too) counts as one look.
-            self._stopped_ns += min(clock.monotonic_ns() - before, 2_000_000 * pause_ms)
-            if self._stopped_ns > self._longest_stop_ns:
-                self.was_stopped = True
-                self.kill()
-        else:
-            self._stopped_ns = 0
+        elif not machine.is_stopped(self.pid):
+            self._stop_watch.runs()
+        elif self._stop_watch.is_too_long():
+            self.was_stopped = True
+            self.kill()
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
