@@ -5,7 +5,6 @@ The error policy is applied here: a row that fails is left out or replaced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from loaderpool.worker.collate import blocks_of_array, collate
 from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, WorkFailed
 from loaderpool.worker.progress import Progress
+from loaderpool.worker.reuse import share_arrays
 from loaderpool.worker.rows import Converter
 
 
@@ -74,7 +74,7 @@ class BatchMaker:
                 batch, failed = self._packed_unit(calls, job, start, positions[start:stop], indices[start:stop])
             batches.append(batch)
             failures += _of_batch(number, failed)
-        if job.count > 1 and not self._copies_rows and _share_arrays(waiting):
+        if job.count > 1 and not self._copies_rows and share_arrays(waiting):
             self._copies_rows = True  # an array came back in another batch of the chunk
             return self.fill_packed(opened, buffer, base, capacity, calls)
         packing = Packing(batches)
@@ -176,7 +176,7 @@ class BatchMaker:
                     raise last_error from None
                 failures.append(RowFailure(last_error.failure, row))
                 rows.append(None)
-        if not self._copies_rows and _share_arrays(rows):
+        if not self._copies_rows and share_arrays(rows):
             self._copies_rows = True  # the function returns one array again and again
             return self._collect(calls, job, first, positions, indices)
         if not failures:
@@ -207,9 +207,3 @@ def bounds_in(job: Job, rows: int) -> list[tuple[int, int]]:
 
 def _of_batch(number: int, failures: list[RowFailure]) -> list[RowFailure]:
     return [each._replace(batch=number) for each in failures]
-
-
-def _share_arrays(rows: Sequence[Sequence[npt.NDArray[Any]] | None]) -> bool:
-    distinct = {id(leaves): leaves for leaves in rows if leaves is not None}  # one row may stand in for others
-    arrays = [id(leaf) for leaves in distinct.values() for leaf in leaves]
-    return len(set(arrays)) < len(arrays)

@@ -20,8 +20,8 @@ from loaderpool.plan.generator_positions import first_position
 from loaderpool.sources.worker_info import WorkerInfo, set_worker_info
 from loaderpool.system import clock
 from loaderpool.worker.global_rng import SavedGlobals
-from loaderpool.worker.held_items import comes_again, copy_of
 from loaderpool.worker.jobs import Abandoned
+from loaderpool.worker.reuse import comes_again, copy_of
 
 # Items are asked for one by one where each takes at least so long, else in blocks: the look at "abandoned" then costs
 # a share of a percent.
