@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import inspect
@@ -9,13 +10,15 @@ import os
 import signal
 import traceback
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 # The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
 LOST_PIPES_STATUS = 86
 # Frames of these modules are left out of remote tracebacks: the user's own frames are what explains the error.
 _OWN_PREFIX = "loaderpool"
 _OWN_STACK_FRAME = os.path.join("loaderpool", "worker", "")
+_IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
+_Exception = TypeVar("_Exception", bound=BaseException)
 
 
 class Original(NamedTuple):
@@ -24,6 +27,27 @@ class Original(NamedTuple):
     cls: type[BaseException]  # its class, or the nearest base of it that travels
     args: tuple[Any, ...]
     attributes: dict[str, Any]  # its own, and those that live in C structs or slots
+
+
+def rebuild(cls: type[_Exception], original: Original) -> _Exception:
+    """An exception put together again, as one of this class: the original's own, or one derived from it.
+
+    No class is called, for it may be the user's and do anything. Raises what such a class's parts raise.
+    """
+    builtin: Any = cls
+    while builtin.__flags__ & _IS_HEAP_TYPE:
+        builtin = builtin.__base__
+    attributes = dict(original.attributes)
+    if "derive" in dir(builtin):  # an exception group cannot be without its exceptions
+        error: _Exception = builtin.__new__(cls, attributes.pop("message"), attributes.pop("exceptions"))
+    else:
+        error = builtin.__new__(cls)  # of the class whose C struct it has
+    error.args = original.args
+    for name, value in attributes.items():
+        with contextlib.suppress(Exception):  # read-only, or of a type that C checks
+            if getattr(error, name, error) is not value:  # None is not the same in a C struct as what was never set
+                object.__setattr__(error, name, value)
+    return error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 import weakref
-from typing import Any
 
 from loaderpool.errors import LoaderpoolError
-
-_IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
 
 
 class LastError:
@@ -47,23 +43,8 @@ def _without_frames(error: BaseException) -> BaseException:
 
 
 def _copied(error: BaseException) -> BaseException:
-    """Made without calling the class, which may be the user's and do anything."""
-    from loaderpool.transport.reports import original_of  # which `import loaderpool` shall not wait for
+    from loaderpool.transport.reports import original_of, rebuild  # which `import loaderpool` shall not wait for
 
-    cls = type(error)
-    builtin: Any = cls
-    while builtin.__flags__ & _IS_HEAP_TYPE and builtin.__base__ is not None:
-        builtin = builtin.__base__
-    original = original_of(error)
-    members = original.attributes
-    if "derive" in dir(builtin):  # an exception group cannot be without its exceptions
-        copy: BaseException = builtin.__new__(cls, members.pop("message"), members.pop("exceptions"))
-    else:
-        copy = builtin.__new__(cls)
-    copy.args = original.args
+    copy = rebuild(type(error), original_of(error))
     vars(copy).update(vars(error))
-    for name in members.keys() - vars(copy).keys():  # such as errno and filename, which lie in C structs
-        with contextlib.suppress(Exception):  # read-only
-            if getattr(copy, name, None) is not members[name]:  # None is not the same there as what was never set
-                object.__setattr__(copy, name, members[name])
     return copy

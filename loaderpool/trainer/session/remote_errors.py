@@ -27,11 +27,11 @@ from loaderpool.transport.reports import (
     Verdict,
     how_it_ended,
     original_of,
+    rebuild,
     unpickled,
 )
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
-_IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
 
 
 def sample_error(
@@ -277,26 +277,12 @@ def _dual(ours: type[_Error], original: Original, message: str, told: dict[str, 
         # In the class, where they hide whatever the user's class has under these names, properties too.
         members = {**told, "__str__": lambda self: message, "__module__": user_type.__module__}
         both: Any = type(user_type.__name__, (ours, user_type), members)
-        builtin = both
-        while builtin.__flags__ & _IS_HEAP_TYPE:
-            builtin = builtin.__base__
-        attributes = dict(original.attributes)
-        if "derive" in dir(builtin):  # an exception group cannot be without its exceptions
-            error = builtin.__new__(both, attributes.pop("message"), attributes.pop("exceptions"))
-        else:
-            error = builtin.__new__(both)  # of the class whose C struct it has
-        error.args = original.args
-        for name, value in attributes.items():
-            if name not in told:
-                try:
-                    object.__setattr__(error, name, value)
-                except Exception:  # read-only, or of a type that C checks
-                    continue
+        kept = {name: value for name, value in original.attributes.items() if name not in told}
+        error: _Error = rebuild(both, original._replace(attributes=kept))
         str(error)
     except Exception:
         return None
-    result: _Error = error
-    return result
+    return error
 
 
 def _with_context(error: _Error, failure: Failure, cause: BaseException | None = None) -> _Error:
