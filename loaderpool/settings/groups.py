@@ -18,7 +18,7 @@ DEFAULT_RESTARTS = (50, 60.0)
 # What travels in the messages' 64-bit words must fit them; this bound is far beyond what anybody means.
 _MOST_RESTARTS = 2**31
 # Threads of one worker. More would wait for the one interpreter lock that they share, and workers share none.
-_MOST_THREADS = 256
+MAX_THREADS = 256
 # Bucket numbers are kept in 16 bits an item, which sort in linear time. Nobody has as many batch shapes.
 _MOST_BOUNDARIES = (1 << 16) - 1
 _MAX_LENGTH = 2**63 - 1
@@ -173,7 +173,7 @@ class WorkerOptions:
     ) -> None:
         _answer_unknown(type(self), _unknown)
         hint = "calls of fn that a worker makes at the same time"
-        threads = whole_number("WorkerOptions.threads", threads, at_least=1, at_most=_MOST_THREADS, hint=hint)
+        threads = whole_number("WorkerOptions.threads", threads, at_least=1, at_most=MAX_THREADS, hint=hint)
         seed_globals = auto_flag("WorkerOptions.seed_globals", seed_globals)
         if threads > 1 and seed_globals is True:
             raise ArgumentError(

@@ -28,6 +28,10 @@ def wait(i):
     return np.full(4, i, np.float32)
 
 
+def generate():
+    yield from range(50)
+
+
 def fail(i):
     raise ValueError(f"no sample {i}")
 
@@ -49,6 +53,10 @@ def make_cached():
 
 def make_failing():
     return lp.Loader(range(50), fail, batch_size=4, workers=1)
+
+
+def make_generating():
+    return lp.Loader.from_generator(generate, batch_size=4, workers=1)
 
 
 def make_interrupting():
@@ -138,6 +146,35 @@ def test_tune_measures_recommends_and_writes_files(command: Callable[..., ChildR
     assert f"Use workers=2: {data['recommendation']['reason']}." in result.stdout.splitlines()
     assert "decided by" in result.stdout and "The ideal is " in result.stdout
     assert "round 2 of 2" in result.stderr
+
+
+def test_tune_measures_threads_with_each_number_of_workers(command: Callable[..., ChildResult], project: Path) -> None:
+    result = command(
+        "tune", "jobs:make_waiting", "--seconds", "0.3", "--workers", "0,1", "--threads", "1,4",
+        "--json", "r.json", "--plot", "r.png",
+    ).check()  # fmt: skip
+    data = json.loads((project / "r.json").read_text())
+    settings = [(each["workers"], each["threads"]) for each in data["measurements"]]
+    assert settings == [(0, 1), (1, 1), (1, 4)]
+    none, one, four = (each["samples_per_s"] for each in data["measurements"])
+    assert max(none, one) < 1 / 0.005 < 1.4 / 0.005 < four < 4 / 0.005 * 1.2
+    assert (data["recommendation"]["workers"], data["recommendation"]["threads"]) == (1, 4)
+    advice = f"Use workers=1, worker_options=lp.WorkerOptions(threads=4): {data['recommendation']['reason']}."
+    assert advice in result.stdout.splitlines()
+    assert "1 worker with 4 threads, round 2 of 2" in result.stderr
+    assert (project / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [("make_cached", "cache and WorkerOptions(threads=4) exclude"), ("make_generating", "is for functions")],
+)
+def test_a_loader_that_can_have_no_threads_says_so_before_it_is_measured(
+    command: Callable[..., ChildResult], target: str, says: str
+) -> None:
+    result = command("tune", f"jobs:{target}", "--seconds", "60", "--workers", "0,1", "--threads", "1,4")
+    assert result.returncode == 1 and "round" not in result.stderr
+    assert says in result.stderr and "Traceback" not in result.stderr
 
 
 def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: Path) -> None:
@@ -230,6 +267,10 @@ def test_a_wrong_target_is_explained(
         (["--workers", "1,-2"], "not a list"),
         (["--workers", "4"], "nothing to compare"),
         (["--workers", "1,99999"], "largest number of workers"),
+        (["--workers", "0", "--threads", "1,4"], "nothing to compare"),
+        (["--threads", "1,x"], "not a list of numbers of threads"),
+        (["--threads", "0,4"], "at least 1 thread"),
+        (["--threads", "1,999"], "largest number of threads, 256"),
         (["--json", "no_such_folder/r.json"], "no_such_folder"),
         (["--plot", "r.txt"], ".png"),
         (["--rounds"], "No such option"),

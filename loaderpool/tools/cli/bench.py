@@ -11,7 +11,7 @@ from loaderpool.tools.cli.options import read_json, read_seconds
 from loaderpool.tools.cli.report import bench_data, bench_table, workers_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import progress, results, say, write_json
-from loaderpool.tools.tuning import cpu_budget, measure
+from loaderpool.tools.tuning import Setting, cpu_budget, measure
 
 
 @click.command(epilog="\b\nExample:\n  loaderpool bench train:make_loader --seconds 10 --json result.json")
@@ -33,7 +33,7 @@ def bench(target: str, seconds: float, json_to: Path | str | None) -> None:
         batch_size, workers = loader.config.batch_size, loader.workers
         unit = "samples" if batch_size is not None else "elements"
         with progress(1, 1, unit) as watcher:
-            watcher.begin(workers, 1)
+            watcher.begin(Setting(workers), 1)
             window = measure(loader, seconds, on_progress=watcher.advance)
             watcher.end(window)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from loaderpool.config import MAX_WORKERS
+from loaderpool.settings.groups import MAX_THREADS
 
 # What an output option has for "-": no `Path`, for a file may be called so, as `./-`.
 STDOUT = "-"
@@ -30,21 +31,37 @@ def read_seconds(context: click.Context, parameter: click.Parameter, value: str)
 
 def read_counts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """Numbers of workers to compare, as 0,1,2,4: ascending, each once."""
-    if value is None:
-        return None
-    parts = [part.strip() for part in value.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise click.BadParameter(f"{value!r} is not a list of numbers of workers such as 0,1,2,4.", context, parameter)
-    counts = tuple(sorted({int(part) for part in parts}))
-    if counts[-1] > MAX_WORKERS:
-        raise click.BadParameter(
-            f"{counts[-1]} is more than the largest number of workers, {MAX_WORKERS}.", context, parameter
-        )
-    if len(counts) < 2:
+    counts = _read_numbers(context, parameter, value, "workers such as 0,1,2,4", MAX_WORKERS)
+    # Numbers of threads are something to compare, too, but 0 workers have none.
+    if counts is not None and len(counts) < 2 and (counts == (0,) or not context.params.get("threads")):
         raise click.BadParameter(
             f"{value!r} leaves nothing to compare: give two numbers or more, such as 0,4.", context, parameter
         )
     return counts
+
+
+def read_threads(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Numbers of threads for each worker to compare, as 1,4,16: ascending, each once."""
+    threads = _read_numbers(context, parameter, value, "threads such as 1,4,16", MAX_THREADS)
+    if threads is not None and threads[0] == 0:
+        raise click.BadParameter("a worker has at least 1 thread: leave out the 0.", context, parameter)
+    return threads
+
+
+def _read_numbers(
+    context: click.Context, parameter: click.Parameter, value: str | None, what: str, largest: int
+) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise click.BadParameter(f"{value!r} is not a list of numbers of {what}.", context, parameter)
+    numbers = tuple(sorted({int(part) for part in parts}))
+    if numbers[-1] > largest:
+        raise click.BadParameter(
+            f"{numbers[-1]} is more than the largest number of {what.split()[0]}, {largest}.", context, parameter
+        )
+    return numbers
 
 
 def read_json(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | str | None:

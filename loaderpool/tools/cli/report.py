@@ -11,7 +11,7 @@ from rich.table import Table
 
 import loaderpool
 from loaderpool.tools.doctor.checks import Check
-from loaderpool.tools.tuning import Comparison, CpuBudget, Recommendation, Window
+from loaderpool.tools.tuning import Comparison, CpuBudget, Recommendation, Setting, Window
 from loaderpool.trainer.loader import Loader
 
 _FORMAT_VERSION = 1  # of the JSON files; raised when a key changes its meaning or goes away
@@ -23,17 +23,21 @@ def number(value: float) -> str:
 
 
 def tune_table(recommendation: Recommendation, unit: str, is_terminal: bool) -> Table:
-    """One row for each number of workers; the recommended one is marked, and with * what is above the ideal."""
-    base = recommendation.comparisons[0].measurement.workers
+    """One row for each setting; the recommended one is marked, and with * what is above the ideal."""
+    names_threads = recommendation.setting.names_threads
+    base = recommendation.comparisons[0].measurement.setting
+    over = f"speed-up over {base.label if names_threads and base.workers else base.workers}"
     table = plain_table(is_terminal)
-    for heading in ("workers", f"{unit}/s", "spread", "CPU use", f"speed-up over {base}", "of the ideal"):
+    for heading in ("workers", *["threads"] * names_threads, f"{unit}/s", "spread", "CPU use", over, "of the ideal"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for each in recommendation.comparisons:
         measurement = each.measurement
-        is_chosen = measurement.workers == recommendation.workers
+        setting = measurement.setting
+        is_chosen = setting == recommendation.setting
         table.add_row(
-            str(measurement.workers),
+            str(setting.workers),
+            *[str(setting.threads) if setting.workers else "-"] * names_threads,
             number(measurement.samples_per_s),
             f"-{measurement.spread:.0%}" if len(measurement.windows) > 1 else "one round",
             f"{measurement.cpu_use:.2f}",
@@ -89,7 +93,7 @@ def tune_data(
         **_head("tune", target, batch_size, cpus),
         "seconds": seconds,
         "recommendation": {
-            "workers": recommendation.workers,
+            **_setting_data(recommendation.setting),
             "reason": recommendation.reason,
             "notes": list(recommendation.notes),
             "ideal": recommendation.ideal,
@@ -133,7 +137,7 @@ def _head(command: str, target: str | None, batch_size: int | None, cpus: CpuBud
 def _comparison_data(comparison: Comparison) -> dict[str, Any]:
     measurement = comparison.measurement
     return {
-        "workers": measurement.workers,
+        **_setting_data(measurement.setting),
         "samples_per_s": measurement.samples_per_s,
         "spread": measurement.spread,
         "cpu_use": measurement.cpu_use,
@@ -142,6 +146,11 @@ def _comparison_data(comparison: Comparison) -> dict[str, Any]:
         "share_of_ideal": comparison.share_of_ideal,
         "windows": [_window_data(window) for window in measurement.windows],
     }
+
+
+def _setting_data(setting: Setting) -> dict[str, int]:
+    """The threads stand there where they were varied."""
+    return {"workers": setting.workers, **({"threads": setting.threads} if setting.names_threads else {})}
 
 
 def _window_data(window: Window) -> dict[str, Any]:

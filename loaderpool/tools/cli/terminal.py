@@ -18,7 +18,7 @@ from rich.text import Text
 
 from loaderpool.tools.cli.options import STDOUT
 from loaderpool.tools.cli.report import number
-from loaderpool.tools.tuning import Watcher, Window
+from loaderpool.tools.tuning import Setting, Watcher, Window
 
 # A file has no width; a table that is cut or wrapped at 80 columns would be of no use there.
 _PLAIN_WIDTH = 200
@@ -70,9 +70,8 @@ def progress(windows: int, rounds: int, unit: str) -> Iterator[Watcher]:
         yield _Bar(bar, bar.add_task("starting", total=windows), rounds, unit)
 
 
-def _label(workers: int, round_number: int, rounds: int) -> str:
-    count = f"{workers} worker{'s' * (workers != 1)}"
-    return count if rounds == 1 else f"{count}, round {round_number} of {rounds}"
+def _label(setting: Setting, round_number: int, rounds: int) -> str:
+    return setting.label if rounds == 1 else f"{setting.label}, round {round_number} of {rounds}"
 
 
 class _Lines(Watcher):
@@ -82,8 +81,8 @@ class _Lines(Watcher):
         self._console, self._rounds, self._unit = console, rounds, unit
         self._label = ""
 
-    def begin(self, workers: int, round_number: int) -> None:
-        self._label = _label(workers, round_number, self._rounds)
+    def begin(self, setting: Setting, round_number: int) -> None:
+        self._label = _label(setting, round_number, self._rounds)
 
     def end(self, window: Window) -> None:
         say(self._console, f"{self._label}: {number(window.samples_per_s)} {self._unit}/s")
@@ -97,8 +96,8 @@ class _Bar(Watcher):
         self._done = 0
         self._latest = ""
 
-    def begin(self, workers: int, round_number: int) -> None:
-        self._bar.update(self._task, description=self._latest + _label(workers, round_number, self._rounds))
+    def begin(self, setting: Setting, round_number: int) -> None:
+        self._bar.update(self._task, description=self._latest + _label(setting, round_number, self._rounds))
 
     def advance(self, fraction: float) -> None:
         self._bar.update(self._task, completed=self._done + fraction)
@@ -107,7 +106,7 @@ class _Bar(Watcher):
         self._latest = f"(latest: {number(window.samples_per_s)} {self._unit}/s) "
         self._step()
 
-    def skip(self, workers: int, round_number: int) -> None:
+    def skip(self, setting: Setting, round_number: int) -> None:
         self._step()
 
     def _step(self) -> None:

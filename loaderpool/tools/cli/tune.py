@@ -1,4 +1,4 @@
-"""`loaderpool tune`: measures numbers of workers and says which one to use."""
+"""`loaderpool tune`: measures numbers of workers, and of threads, and says which to use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from loaderpool.tools.cli.options import read_counts, read_json, read_plot, read_seconds
+from loaderpool.tools.cli.options import read_counts, read_json, read_plot, read_seconds, read_threads
 from loaderpool.tools.cli.report import tune_data, tune_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import progress, results, say, write_json
-from loaderpool.tools.tuning import cpu_budget, default_counts, measure_counts, recommend
+from loaderpool.tools.tuning import Setting, cpu_budget, default_counts, measure_settings, recommend, settings_of
 
 _ROUNDS = 2
 
@@ -19,6 +19,7 @@ _ROUNDS = 2
     epilog="\b\nExamples:\n"
     "  loaderpool tune train:make_loader\n"
     "  loaderpool tune train:make_loader --workers 0,8,16,32 --seconds 10\n"
+    "  loaderpool tune train:make_loader --workers 1,2 --threads 1,4,16\n"
     "  loaderpool tune train:make_loader --json rates.json --plot rates.png"
 )
 @click.argument("target")
@@ -33,6 +34,14 @@ _ROUNDS = 2
     help="Numbers of workers to measure, such as 0,1,2,4.  [default: 0, 1, 2, 4, ... twice the CPUs]",
 )
 @click.option(
+    "--threads",
+    metavar="N,N,...",
+    callback=read_threads,
+    is_eager=True,  # known when --workers is checked
+    help="Numbers of threads of each worker to measure, such as 1,4,16, with each number of workers.  "
+    "[default: as many as TARGET has]",
+)
+@click.option(
     "--json", "json_to", metavar="FILE", callback=read_json, help="Write all measurements to this file, - for stdout."
 )
 @click.option(
@@ -40,29 +49,36 @@ _ROUNDS = 2
     "plot_path",
     metavar="FILE",
     callback=read_plot,
-    help="Draw rates over workers into this .png, .svg or .pdf.",
+    help="Draw the rates into this .png, .svg or .pdf.",
 )
 def tune(
-    target: str, seconds: float, counts: tuple[int, ...] | None, json_to: Path | str | None, plot_path: Path | None
+    target: str,
+    seconds: float,
+    counts: tuple[int, ...] | None,
+    threads: tuple[int, ...] | None,
+    json_to: Path | str | None,
+    plot_path: Path | None,
 ) -> None:
-    """Measure TARGET with several numbers of workers, and say which number to use and why.
+    """Measure TARGET with several numbers of workers, and of threads, and say which to use and why.
 
     TARGET is package.module:name, a Loader or a function without arguments that makes one. Each number is measured on
     a loader of its own, in two rounds, forth and back. Nothing is trained: the rates are what the loader can deliver
     to a training step that takes no time. A cache is left out, so that each number finds the same work to do.
     """
     cpus = cpu_budget()
-    counts = counts or default_counts(cpus.usable)
     loader = load_target(target)
     loader.close()  # its own workers would idle beside the measured ones, in memory that those want
+    if threads is not None:
+        Setting(0, max(threads)).apply(loader).close()  # a loader that can have none says so before it is measured
     has_cache = loader._core.arguments["cache"] is not None
     if has_cache:  # on disk what one number fills would be there for the next; in memory, for the passes of the faster
         loader = loader.replace(cache=None)
     batch_size = loader.config.batch_size
     unit = "samples" if batch_size is not None else "elements"
-    with progress(len(counts) * _ROUNDS, _ROUNDS, unit) as watcher:
-        measurements = measure_counts(loader, counts, seconds, rounds=_ROUNDS, watcher=watcher)
-    recommendation = recommend(measurements, cpus.usable, loader.config.worker_options.threads)
+    settings = settings_of(counts or default_counts(cpus.usable), threads, loader.config)
+    with progress(len(settings) * _ROUNDS, _ROUNDS, unit) as watcher:
+        measurements = measure_settings(loader, settings, seconds, rounds=_ROUNDS, watcher=watcher)
+    recommendation = recommend(measurements, cpus.usable)
 
     console = results(json_to)
     say(console, f"{target}, batch_size={batch_size}", style="bold")
@@ -72,7 +88,7 @@ def tune(
     if recommendation.excess:
         say(console, f"*: {recommendation.excess}.", style="dim")
     say(console, "Rates are of the faster round; the spread says how far the slower one is behind.\n", style="dim")
-    say(console, f"Use workers={recommendation.workers}: {recommendation.reason}.", style="bold")
+    say(console, f"Use {recommendation.setting.arguments}: {recommendation.reason}.", style="bold")
     for note in recommendation.notes:
         say(console, f"Note: {note}")
     if has_cache:

@@ -1,8 +1,9 @@
-"""Finds how many workers a loader should have, by measuring it; decides apart from measuring, and prints nothing."""
+"""Finds how many workers and threads a loader should have by measuring it; prints nothing."""
 
 from loaderpool.tools.tuning.cpus import CpuBudget, cpu_budget
-from loaderpool.tools.tuning.measure import Watcher, default_counts, measure, measure_counts
+from loaderpool.tools.tuning.measure import Watcher, measure, measure_settings
 from loaderpool.tools.tuning.recommend import Comparison, Recommendation, recommend
+from loaderpool.tools.tuning.setting import Setting, default_counts, settings_of
 from loaderpool.tools.tuning.window import Measurement, Window
 
 __all__ = [
@@ -10,11 +11,13 @@ __all__ = [
     "CpuBudget",
     "Measurement",
     "Recommendation",
+    "Setting",
     "Watcher",
     "Window",
     "cpu_budget",
     "default_counts",
     "measure",
-    "measure_counts",
+    "measure_settings",
     "recommend",
+    "settings_of",
 ]

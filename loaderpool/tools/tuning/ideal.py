@@ -1,43 +1,55 @@
-"""What more workers could bring at best, from how much of its time the function computes."""
+"""What more workers and threads could bring at best, from how much of its time the function computes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from loaderpool.tools.tuning.setting import Setting
 from loaderpool.tools.tuning.window import Measurement
 
 # Above this share of CPU time the function computes: the rest is what other processes take, not waiting of its own.
 COMPUTES_ABOVE = 0.75
+# Threads that compute in turns use one CPU; the margin is for the process's own other threads.
+THREADS_ABOVE_CPUS = 1.3
 
 
-def cpu_share(base: Measurement, threads: int = 1) -> float:
+def cpu_share(base: Measurement) -> float:
     """The share of its time that the function computes, 0.0 to 1.0; the rest it waits, for anything but a CPU.
 
     Args:
-        base: the measurement of the fewest workers, which disturb each other least.
-        threads: calls that a worker makes at the same time; 0 workers make one.
+        base: the measurement of the smallest setting, in which calls disturb each other least.
     """
     window = base.best
     cpu_s = window.workers_cpu_s if base.workers else window.own_cpu_s
     # Waiting for a CPU is not the function's own: on a busy machine all work would seem to block.
-    had_s = window.elapsed_s * max(1, base.workers) - window.queued_s
+    had_s = window.elapsed_s * base.setting.processes - window.queued_s
     share = min(1.0, cpu_s / had_s) if had_s > cpu_s else 1.0
     # Of a worker that computes all the time nobody can tell how long its calls would wait if they were alone.
-    return share / threads if base.workers and share < COMPUTES_ABOVE else share
+    return share / base.setting.threads if share < COMPUTES_ABOVE else share
 
 
-def ideal_speedup(workers: int, cpus: int, share: float, threads: int = 1) -> float:
-    """The speed-up over one call at a time that `workers` could reach: until their computing fills the CPUs.
+def compute_in_turns(measurements: Sequence[Measurement]) -> bool:
+    """Whether the threads of a worker compute one at a time, by the interpreter's lock; code in C may let go of it."""
+    return not any(
+        each.best.workers_cpu_s > THREADS_ABOVE_CPUS * each.workers * each.best.elapsed_s
+        for each in measurements
+        if each.setting.threads > 1
+    )
+
+
+def ideal_speedup(setting: Setting, cpus: int, share: float, in_turns: bool = True) -> float:
+    """The speed-up over one call at a time that `setting` could reach: until its computing fills the CPUs.
 
     For a function that only computes this is `min(workers, cpus)`, for one that only waits it is `workers` times their
-    threads. The threads of one worker compute in turns.
+    threads.
 
     Args:
-        workers: 0 counts as one process, this one.
+        setting: 0 workers count as one process, this one.
         cpus: CPUs there are.
         share: the function's `cpu_share`.
-        threads: calls that a worker makes at the same time; 0 workers make one.
+        in_turns: whether the threads of one worker compute in turns.
     """
-    processes = max(1, workers)
+    at_once = setting.processes if in_turns else setting.calls
     if share >= COMPUTES_ABOVE:
-        return float(min(processes, cpus))
-    at_once = float(workers * threads or 1)
-    return min(at_once, cpus / share, processes / share) if share > 0 else at_once
+        return float(min(at_once, cpus))
+    return min(float(setting.calls), cpus / share, at_once / share) if share > 0 else float(setting.calls)

@@ -1,15 +1,15 @@
-"""How fast a loader is with each number of workers: rates over windows of time, nothing concluded."""
+"""How fast a loader is with each setting: rates over windows of time, nothing concluded."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol
 
 from loaderpool.errors import ArgumentError
 from loaderpool.system import clock
 from loaderpool.tools.tuning.contention import queued_s
+from loaderpool.tools.tuning.setting import Measurable, Setting
 from loaderpool.tools.tuning.window import Measurement, Window
 from loaderpool.trainer.engine.engine_statistics import WorkerStatistics
 from loaderpool.trainer.epochs.statistics import Statistics
@@ -17,27 +17,18 @@ from loaderpool.trainer.epochs.statistics import Statistics
 # The start is not the steady state: first calls import and open files, first batches fault the slots' pages in.
 # Smaller counts some of that; larger only lengthens the measuring, and slow batches have no ring to fill anyway.
 _WARM_UP_S = 1.0
+# A window ends where as many batches are made and not handed over as at its beginning, and at the latest after so many
+# times its length. Smaller, what threads made ahead counts as made in the window; larger, uneven work takes too long.
+_LONGEST = 2.0
 # A bar needs no more, and each report costs the time of a cheap batch.
 _REPORT_EVERY_S = 0.1
-
-
-class Measurable(Protocol):
-    """The part of a `Loader` that is needed to measure it."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def statistics(self) -> Statistics: ...
-
-    def replace(self, **changes: Any) -> Measurable: ...
-
-    def close(self) -> None: ...
 
 
 class Watcher:
     """Is told how the measuring goes, in its thread; this one does not care."""
 
-    def begin(self, workers: int, round_number: int) -> None:
-        """A window for this many workers begins, in this round (from 1)."""
+    def begin(self, setting: Setting, round_number: int) -> None:
+        """A window for this setting begins, in this round (from 1)."""
 
     def advance(self, fraction: float) -> None:
         """This much of the window's time is over, 0.0 to 1.0."""
@@ -45,53 +36,43 @@ class Watcher:
     def end(self, window: Window) -> None:
         """The window is over."""
 
-    def skip(self, workers: int, round_number: int) -> None:
-        """The window is left out, as an earlier one of the same count was long enough."""
+    def skip(self, setting: Setting, round_number: int) -> None:
+        """The window is left out, as an earlier one of the same setting was long enough."""
 
 
-def default_counts(cpus: int) -> tuple[int, ...]:
-    """0, 1, 2, 4, ... and `cpus` itself, up to twice `cpus`: blocking work gains from more workers than CPUs."""
-    counts = {0, cpus, 2 * cpus}
-    count = 1
-    while count <= 2 * cpus:
-        counts.add(count)
-        count *= 2
-    return tuple(sorted(counts))
-
-
-def measure_counts(
-    loader: Measurable, counts: Sequence[int], seconds: float, *, rounds: int = 2, watcher: Watcher | None = None
+def measure_settings(
+    loader: Measurable, settings: Sequence[Setting], seconds: float, *, rounds: int = 2, watcher: Watcher | None = None
 ) -> tuple[Measurement, ...]:
-    """Each count's measurement, in the order of `counts`; `loader` itself is not iterated.
+    """Each setting's measurement, in the order of `settings`; `loader` itself is not iterated.
 
-    The rounds go forth and back through the counts (1, 2, 4, 0, 0, 4, 2, 1), so that a machine that gets slower or
-    busier meanwhile is not held against the later ones. 0 comes behind the others: a function that ends its process
-    ends this one then, and in a worker it is an error that names the sample.
+    The rounds go forth and back through the settings (workers 1, 2, 4, 0, 0, 4, 2, 1), so that a machine that gets
+    slower or busier meanwhile is not held against the later ones. 0 workers come behind the others: a function that
+    ends its process ends this one then, and in a worker it is an error that names the sample.
 
-    Blocks: `seconds` for each count, and longer where batches take longer.
+    Blocks: `seconds` for each setting, and longer where batches take longer.
 
     Args:
-        loader: each count is measured on `loader.replace(workers=count)`.
-        counts: numbers of workers, at least 0.
-        seconds: for each count, over all rounds.
-        rounds: windows for each count, at least 1.
+        loader: each setting is measured on a loader made of it.
+        settings: what to measure.
+        seconds: for each setting, over all rounds.
+        rounds: windows for each setting, at least 1.
         watcher: is told how it goes.
     """
     watcher = watcher or Watcher()
-    windows: dict[int, list[Window]] = {count: [] for count in counts}
-    order = sorted(counts, key=lambda count: count == 0)
+    windows: dict[Setting, list[Window]] = {setting: [] for setting in settings}
+    order = sorted(settings, key=lambda setting: setting.workers == 0)
     for number in range(1, rounds + 1):
-        for count in order if number % 2 else reversed(order):
+        for setting in order if number % 2 else reversed(order):
             # A window that lasted for all rounds together has the accuracy of all of them: slow batches end sooner.
-            if any(window.elapsed_s >= seconds for window in windows[count]):
-                watcher.skip(count, number)
+            if any(window.elapsed_s >= seconds for window in windows[setting]):
+                watcher.skip(setting, number)
                 continue
-            watcher.begin(count, number)
-            with contextlib.closing(loader.replace(workers=count)) as measured:
+            watcher.begin(setting, number)
+            with contextlib.closing(setting.apply(loader)) as measured:
                 window = measure(measured, seconds / rounds, on_progress=watcher.advance)
-            windows[count].append(window)
+            windows[setting].append(window)
             watcher.end(window)
-    return tuple(Measurement(count, tuple(windows[count])) for count in counts)
+    return tuple(Measurement(setting, tuple(windows[setting])) for setting in settings)
 
 
 def measure(
@@ -107,6 +88,8 @@ def measure(
 
     Workers that began together finish together, and a ticket may cover several batches, so batches come in bursts. A
     window therefore begins and ends with the first batch of a burst: a cut elsewhere would be off by up to all of one.
+    Threads have many batches under way, and what they have made ahead is handed over at once: a window ends with as
+    many batches in stock as it began with.
 
     Blocks: until `seconds` are over after the warm-up, and in any case for a batch of each worker.
 
@@ -135,7 +118,9 @@ def measure(
             is_first = bursts.is_first()
             end_s = bursts.latest_s
             if end_s - start_s >= seconds and taken >= fewest and is_first:
-                break
+                is_late = end_s - start_s >= _LONGEST * seconds
+                if is_late or abs(_backlog(loader.statistics()) - _backlog(before)) <= fewest:
+                    break
             if end_s - reported_s >= _REPORT_EVERY_S:
                 reported_s = end_s
                 on_progress(min(1.0, (end_s - start_s) / seconds))
@@ -197,6 +182,14 @@ def _warm_up(loader: Measurable, batches: Iterator[None], bursts: _Bursts) -> No
             return
         if bursts.latest_s - bursts.first_s >= _WARM_UP_S:
             return
+
+
+def _backlog(statistics: Statistics) -> float:
+    """Batches that workers have made and that are not handed over."""
+    if not statistics.workers:
+        return 0.0
+    made = sum(worker.samples for worker in statistics.workers)
+    return (made - statistics.samples) * statistics.batches / max(1, statistics.samples)
 
 
 def _queued(statistics: Statistics, queued_s: Callable[[int], float]) -> dict[int, float]:

@@ -1,9 +1,10 @@
-"""What was measured: windows of time, and all windows of one number of workers."""
+"""What was measured: windows of time, and all windows of one setting."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from loaderpool.tools.tuning.setting import Setting
 from loaderpool.trainer.engine.engine_statistics import WorkerStatistics
 
 
@@ -49,10 +50,15 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """All windows of one number of workers."""
+    """All windows of one setting."""
 
-    workers: int  # how many; 0: in this process
+    setting: Setting  # what the loader had
     windows: tuple[Window, ...]  # one for each round, at least one
+
+    @property
+    def workers(self) -> int:
+        """How many workers there were; 0: samples were made in this process."""
+        return self.setting.workers
 
     @property
     def best(self) -> Window:

@@ -1,4 +1,4 @@
-"""Measuring and recommending a number of workers, on a loader and a clock that only count."""
+"""Measuring and recommending numbers of workers and threads, on a loader and a clock that only count."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from typing import Any
 
 import pytest
 
+from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError
+from loaderpool.settings.groups import WorkerOptions
 from loaderpool.system import capacity
-from loaderpool.tools.cli.report import tune_table
+from loaderpool.tools.cli.report import tune_data, tune_table
 from loaderpool.tools.tuning import (
     Measurement,
+    Setting,
     Watcher,
     Window,
     cpu_budget,
     default_counts,
     measure,
-    measure_counts,
+    measure_settings,
     recommend,
+    settings_of,
 )
-from loaderpool.tools.tuning.ideal import cpu_share, ideal_speedup
+from loaderpool.tools.tuning.ideal import compute_in_turns, cpu_share, ideal_speedup
 from loaderpool.tools.tuning.measure import _differences
 from loaderpool.trainer.engine.engine_statistics import WorkerStatistics
 from loaderpool.trainer.epochs.statistics import Statistics
+from loaderpool.trainer.loader import Loader
 
 
 class Machine:
@@ -34,8 +39,12 @@ class Machine:
     def __init__(self) -> None:
         self.now = 100.0
         self.cpu_s = 0.0
-        self.order: list[int] = []
+        self.order: list[tuple[int, int]] = []  # workers and threads of each loader that was made
         self.open = 0
+
+
+def config_with(**options: Any) -> LoaderConfig:
+    return Loader(range(3), workers=0, worker_options=WorkerOptions(**options)).config
 
 
 class FakeLoader:
@@ -45,15 +54,16 @@ class FakeLoader:
         self, machine_: Machine, workers: int = 0, *, batch_s: float = 0.1, rows: int = 4, batches: int = 5,
         startup_s: float = 0.0, cpu_share: float = 1.0, chunk: int = 1,
     ) -> None:  # fmt: skip
+        self.config = config_with()
         self.machine, self.workers, self.rows, self.per_pass = machine_, workers, rows, batches
         self.settings = {"batch_s": batch_s, "rows": rows, "batches": batches, "startup_s": startup_s,
                          "cpu_share": cpu_share, "chunk": chunk}  # fmt: skip
         self.batch_s, self.startup_s, self.cpu_share, self.chunk = batch_s, startup_s, cpu_share, chunk
-        self.made = self.passes = 0
+        self.made = self.passes = self.slots = 0
         machine_.open += 1
 
     def replace(self, **changes: Any) -> FakeLoader:
-        self.machine.order.append(changes["workers"])
+        self.machine.order.append((changes["workers"], changes["worker_options"].threads))
         return FakeLoader(self.machine, changes["workers"], **self.settings)
 
     def __iter__(self) -> Iterator[int]:
@@ -76,7 +86,7 @@ class FakeLoader:
             for n in range(self.workers)
         )
         changes = {"batches": self.made, "samples": self.made * self.rows, "bytes": self.made * self.rows * 10,
-                   "consumer_wait_s": self.made * 0.01, "workers": workers, "skipped_indices": (),
+                   "consumer_wait_s": self.made * 0.01, "slots": self.slots, "workers": workers, "skipped_indices": (),
                    "replaced_indices": ()}  # fmt: skip
         return Statistics(**{**zero, **changes})  # type: ignore[arg-type]
 
@@ -112,6 +122,29 @@ def test_the_rate_is_exact_although_batches_come_in_bursts(workers: int, batch_s
 def test_the_start_is_not_counted() -> None:
     window = run_measure(FakeLoader(Machine(), 2, batch_s=0.1, startup_s=30.0), 1.0)
     assert window.elapsed_s < 2.0
+
+
+class Unsteady(FakeLoader):
+    """One worker makes 20 batches a second; for a second 10 of them are handed over, and in the next second 30."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            for _ in range(40):
+                self.machine.now += 0.1 if self.made % 40 < 10 else 1 / 30
+                self.made += 1
+                yield self.made
+
+    def statistics(self) -> Statistics:
+        made = round((self.machine.now - 100.0) * 20)
+        worker = WorkerStatistics(0, 1000, made, made * self.rows, 0.0, 0.0, 0.0)
+        return dataclasses.replace(super().statistics(), workers=(worker,))
+
+
+@pytest.mark.parametrize("warm_up", [1, 12, 20, 35])
+def test_what_was_made_before_the_window_is_not_counted_as_made_in_it(warm_up: int) -> None:
+    loader = Unsteady(Machine(), 1, rows=4)
+    loader.slots = warm_up
+    assert run_measure(loader, 1.1).samples_per_s == pytest.approx(80, rel=0.06)
 
 
 def test_short_epochs_follow_each_other() -> None:
@@ -159,19 +192,23 @@ def test_progress_never_passes_the_end() -> None:
 
 class Seen(Watcher):
     def __init__(self) -> None:
-        self.begun: list[tuple[int, int]] = []
-        self.skipped: list[tuple[int, int]] = []
+        self.begun: list[tuple[str, int]] = []
+        self.skipped: list[tuple[str, int]] = []
 
-    def begin(self, workers: int, round_number: int) -> None:
-        self.begun.append((workers, round_number))
+    def begin(self, setting: Setting, round_number: int) -> None:
+        self.begun.append((setting.label, round_number))
 
-    def skip(self, workers: int, round_number: int) -> None:
-        self.skipped.append((workers, round_number))
+    def skip(self, setting: Setting, round_number: int) -> None:
+        self.skipped.append((setting.label, round_number))
+
+
+def settings(*counts: int, threads: int = 1) -> list[Setting]:
+    return [Setting(count, threads if count else 1) for count in counts]
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine whose clock `measure_counts` reads, too."""
+    """A machine whose clock `measure_settings` reads, too."""
     fake = Machine()
     defaults = measure.__kwdefaults__
     monkeypatch.setitem(defaults, "now_s", lambda: fake.now)
@@ -182,8 +219,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_rounds_go_forth_and_back_on_loaders_of_their_own_that_are_closed(fake: Machine) -> None:
     loader = FakeLoader(fake)
-    measurements = measure_counts(loader, (0, 1, 2), 2.0, rounds=2)
-    assert fake.order == [1, 2, 0, 0, 2, 1]
+    measurements = measure_settings(loader, settings(0, 1, 2), 2.0, rounds=2)
+    assert fake.order == [(1, 1), (2, 1), (0, 1), (0, 1), (2, 1), (1, 1)]
     assert [each.workers for each in measurements] == [0, 1, 2]
     assert [len(each.windows) for each in measurements] == [2, 2, 2]
     assert all(window.wanted_s == 1.0 for each in measurements for window in each.windows)
@@ -192,15 +229,47 @@ def test_rounds_go_forth_and_back_on_loaders_of_their_own_that_are_closed(fake: 
 
 def test_a_loader_that_fails_is_closed(fake: Machine) -> None:
     with pytest.raises(ArgumentError):
-        measure_counts(FakeLoader(fake, batches=0), (0, 1), 2.0)
+        measure_settings(FakeLoader(fake, batches=0), settings(0, 1), 2.0)
     assert fake.open == 1
 
 
 def test_slow_batches_are_not_measured_again(fake: Machine) -> None:
     seen = Seen()
-    (measurement, _) = measure_counts(FakeLoader(fake, batch_s=20.0), (0, 1), 3.0, watcher=seen)
+    (measurement, _) = measure_settings(FakeLoader(fake, batch_s=20.0), settings(0, 1), 3.0, watcher=seen)
     assert len(measurement.windows) == 1
-    assert seen.begun == [(1, 1), (0, 1)] and seen.skipped == [(0, 2), (1, 2)]
+    assert seen.begun == [("1 worker", 1), ("0 workers", 1)]
+    assert seen.skipped == [("0 workers", 2), ("1 worker", 2)]
+
+
+CONFIG = config_with(threads=8)
+
+
+def test_workers_have_the_loaders_threads_where_none_are_asked_for() -> None:
+    found = settings_of((0, 2), None, CONFIG)
+    assert found == (Setting(0, 1), Setting(2, 8))
+    assert [each.label for each in found] == ["0 workers", "2 workers"]
+    assert found[1].arguments == "workers=2"
+
+
+def test_each_number_of_workers_is_measured_with_each_number_of_threads(fake: Machine) -> None:
+    found = settings_of((0, 1, 2), (1, 16), CONFIG)
+    assert [(each.workers, each.threads) for each in found] == [(0, 1), (1, 1), (1, 16), (2, 1), (2, 16)]
+    assert [each.label for each in found] == [
+        "0 workers", "1 worker with 1 thread", "1 worker with 16 threads", "2 workers with 1 thread each",
+        "2 workers with 16 threads each",
+    ]  # fmt: skip
+    assert [found[0].arguments, found[2].arguments] == [
+        "workers=0",
+        "workers=1, worker_options=lp.WorkerOptions(threads=16)",
+    ]
+    measured = measure_settings(FakeLoader(fake), found, 2.0, rounds=2)
+    there = [(1, 1), (1, 16), (2, 1), (2, 16), (0, 1)]
+    assert fake.order == there + there[::-1]
+    assert [each.setting for each in measured] == list(found)
+
+
+def test_0_workers_come_once_however_many_threads_there_are() -> None:
+    assert settings_of((0,), (2, 4), CONFIG) == (Setting(0),)
 
 
 @pytest.mark.parametrize(
@@ -212,10 +281,10 @@ def test_default_counts_double_up_to_twice_the_cpus(cpus: int, counts: tuple[int
 
 
 def test_the_faster_window_counts_and_the_slower_one_is_the_spread() -> None:
-    both = Measurement(1, (window(1, 80.0), window(1, 100.0)))
+    both = Measurement(Setting(1), (window(1, 80.0), window(1, 100.0)))
     assert both.samples_per_s == 100.0
     assert both.spread == pytest.approx(0.2)
-    assert Measurement(1, (window(1, 80.0),)).spread == 0.0
+    assert Measurement(Setting(1), (window(1, 80.0),)).spread == 0.0
 
 
 # -- what is recommended
@@ -245,13 +314,16 @@ def window(
     )
 
 
-def measured(rates: dict[int, float], **settings: Any) -> list[Measurement]:
-    return [Measurement(count, (window(count, rate, **settings),)) for count, rate in rates.items()]
+def measured(rates: dict[int, float], threads: int = 1, **more: Any) -> list[Measurement]:
+    return [
+        Measurement(setting, (window(setting.workers, rate, **more),))
+        for setting, rate in zip(settings(*rates, threads=threads), rates.values(), strict=True)
+    ]
 
 
 def test_cpu_bound_work_gets_a_worker_for_each_cpu() -> None:
     found = recommend(measured({0: 100, 1: 98, 2: 196, 4: 385, 8: 390}, cpus=4), cpus=4)
-    assert found.workers == 4
+    assert found.setting.workers == 4
     assert "full" in found.reason and "1.96 times the rate of 2 workers" in found.reason
     assert "CPU-bound" in found.ideal and "min(workers, CPUs)" in found.ideal
     assert found.notes == ()
@@ -262,7 +334,7 @@ def test_cpu_bound_work_gets_a_worker_for_each_cpu() -> None:
 
 def test_blocking_work_gets_more_workers_than_cpus_and_another_ideal() -> None:
     found = recommend(measured({0: 10, 1: 10, 2: 20, 4: 40}, share=0.02), cpus=2)
-    assert found.workers == 4
+    assert found.setting.workers == 4
     assert "more workers than the 2 CPUs help" in found.reason and "98%" in found.reason
     assert "blocks" in found.ideal
     assert found.comparisons[-1].share_of_ideal == pytest.approx(1.0)
@@ -270,8 +342,8 @@ def test_blocking_work_gets_more_workers_than_cpus_and_another_ideal() -> None:
 
 
 def test_the_smallest_count_within_5_percent_wins() -> None:
-    assert recommend(measured({0: 10, 1: 96, 2: 100, 4: 99}, cpus=2), cpus=2).workers == 1
-    assert recommend(measured({0: 10, 1: 94, 2: 100, 4: 99}, cpus=2), cpus=2).workers == 2
+    assert recommend(measured({0: 10, 1: 96, 2: 100, 4: 99}, cpus=2), cpus=2).setting.workers == 1
+    assert recommend(measured({0: 10, 1: 94, 2: 100, 4: 99}, cpus=2), cpus=2).setting.workers == 2
 
 
 def test_the_order_of_measurements_does_not_matter() -> None:
@@ -281,15 +353,15 @@ def test_the_order_of_measurements_does_not_matter() -> None:
 
 def test_a_cheap_function_stays_in_this_process() -> None:
     found = recommend(measured({0: 500_000, 1: 300_000, 2: 350_000}), cpus=2)
-    assert found.workers == 0
+    assert found.setting.workers == 0
     assert "so cheap (16 µs a batch)" in found.reason
     assert any("2 workers reached 70%" in note and "beside the steps" in note for note in found.notes)
 
 
 def test_a_function_with_threads_of_its_own_is_noticed() -> None:
-    threaded = [Measurement(0, (window(0, 400, share=3.9),)), *measured({1: 100, 2: 200, 4: 380}, cpus=4)]
+    threaded = [Measurement(Setting(0), (window(0, 400, share=3.9),)), *measured({1: 100, 2: 200, 4: 380}, cpus=4)]
     found = recommend(threaded, cpus=4)
-    assert found.workers == 0
+    assert found.setting.workers == 0
     assert "3.9 CPUs by itself" in found.reason
 
 
@@ -314,7 +386,7 @@ def test_workers_that_compute_more_for_the_same_samples_share_the_memory() -> No
 
 def test_a_limit_that_leaves_the_cpus_idle_is_told_from_full_cpus() -> None:
     found = recommend(measured({0: 10, 1: 10, 2: 20, 4: 20}, share=0.1), cpus=8)
-    assert found.workers == 2
+    assert found.setting.workers == 2
     assert "0.2 of 8 CPUs are in use" in found.reason and "disk, network, a lock" in found.reason
 
 
@@ -332,7 +404,7 @@ def test_a_busy_machine_does_not_make_work_look_blocking() -> None:
 
 
 def test_noisy_rounds_are_said() -> None:
-    noisy = [Measurement(n, (window(n, 50.0 * max(1, n)), window(n, 100.0 * max(1, n)))) for n in (0, 1, 2)]
+    noisy = [Measurement(Setting(n), (window(n, 50.0 * max(1, n)), window(n, 100.0 * max(1, n)))) for n in (0, 1, 2)]
     assert any("differ by 50%" in note for note in recommend(noisy, cpus=2).notes)
 
 
@@ -356,9 +428,9 @@ def test_no_share_is_above_the_ideal_because_0_workers_are_slow() -> None:
 
 
 def test_what_one_process_does_is_that_of_a_thread_of_a_worker_with_threads() -> None:
-    found = recommend(measured({0: 10, 1: 160, 2: 310}, share=0.01), cpus=2, threads=16)
+    found = recommend(measured({0: 10, 1: 160, 2: 310}, threads=16, share=0.01), cpus=2)
     assert [each.share_of_ideal for each in found.comparisons] == pytest.approx([1.0, 1.0, 0.97], abs=0.005)
-    found = recommend(measured({0: 8, 1: 160, 2: 310}, share=0.01), cpus=2, threads=16)
+    found = recommend(measured({0: 8, 1: 160, 2: 310}, threads=16, share=0.01), cpus=2)
     assert found.comparisons[0].share_of_ideal == pytest.approx(0.8)
 
 
@@ -373,7 +445,7 @@ def test_what_one_process_does_is_that_of_a_thread_of_a_worker_with_threads() ->
     ids=["chance", "others", "cheaper", "waited less"],
 )
 def test_a_share_above_100_percent_has_its_reason_and_a_mark(one: list[Window], two: list[Window], says: str) -> None:
-    found = recommend([Measurement(1, tuple(one)), Measurement(2, tuple(two))], cpus=2)
+    found = recommend([Measurement(Setting(1), tuple(one)), Measurement(Setting(2), tuple(two))], cpus=2)
     assert found.comparisons[1].share_of_ideal > 1.005
     assert [each.is_above_ideal for each in found.comparisons] == [False, True]
     assert found.excess.startswith("above 100 % because the ideal rests on the rate of 1 worker, which was low: ")
@@ -401,7 +473,7 @@ def test_no_measurement_is_an_error() -> None:
     [(0, 1.0, 1), (1, 1.0, 1), (4, 1.0, 2), (4, 0.9, 2), (4, 0.0, 4), (3, 0.5, 3), (8, 0.5, 4)],
 )
 def test_the_ideal_ends_where_the_computing_fills_the_cpus(workers: int, share: float, ideal: float) -> None:
-    assert ideal_speedup(workers, 2, share) == pytest.approx(ideal)
+    assert ideal_speedup(Setting(workers), 2, share) == pytest.approx(ideal)
 
 
 @pytest.mark.parametrize(
@@ -412,21 +484,108 @@ def test_the_ideal_ends_where_the_computing_fills_the_cpus(workers: int, share: 
 def test_threads_of_workers_wait_at_once_and_compute_in_turns(
     workers: int, share: float, threads: int, ideal: float
 ) -> None:
-    assert ideal_speedup(workers, 2, share, threads) == pytest.approx(ideal)
+    assert ideal_speedup(Setting(workers, threads if workers else 1), 2, share) == pytest.approx(ideal)
 
 
 @pytest.mark.parametrize("fewest", [0, 1])
 def test_threads_of_workers_are_no_riddle(fewest: int) -> None:
     rates = {0: 50, 1: 780, 2: 1550}
     measurements = [
-        Measurement(count, (window(count, rates[count], share=0.01 if not count else 0.16),))
+        Measurement(Setting(count, 16 if count else 1), (window(count, rates[count], share=0.16 if count else 0.01),))
         for count in range(fewest, 3)
     ]
-    found = recommend(measurements, cpus=2, threads=16)
-    assert found.workers == 2
+    found = recommend(measurements, cpus=2)
+    assert found.setting.workers == 2
     assert "workers times their 16 threads" in found.ideal and "1% of the time" in found.ideal
     assert found.comparisons[-1].share_of_ideal == pytest.approx(0.97 if not fewest else 0.994, abs=0.01)
     assert not found.excess
+
+
+# -- workers and threads
+
+
+def crossed(rates: dict[tuple[int, int], float], share: float = 0.01, **more: Any) -> list[Measurement]:
+    """Measurements of workers with threads, whose calls compute in turns for `share` of the time that each takes."""
+    return [
+        Measurement(Setting(workers, threads, True), (window(workers, rate, share=min(1.0, threads * share), **more),))
+        for (workers, threads), rate in rates.items()
+    ]
+
+
+WAITS = {(0, 1): 100, (1, 1): 99, (1, 4): 390, (1, 16): 1500, (2, 1): 198, (2, 4): 780, (2, 16): 1510}
+
+
+def test_blocking_work_gets_threads_before_it_gets_workers() -> None:
+    found = recommend(crossed(WAITS), cpus=2)
+    assert found.setting == Setting(1, 16)
+    assert found.setting.arguments == "workers=1, worker_options=lp.WorkerOptions(threads=16)"
+    assert "15.00 times the rate of 0 workers and 3.85 times that of 1 worker with 4 threads" in found.reason
+    assert "more workers or threads bring less than 5 %" in found.reason
+    assert found.ideal.startswith("workers times their threads, as the function blocks")
+    shares = {each.measurement.setting: each.share_of_ideal for each in found.comparisons}
+    assert shares[Setting(2, 16)] == pytest.approx(1510 / 3200, abs=0.01)
+
+
+def test_threads_that_still_gain_are_tried_further_before_workers_are() -> None:
+    found = recommend(crossed({**WAITS, (2, 16): 3000}), cpus=2)
+    assert found.setting == Setting(2, 16)
+    assert found.reason.startswith("the largest setting measured is the fastest: 2.00 times the rate of 1 worker with")
+    assert any("2 workers with 16 threads each: --threads 16,32,64 looks further" in note for note in found.notes)
+    most = recommend(crossed({(1, 64): 100, (1, 256): 200, (2, 64): 200, (2, 256): 400}), cpus=4)
+    assert any("--workers 1,2,4,8 looks further" in note for note in most.notes)
+
+
+def test_work_that_computes_gets_workers_and_no_threads() -> None:
+    rates = {(0, 1): 100, (1, 1): 100, (1, 4): 98, (2, 1): 198, (2, 4): 196}
+    found = recommend(crossed(rates, share=1.0, cpus=2), cpus=2)
+    assert found.setting == Setting(2, 1)
+    assert "1.98 times the rate of 1 worker with 1 thread" in found.reason and "full" in found.reason
+    assert any(note.startswith("Threads gain nothing here") for note in found.notes)
+    assert [each.ideal_speedup for each in found.comparisons] == [1, 1, 1, 2, 2]
+
+
+def test_threads_that_disturb_each_other_are_not_said_to_be_short_of_memory() -> None:
+    rates = {(0, 1): 100, (1, 1): 100, (1, 4): 50, (2, 1): 198, (2, 4): 90}
+    found = recommend(crossed(rates, share=1.0, cpus=2), cpus=2)
+    assert not any("CPU time it costs" in note for note in found.notes)
+
+
+def test_threads_that_compute_at_the_same_time_have_another_ideal() -> None:
+    """As of an image library or zlib, whose code in C lets go of the interpreter's lock."""
+    rates = {(1, 1): 100, (1, 4): 380, (4, 1): 390, (4, 4): 392}
+    measurements = [
+        Measurement(Setting(workers, threads, True), (window(workers, rate, share=rate / 100 / workers),))
+        for (workers, threads), rate in rates.items()
+    ]
+    assert not compute_in_turns(measurements) and compute_in_turns(measurements[::2])
+    found = recommend(measurements, cpus=4)
+    assert found.setting == Setting(1, 4)
+    assert [each.ideal_speedup for each in found.comparisons] == [1, 4, 4, 4]
+    assert "outside of Python's lock" in found.ideal and not any("gain nothing" in note for note in found.notes)
+
+
+def test_a_worker_whose_threads_fill_its_time_is_not_called_short_of_a_disk() -> None:
+    found = recommend(crossed({(1, 1): 100, (1, 16): 950, (1, 64): 960}, share=0.1), cpus=8)
+    assert found.setting == Setting(1, 16)
+    assert "the threads of a worker compute in turns, which takes all of its time" in found.reason
+
+
+def test_the_table_and_the_data_name_threads_where_they_were_asked_for() -> None:
+    table = tune_table(recommend(crossed(WAITS), cpus=2), "samples", is_terminal=False)
+    assert [column.header for column in table.columns][:3] == ["workers", "threads", "samples/s"]
+    assert list(table.columns[1].cells) == ["-", "1", "4", "16", "1", "4", "16"]
+    assert list(table.columns[-1].cells).index("<- use") == 3
+    data = tune_data("a:b", 8, cpu_budget(), 3.0, recommend(crossed(WAITS), cpus=2))
+    assert (data["recommendation"]["workers"], data["recommendation"]["threads"]) == (1, 16)
+    assert [each["threads"] for each in data["measurements"]] == [1, 1, 4, 16, 1, 4, 16]
+
+
+def test_the_table_and_the_data_say_nothing_of_threads_otherwise() -> None:
+    found = recommend(measured({0: 10, 1: 160, 2: 310}, threads=16, share=0.01), cpus=2)
+    assert [column.header for column in tune_table(found, "samples", is_terminal=False).columns][1] == "samples/s"
+    data = tune_data("a:b", 8, cpu_budget(), 3.0, found)
+    assert "threads" not in data["recommendation"] and "threads" not in data["measurements"][0]
+    assert "thread" not in found.reason
 
 
 # -- CPUs
