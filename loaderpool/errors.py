@@ -5,6 +5,8 @@ A message says what happened, to whom, the likely cause, and the setting to chan
 
 from __future__ import annotations
 
+import os
+
 
 class LoaderpoolError(Exception):
     """The base of all errors that loaderpool raises."""
@@ -95,6 +97,19 @@ class ClosedError(LoaderpoolError, RuntimeError):
 
 class ForeignProcessError(LoaderpoolError, RuntimeError):
     """A loader was used in a process that does not own it: a fork of the trainer, a worker, the supervisor."""
+
+
+def closed_error(what: str = "this Loader, or its pool,") -> ClosedError:
+    """What is raised where something that was closed is used."""
+    return ClosedError(f"{what} is closed; make a new one")
+
+
+def foreign_error(owner_pid: int) -> ForeignProcessError:
+    """What is raised where a fork of the process that owns a loader uses it."""
+    return ForeignProcessError(
+        f"this loader belongs to process {owner_pid}; process {os.getpid()} is a fork of it and must make a loader of "
+        "its own"
+    )
 
 
 class PoolBrokenError(LoaderpoolError, RuntimeError):

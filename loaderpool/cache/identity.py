@@ -10,16 +10,14 @@ import dis
 import functools
 import hashlib
 import inspect
-import os
-import site
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from loaderpool.cache.contents import Contents
 from loaderpool.sources.recognise import Sized
+from loaderpool.system.installed import is_library
 
 _LruCache = type(functools.lru_cache(lambda: None))
 _FUNCTIONS = (
@@ -119,7 +117,7 @@ class _Code:
 
     def _add_class(self, cls: type) -> None:
         self._mark(_name_of(cls))
-        if _is_library(cls.__module__):
+        if is_library(cls.__module__):
             return
         for base in cls.__bases__:
             self.add(base)
@@ -141,7 +139,7 @@ class _Code:
 
     def _add_function(self, function: types.FunctionType) -> None:
         self._mark(_name_of(function))
-        if _is_library(function.__module__):
+        if is_library(function.__module__):
             return
         self._mark_code(function.__code__)
         if function.__defaults__ or function.__kwdefaults__:
@@ -163,7 +161,7 @@ class _Code:
     def _use(self, name: str, value: Any, code: types.CodeType) -> None:
         if isinstance(value, types.ModuleType):
             self._mark(value.__name__)
-            if not _is_library(value.__name__):
+            if not is_library(value.__name__):
                 for attribute in code.co_names:
                     if attribute in vars(value):
                         self._use(f"{name}.{attribute}", vars(value)[attribute], code)
@@ -212,17 +210,3 @@ def _name_of(function: Any) -> str:
         return f"partial of {_name_of(function.func)}"
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
-
-
-@functools.cache
-def _is_library(module: str | None) -> bool:
-    """Whether a module is no code of the user's own: of Python, or installed."""
-    root = (module or "").partition(".")[0]
-    if root in ("", "loaderpool", "builtins") or root in sys.stdlib_module_names:
-        return root != ""
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    if file is None:
-        return False
-    directories = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
-    directories |= {*site.getsitepackages(), site.getusersitepackages()}
-    return any(os.path.realpath(file).startswith(os.path.realpath(each) + os.sep) for each in directories if each)

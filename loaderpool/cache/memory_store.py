@@ -72,7 +72,7 @@ class MemoryStore:
         """The item's pickle; None where it has none."""
         if item >= len(self._table):
             return None
-        # SYNC: the entry was written before this word; pairs with `put`.
+        # SYNC: the entry was written before this word; pairs with MemoryStore.put.
         word = self._table[item]
         if not word:
             return None
@@ -107,7 +107,7 @@ class MemoryStore:
             return Trouble.BOUND
         if written < nbytes:
             return Trouble.NO_MEMORY
-        # SYNC: stored last; pairs with `get`.
+        # SYNC: stored last; pairs with MemoryStore.get.
         self._table[item] = (end - nbytes) << _UNIT_BITS | -(-nbytes // _UNIT_BYTES)
         return Trouble.NONE
 

@@ -62,10 +62,6 @@ class Board:
         """One word of a worker's cell."""
         return int(self.words[cell * _WORDS_PER_CELL + field])
 
-    def write(self, cell: int, field: Field, value: int) -> None:
-        """Set one word of a cell."""
-        self.words[cell * _WORDS_PER_CELL + field] = value
-
     def clear(self, cell: int) -> None:
         """Zero a cell before a new worker takes it."""
         for word in range(cell * _WORDS_PER_CELL, (cell + 1) * _WORDS_PER_CELL):
@@ -81,9 +77,6 @@ class Board:
         self.words[_LOADING] = loader
 
     def abandon(self, run: int) -> None:
-        """Tell workers that nobody wants this run any more. SYNC: pairs with `is_abandoned` before each row."""
+        """Tell workers that the rest of this run was abandoned."""
+        # SYNC: pairs with the looks before each call: Progress.note, Progress.note_generator, is_unwanted of threads.
         self.words[self.mark(run)] = run
-
-    def is_abandoned(self, run: int) -> bool:
-        """Whether the trainer has abandoned the run."""
-        return bool(self.words[self.mark(run)] == run)

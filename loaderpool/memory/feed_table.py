@@ -53,7 +53,7 @@ class FeedTable:
         """Enter a batch whose bytes are in their place."""
         words, at = self._words, batch % ENTRIES * _WORDS
         words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5], words[at + 6] = bundle
-        # SYNC: stored last; pairs with `read`. Workers are told of the batch through a pipe after this.
+        # SYNC: stored last; pairs with FeedTable.read. Workers are told of the batch through a pipe after this.
         words[at] = batch + 1
 
     def clear(self, batch: int) -> None:

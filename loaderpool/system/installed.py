@@ -1,11 +1,15 @@
-"""Whether code is an installed package's, or the user's own."""
+"""Whether code is the user's own, an installed package's, or Python's."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import PurePath
 
+# By these names, and not by where this interpreter installs: packages of another environment may be on the path, too.
 _DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+_STDLIB = os.path.join(os.path.dirname(os.__file__), "")
+_OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 def is_installed(name: str) -> bool:
@@ -17,3 +21,14 @@ def is_installed(name: str) -> bool:
 def is_installed_file(path: str) -> bool:
     """Whether a file lies where packages are installed."""
     return not _DIRECTORIES.isdisjoint(PurePath(path).parts)
+
+
+def is_library(module: str | None) -> bool:
+    """Whether a module is no code of the user's own: ours, Python's, or a package's."""
+    root = (module or "").partition(".")[0]
+    return root == "loaderpool" or root in sys.stdlib_module_names or is_installed(module or "")
+
+
+def is_library_file(path: str) -> bool:
+    """Whether a file has no code of the user's own, as `is_library` says it of modules."""
+    return path.startswith((_OURS, _STDLIB)) or is_installed_file(path)

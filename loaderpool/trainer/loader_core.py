@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError
+from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError, closed_error, foreign_error
 from loaderpool.plan.base import BasePlan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import role
@@ -124,12 +124,9 @@ class LoaderCore:
                 "nothing: only the training process can iterate it"
             )
         if self.is_closed:
-            raise ClosedError("this Loader is closed; make a new one")
+            raise closed_error("this Loader")
         if os.getpid() != self._owner_pid and self.workers:
-            raise ForeignProcessError(
-                f"this loader belongs to process {self._owner_pid}; process {os.getpid()} is a fork of it and must "
-                "make a loader of its own"
-            )
+            raise foreign_error(self._owner_pid)
 
     def resize(self, workers: int) -> None:
         """Have this many workers from now on.

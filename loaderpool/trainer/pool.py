@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loaderpool.config import check_workers
-from loaderpool.errors import ClosedError, ForeignProcessError
+from loaderpool.errors import ForeignProcessError, closed_error
 from loaderpool.settings.groups import DEFAULT_RESTARTS, check_restarts
 from loaderpool.system import capacity, role
 from loaderpool.system.interrupts import InterruptsHeld
@@ -16,8 +16,6 @@ from loaderpool.system.undoing import Undoing
 
 if TYPE_CHECKING:
     from loaderpool.trainer.session.session import Session
-
-_CLOSED = "this Pool is closed; make a new one"
 
 
 def resolve_workers(workers: int | Literal["auto"]) -> int:
@@ -92,12 +90,12 @@ class Pool:
 
         with InterruptsHeld(), self._turn():
             if self._is_closed:
-                raise ClosedError(_CLOSED)
+                raise closed_error("this Pool")
             if self._session is None:
                 session = Session(self._workers, self._restarts)
                 if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
                     session.close()
-                    raise ClosedError(_CLOSED)
+                    raise closed_error("this Pool")
                 self._session, self._undoing = session, Undoing(self, session.close)
             return self._session
 

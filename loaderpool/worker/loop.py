@@ -287,7 +287,7 @@ class WorkerLoop:
         )
         if status == Status.OVERSIZE or failure_bytes:
             # The bytes are the completion: one message carries both, so no death falls between them (PROTO-6).
-            # SYNC: stored before the first byte is sent; pairs with Supervisor's look at it after a death.
+            # SYNC: stored before the first byte is sent; pairs with Processes.last_words, after a death.
             board[base + Field.SENDING] = ticket << 16 | attempt
             fault_points.reach("worker.before_sending")
             self._send_large(completion, memory_file, failure_bytes)
@@ -296,7 +296,7 @@ class WorkerLoop:
             board[base + Field.FINISHED] = ticket << 16 | attempt
         else:
             board[base + Field.STATUS] = status
-            # SYNC: the rows are stored before this word; pairs with Supervisor's look at it after a death.
+            # SYNC: the rows are stored before this word; pairs with Processes.last_words, after a death.
             board[base + Field.FINISHED] = ticket << 16 | attempt
             fault_points.reach("worker.before_completion")
             write_message(self._channels.completions, completion)

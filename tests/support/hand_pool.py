@@ -22,6 +22,7 @@ import numpy as np
 import loaderpool as lp
 from loaderpool.errors import ClosedError, MemoryLimitError
 from loaderpool.memory.arena import Arena
+from loaderpool.memory.board import Board
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
@@ -268,7 +269,7 @@ class HandPool:
         first_epoch, per_epoch = self._runs[run]
         record = session.state.ledger.slots[slot]
         status, attachment = Status.FINISHED, None
-        if session.arena.board.is_abandoned(run):
+        if session.arena.board.words[Board.mark(run)] == run:
             status = Status.ABANDONED
         else:
             job = Job(run, first_epoch + first // per_epoch, first % per_epoch, count, start, stop)

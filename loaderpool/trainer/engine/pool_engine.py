@@ -10,7 +10,7 @@ from typing import Any
 from loaderpool.cache.counters import CacheCounts
 from loaderpool.cache.shared import SharedCache
 from loaderpool.element.spec import ElementSpec
-from loaderpool.errors import ClosedError, MemoryLimitError, SourceError
+from loaderpool.errors import MemoryLimitError, SourceError, closed_error
 from loaderpool.memory.batch_form import BatchForm
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
@@ -331,7 +331,7 @@ class PoolEngine:
     def check_open(self) -> None:
         """Raise where this loader, or the pool under it, was closed."""
         if self._is_closed or self.session.is_closed:
-            raise ClosedError("this Loader, or its pool, is closed; make a new one")
+            raise closed_error()
 
     def _try_again(self) -> None:
         """The first sample failed, say, and somebody was told: it is tried anew, as any other one in the next pass."""

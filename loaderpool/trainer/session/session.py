@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from loaderpool.errors import ClosedError, ForeignProcessError, LoaderpoolError, PoolBrokenError
+from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.settings.groups import DEFAULT_RESTARTS
@@ -190,7 +190,7 @@ class Session:
     def check_usable(self) -> None:
         """Raise where nothing will ever arrive any more."""
         if self.is_closed:
-            raise ClosedError("the loader's pool is closed; make a new Loader (or Pool)")
+            raise closed_error()
         self.check_owner()
         if self._has_lost_notice:
             soft, _ = machine.descriptor_limits()
@@ -215,10 +215,7 @@ class Session:
     def check_owner(self) -> None:
         """Raise in a fork. Before any lock is taken: another thread may have held it when this process was forked."""
         if os.getpid() != self._owner_pid:
-            raise ForeignProcessError(
-                f"this loader belongs to process {self._owner_pid}; in process {os.getpid()}, a fork of it, "
-                "make a loader of its own"
-            )
+            raise foreign_error(self._owner_pid)
 
     def run_todo(self) -> None:
         """Do what finalizers left; the lock is held, or taken if it is free."""

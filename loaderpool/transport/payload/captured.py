@@ -8,7 +8,6 @@ reads single elements (`uses`), and where they are plain data. Runs in: the trai
 from __future__ import annotations
 
 import collections
-import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderpool.sources.packed_captured import Elements, PackedDict, PackedList
-from loaderpool.system.installed import is_installed_file
+from loaderpool.system.installed import is_library_file
 from loaderpool.transport.payload.item_packing import LEAST_ITEMS, ItemPacking
 from loaderpool.transport.payload.plain_data import are_ints, changing_in, plainness_of, shorter_form
 from loaderpool.transport.payload.references import Found, Reference, find_long, values_of
@@ -35,7 +34,6 @@ _BY_OTHER_NAMES = {
     "other": frozenset({"__globals__", "eval", "exec", "f_globals", "f_locals", "getclosurevars", "globals", "locals"}),
 }  # fmt: skip
 _HELD_ELSEWHERE = "something that is not looked into holds it, too, or some of its elements"
-_STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,9 @@ class Captured:
         namespace = {} if function is None else function.__globals__
         unclear = _BY_OTHER_NAMES.get(way.scope, _BY_OTHER_NAMES["other"])
         for code in [*codes, *self._codes(object)] if way.scope == "global" else codes:
-            if not unclear.isdisjoint(_names(code)) and not _is_library(code):
+            if not unclear.isdisjoint(_names(code)) and not is_library_file(
+                code.co_filename
+            ):  # a class inherits such code
                 return code.co_name, code.co_firstlineno
         for code in codes:
             if way.function is None and way.name not in code.co_names:
@@ -264,11 +264,6 @@ def _cure(value: Any) -> str:
         "each worker comes to a copy of its own. Make it the source, so that the function is given its elements; or "
         "read it only by x[i] and len(x); or put it into arrays, which all workers share"
     )
-
-
-def _is_library(code: types.CodeType) -> bool:
-    """Whether a class of the user's has inherited it."""
-    return is_installed_file(code.co_filename) or code.co_filename.startswith(_STDLIB)
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -27,15 +27,15 @@ def test_cells_and_marks_lie_apart(board: Board) -> None:
 
 
 def test_a_mark_means_one_run_only_though_others_share_it(board: Board) -> None:
-    board.abandon(5)
-    assert board.is_abandoned(5) and not board.is_abandoned(5 + RUN_MARKS)
-    board.abandon(5 + RUN_MARKS)
-    assert board.is_abandoned(5 + RUN_MARKS) and not board.is_abandoned(5)
+    assert Board.mark(5) == Board.mark(5 + RUN_MARKS)
+    for run in (5, 5 + RUN_MARKS):
+        board.abandon(run)
+        assert board.words[Board.mark(run)] == run
 
 
 def test_clearing_a_cell_leaves_its_neighbours(board: Board) -> None:
     for cell in (0, 1, 2):
         for field in Field:
-            board.write(cell, field, cell + 1)
+            board.words[Board.base(cell) + field] = cell + 1
     board.clear(1)
     assert [{board.read(cell, field) for field in Field} for cell in (0, 1, 2)] == [{1}, {0}, {3}]

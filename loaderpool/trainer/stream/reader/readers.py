@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from loaderpool.errors import ClosedError, PoolBrokenError
+from loaderpool.errors import PoolBrokenError, closed_error
 from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, clock, fault_points, machine
 from loaderpool.trainer.session.launch import environment, inherited, search_path
@@ -24,7 +24,6 @@ from loaderpool.transport import child_process
 
 # Of two passes that wait for the same reader one may miss the news.
 _TURN_S = 0.05
-_CLOSED = "this Loader, or its pool, is closed; make a new one"
 
 
 class Readers:
@@ -111,7 +110,7 @@ class Readers:
 
     def _start(self) -> Reader:
         if self.is_closed:
-            raise ClosedError(_CLOSED)
+            raise closed_error()
         with contextlib.ExitStack() as mine, contextlib.ExitStack() as theirs:
             try:
                 my_end, their_end = (
@@ -146,7 +145,7 @@ class Readers:
                 )
                 mine.callback(_undo, process)
             except ValueError:  # the arena's descriptor is closed
-                raise ClosedError(_CLOSED) from None
+                raise closed_error() from None
             except OSError as error:
                 advice = capacity.start_advice(error, "this process has no file descriptors left")
                 raise PoolBrokenError(f"no process to read the stream could be started: {error}; {advice}") from error
@@ -156,7 +155,7 @@ class Readers:
         self._all[reader.pid] = reader
         if self.is_closed:  # meanwhile: who closed it did not see this one
             self.end(reader, 0.0)
-            raise ClosedError(_CLOSED)
+            raise closed_error()
         return reader
 
 
