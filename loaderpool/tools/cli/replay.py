@@ -6,9 +6,12 @@ import contextlib
 import faulthandler
 import io
 import pdb
+import reprlib
 from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +23,6 @@ from loaderpool.system import clock
 from loaderpool.tools.cli.report import plain_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import results, say
-from loaderpool.trainer.leaf_summary import summarise_leaf
 from loaderpool.trainer.replay import Call, Replay
 from loaderpool.trainer.start import without_workers
 from loaderpool.transport.reports import describe_failure
@@ -110,8 +112,7 @@ def _show_result(console: Console, spec: ElementSpec, result: Any, elapsed_s: fl
     for leaf, path, component in zip(structure.flatten(result), structure.paths, spec.components, strict=True):
         array = convert_leaf(leaf, path)
         nbytes += array.nbytes
-        summary = summarise_leaf(array)
-        table.add_row(path or "(all of it)", str(component), summary.minimum, summary.maximum, summary.remark)
+        table.add_row(path or "(all of it)", str(component), *_summary(array))
     console.print(table)
     count = structure.num_leaves
     say(
@@ -120,6 +121,21 @@ def _show_result(console: Console, spec: ElementSpec, result: Any, elapsed_s: fl
         f"{sketch_value(result)}",
         style="dim",
     )
+
+
+def _summary(array: npt.NDArray[Any]) -> tuple[str, str, str]:
+    """The smallest and largest number, NaN left out, and how many are NaN or infinite; of text its first piece."""
+    values = array.ravel()
+    if not values.size or values.dtype.kind in "OSUc":
+        return "", "", reprlib.repr(values[0]) if values.size else "empty"
+    if values.dtype.kind in "biu":
+        return str(values.min()), str(values.max()), ""
+    counts = {"NaN": np.count_nonzero(np.isnan(values)), "inf": np.count_nonzero(np.isinf(values))}
+    remark = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    values = values[~np.isnan(values)]
+    if not values.size:
+        return "", "", remark
+    return f"{float(values.min()):.6g}", f"{float(values.max()):.6g}", remark
 
 
 def _duration(seconds: float) -> str:

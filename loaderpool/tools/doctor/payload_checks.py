@@ -13,8 +13,6 @@ from loaderpool.tools.doctor.checks import Check, bytes_in_words
 from loaderpool.tools.doctor.drill import DEADLINE_S, in_time
 from loaderpool.trainer.arguments import payload_of
 from loaderpool.trainer.loader import Loader
-from loaderpool.transport.payload.frameworks import FrameworkImports, is_framework
-from loaderpool.transport.payload.inventory import Inventory, list_code
 from loaderpool.transport.payload.ship import Shipment, ship
 
 _GROUP = "target"
@@ -31,15 +29,13 @@ def cargo_checks(loader: Loader, free_bytes: int, deadline_s: float = DEADLINE_S
         free_bytes: memory that can be taken.
         deadline_s: for the loading and the first sample.
     """
-    payload = payload_of(loader._core.arguments)
     started_s = clock.monotonic_s()
     try:
-        shipment = ship(payload)
+        shipment = ship(payload_of(loader._core.arguments))
     except UnpicklableError as error:
         return [Check(_GROUP, "pickle", "fail", str(error), "see docs/explanation/what-does-not-travel.md")]
     elapsed_s = clock.monotonic_s() - started_s
     checks = [_pickle(shipment, elapsed_s), *_captured(shipment), _arrays(shipment.buffers, free_bytes)]
-    checks += _code(list_code(payload, is_framework_free=shipment.is_framework_free))
     return [*checks, in_time(_GROUP, "load and first sample", lambda: _load(loader), deadline_s)]
 
 
@@ -94,20 +90,6 @@ def _array_name(buffer: memoryview) -> str:
     owner: Any = buffer.obj
     dtype, shape = getattr(owner, "dtype", None), getattr(owner, "shape", None)
     return f"{dtype}[{', '.join(map(str, shape))}]" if shape is not None else type(owner).__name__
-
-
-def _code(inventory: Inventory) -> Iterator[Check]:
-    yield Check(_GROUP, "sent by value", "ok", _listed(inventory.by_value))
-    imports = FrameworkImports()
-    heavy = [name for name in inventory.imported if is_framework(name) or imports.of(name)]
-    if not heavy:
-        yield Check(_GROUP, "imported for it", "ok", _listed(inventory.imported))
-        return
-    change = (
-        f"{', '.join(heavy[:_SHOWN])} brings in TensorFlow or Keras, which the function itself uses: the supervisor "
-        "imports it once (2 s, 490 MB, shared by the workers); use NumPy or Pillow where they will do"
-    )
-    yield Check(_GROUP, "imported for it", "warn", _listed(inventory.imported), change)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -157,9 +157,9 @@ class Captured:
         namespace = {} if function is None else function.__globals__
         unclear = _BY_OTHER_NAMES.get(way.scope, _BY_OTHER_NAMES["other"])
         for code in [*codes, *self._codes(object)] if way.scope == "global" else codes:
-            if not unclear.isdisjoint(_names(code)) and not is_library_file(
-                code.co_filename
-            ):  # a class inherits such code
+            if is_library_file(code.co_filename):  # a class of the user's inherits it
+                continue
+            if not unclear.isdisjoint(_names(code)):
                 return code.co_name, code.co_firstlineno
         for code in codes:
             if way.function is None and way.name not in code.co_names:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 
-import numpy as np
 import pytest
 
 from loaderpool.tools.doctor.checks import Check, bytes_in_words
@@ -14,7 +13,6 @@ from loaderpool.tools.doctor.limits import Limits, read_limits
 from loaderpool.tools.doctor.machine_checks import machine_checks
 from loaderpool.tools.doctor.versions import version_checks
 from loaderpool.tools.tuning.cpus import CpuBudget
-from loaderpool.transport.payload.inventory import list_code
 
 GOOD = Limits(
     cpus=CpuBudget(8, 8, 8, None),
@@ -123,17 +121,6 @@ def test_a_look_that_raises_or_hangs_is_a_failed_check() -> None:
     assert in_time("pool", "x", raises, 60) == Check("pool", "x", "fail", "OSError: no room")
     late = in_time("pool", "x", hangs, 0.05)
     assert late.status == "fail" and "0.05 s" in late.found and late.change
-
-
-def test_what_travels_itself_and_what_by_name() -> None:
-    def local(item: int) -> object:
-        return GOOD, np.zeros(item), dataclasses
-
-    inventory = list_code({"fn": local}, is_framework_free=False)
-    assert any(name.endswith("local") for name in inventory.by_value)
-    assert not any(name.startswith("builtins") for name in inventory.by_value)
-    assert "dataclasses" in inventory.imported
-    assert not any(name.startswith(("numpy", "loaderpool")) for name in inventory.imported)
 
 
 @pytest.mark.parametrize(
