@@ -1,4 +1,4 @@
-"""Values as bytes, which any process of this loader, or of a later run, reads back: plain ones without pickle.
+"""Values as bytes, which any process of this loader, or of a later training, reads back: plain ones without pickle.
 
 What is read back is new memory at each reading: a function that writes into it writes into nothing that is kept.
 """
@@ -17,7 +17,8 @@ def dump(value: Any) -> bytes:
     """The value's bytes: those of `cache.plain`, else a pickle.
 
     A class of `__main__`, or of a module that travelled by value, goes by its name and is found again among those that
-    this process has: cloudpickle would put the class itself into each entry, and another run would read a copy of it.
+    this process has: cloudpickle would put the class itself into each entry, and another training would read a copy of
+    it.
 
     Raises:
         Exception: it cannot be pickled, or not read back elsewhere; whatever pickle raises.

@@ -16,11 +16,12 @@ _LEAST_ON_DISK = 4 << 20
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Cache:
-    """Where a loader keeps what `fn` gave for each item, so that later epochs (or runs) need not call it again.
+    """Where a loader keeps what `fn` gave for each item, so that later epochs (or trainings) need not call it again.
 
     Args:
         where: "memory": memory that all workers of the loader share, free when the loader is closed. Else a directory
-            (made where there is none) on a local disk, kept for later runs; one of the name "memory" is "./memory".
+            (made where there is none) on a local disk, kept for later trainings; one of the name "memory" is
+            "./memory".
         max_bytes: the most that it may take, a number or such as "8GiB"; what does not fit is made each time. None: in
             memory, half of what is free when the loader is made; on disk, until a twentieth of the disk is left.
 

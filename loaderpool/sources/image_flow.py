@@ -2,7 +2,8 @@
 
 Such a flow is a `PyDataset` with a state of its own: an order, made anew after each epoch, and a count of the batches
 that it has made, by which it seeds `numpy.random` for each where it was given a seed. The order is made in the trainer
-and sent (`adapters/keras.py`); a batch's count is that of a run in one process. Its lock and its generator stay behind.
+and sent (`adapters/keras.py`); a batch's count is that of a training in one process. Its lock and its generator stay
+behind.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError
 _FIRST = 1 << 3 | 2
 _SECOND = 2 << 3 | 2
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
-# The lists of a Feature, by tag. Their values are the list's first field: all in one run, or each with its own tag.
+# The lists of a Feature, by tag. Their values are the list's first field: all behind one tag, or each with its own tag.
 _BYTES, _FLOAT, _INT64 = _FIRST, _SECOND, 3 << 3 | 2
 _KINDS = {_BYTES: "bytes", _FLOAT: "float32", _INT64: "int64"}
 _ONE_FLOAT, _ONE_INT64 = 1 << 3 | _FOUR_BYTES, 1 << 3 | _VARINT

@@ -25,7 +25,7 @@ from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
 from loaderpool.trainer.engine.engine_statistics import EngineStatistics
 from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
-from loaderpool.trainer.engine.local_runs import (
+from loaderpool.trainer.engine.local_subscription import (
     GeneratorSubscription,
     IndexedSubscription,
     LaneEnded,

@@ -1,4 +1,4 @@
-"""A run of a run: what the supervisor was asked for under one number, and its answers.
+"""A run: what the supervisor was asked for under one number, and its answers.
 
 A run that gives slots back, or that goes on elsewhere, ends its run and begins another at the first batch that was
 not taken. Late answers find the old run by its number, and only give their slots back.

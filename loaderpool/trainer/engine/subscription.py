@@ -1,4 +1,4 @@
-"""One run through a pool: batches in order (or as they come) as they are taken, lent or copied."""
+"""A subscription to a pool's batches: in order (or as they come), each lent or copied as it is taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass over a loader: the deliveries of one epoch, from the run that makes them to who asks for them."""
+"""One pass over a loader: the deliveries of one epoch, from the subscription that makes them to who asks for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loaderpool.trainer.epochs.position import IterationLog, PassLog
 class Pass:
     """One pass over a loader: the deliveries of one epoch.
 
-    Ownership: `close` (or the end, or an error) lets go of the run; a pass that is dropped must be closed.
+    Ownership: `close` (or the end, or an error) lets go of the subscription; a pass that is dropped must be closed.
 
     Attributes:
         log: what it has handed out; None before the first delivery was asked for.
@@ -27,7 +27,7 @@ class Pass:
     def __init__(self, tracker: EpochTracker, reading: IterationLog, is_followed: bool | None = None) -> None:
         self._tracker, self._reading, self._is_followed = tracker, reading, is_followed
         self._goes_on = False  # with the next epoch, as nothing was left of this one
-        self._run: Subscription | None = None
+        self._subscription: Subscription | None = None
         self.log: PassLog | None = None
         self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
         self._end_is_owed = False
@@ -60,16 +60,16 @@ class Pass:
             raise StopIteration
         try:
             if self.log is None:
-                self._run, self.log = tracker.open_run(self._is_followed)
+                self._subscription, self.log = tracker.open_subscription(self._is_followed)
                 self._reading.add(self.log)
             log = self.log
             if self._budget is not None:
                 self._budget.check()
             if not self._is_under_way and log.delivered:
                 self._is_under_way = True
-                if self._run is not None and log.delivered < log.batches:
-                    tracker.read_ahead(self._run, log)
-            delivery = self._take(self._run, log)
+                if self._subscription is not None and log.delivered < log.batches:
+                    tracker.read_ahead(self._subscription, log)
+            delivery = self._take(self._subscription, log)
             if delivery is not None and delivery.row_failures:
                 delivery = self._admit(delivery)
         except BaseException as error:
@@ -91,7 +91,7 @@ class Pass:
         if not log.delivered:
             tracker.counters.passes += 1
             tracker.note_begun(log.epoch)
-        log.note(delivery, self._run)
+        log.note(delivery, self._subscription)
         if log.delivered >= log.batches and self._budget is None and not tracker.has_hooks:
             self._let_go_on(log)
             self._is_over = tracker.at_end is None
@@ -100,7 +100,7 @@ class Pass:
     @property
     def _outlives_interrupts(self) -> bool:
         """Whether KeyboardInterrupt has left it as it was, between two deliveries."""
-        return self.log is None or (self._run is not None and self._run.outlives_interrupts)
+        return self.log is None or (self._subscription is not None and self._subscription.outlives_interrupts)
 
     def _admit(self, delivery: Delivery) -> Delivery:
         """The delivery, or what comes of it before one failure too many."""
@@ -109,28 +109,28 @@ class Pass:
             self._budget = ErrorBudget(tracker.config.on_error, tracker.plan, tracker.counters)
         return self._budget.admit(delivery)
 
-    def _take(self, run: Subscription | None, log: PassLog) -> Delivery | None:
-        """The run's next delivery; None: the epoch is over, or this pass was closed."""
+    def _take(self, subscription: Subscription | None, log: PassLog) -> Delivery | None:
+        """The subscription's next delivery; None: the epoch is over, or this pass was closed."""
         tracker = self._tracker
         if log.delivered >= log.batches:
             self._finish(log)
             return None
-        if run is None:  # closed on another thread
+        if subscription is None:  # closed on another thread
             return None
-        waited = run.wait_ns
+        waited = subscription.wait_ns
         try:
-            delivery = run.take()
+            delivery = subscription.take()
         except StopIteration:
             if self._is_over:  # closed on another thread
                 return None
-            if run.is_at_end:
+            if subscription.is_at_end:
                 self._end_of_stream(log)
                 return None
             raise LoaderpoolError(
                 f"epoch {log.epoch} ended after {log.delivered} of {log.batches} batches, though "
                 "nobody closed the pass: a defect of loaderpool, please report it"
             ) from None
-        tracker.counters.wait_ns += run.wait_ns - waited
+        tracker.counters.wait_ns += subscription.wait_ns - waited
         return delivery
 
     def _end_of_stream(self, log: PassLog) -> None:
@@ -142,15 +142,15 @@ class Pass:
                 self._goes_on = True
             else:
                 self._tracker.give_up_epoch(log.epoch)
-        run, self._run = self._run, None
-        if run is not None:
-            run.end()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            subscription.end()
 
     def _let_go_on(self, log: PassLog) -> None:
-        """The run has nothing more for this pass, and may go on for the next one."""
-        run, self._run = self._run, None
-        if run is not None:
-            self._tracker.park(run, log)
+        """The subscription has nothing more for this pass, and may go on for the next one."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            self._tracker.park(subscription, log)
 
     def _finish(self, log: PassLog) -> None:
         self._is_over = True
@@ -180,6 +180,6 @@ class Pass:
     def close(self) -> None:
         """Let go; the next pass is whole. Never blocks; may run in a finalizer, and twice."""
         self._is_over = True
-        run, self._run = self._run, None
-        if run is not None:
-            run.end()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            subscription.end()

@@ -1,8 +1,9 @@
-"""What passes over one loader share: which epoch is next, where it begins, and the run that is parked for it.
+"""What passes over one loader share: which epoch is next, where it begins, and the subscription that is parked for it.
 
-A run reads ahead over the end of its epoch. When a pass has its last delivery the run is parked, and may go on to the
-end of the next epoch; the next pass, if it is that epoch, goes on with it: its first batches are made already. What
-can be done at that delivery, or at a second one, is not left for the gap between the epochs, in which a consumer waits.
+A subscription reads ahead over the end of its epoch. When a pass has its last delivery the subscription is parked, and
+may go on to the end of the next epoch; the next pass, if it is that epoch, goes on with it: its first batches are made
+already. What can be done at that delivery, or at a second one, is not left for the gap between the epochs, in which a
+consumer waits.
 
 But a prediction is one pass, and its calls shall not be made twice over. So until a pass has once followed on a whole
 one, a few batches are made ahead: enough that a training's second epoch finds its first ones made.
@@ -51,7 +52,7 @@ class EpochHooks(Protocol):
 
 
 class EpochTracker:
-    """What passes of one loader share. The lock guards epoch numbers and the parked run, never a wait.
+    """What passes of one loader share. The lock guards epoch numbers and the parked subscription, never a wait.
 
     Args:
         engine: gives the engine, started now if it was not.
@@ -68,7 +69,7 @@ class EpochTracker:
         self.epoch = 0  # of the next pass
         self.counters = Counters()
         self._last_error = LastError()
-        self._parked: tuple[Subscription, int] | None = None  # a run, and the epoch it stands before
+        self._parked: tuple[Subscription, int] | None = None  # a subscription, and the epoch it stands before
         self._was_whole = self._was_followed = False  # a pass was; and another one has begun after it
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.latest = IterationLog()  # of the latest iterator that has begun
@@ -125,30 +126,30 @@ class EpochTracker:
         """This error ended a pass."""
         self._last_error.note(error)
 
-    def open_run(self, is_followed: bool | None = None) -> tuple[Subscription, PassLog]:
-        """A run that stands before the next epoch, whose number is now taken, and a log of what it gives.
+    def open_subscription(self, is_followed: bool | None = None) -> tuple[Subscription, PassLog]:
+        """A subscription that stands before the next epoch, whose number is now taken, and a log of what it gives.
 
         Args:
             is_followed: whether another pass will come after this one; None: unknown.
         """
         self._was_followed |= self._was_whole
         if self.has_hooks:
-            run, log = self._run_behind_hooks(is_followed)
+            subscription, log = self._open_behind_hooks(is_followed)
         else:
-            run, log = self._take_run(is_followed)
+            subscription, log = self._take_subscription(is_followed)
         log.is_followed = is_followed
-        return run, log
+        return subscription, log
 
-    def _run_behind_hooks(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
+    def _open_behind_hooks(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
         assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()
             with InterruptsAllowed():
                 changes = self.hooks.before_epoch()
             self._tell(changes)
-            return self._take_run(is_followed)
+            return self._take_subscription(is_followed)
 
-    def _take_run(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
+    def _take_subscription(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
         goes_on = self._take_parked()
         if goes_on is not None:
             return goes_on
@@ -160,8 +161,8 @@ class EpochTracker:
         self.drop_parked()
         try:
             log = self.log_at(place)
-            # The rest of an epoch has another number of batches than the epochs behind it: it is a run of its own. So
-            # is one whose end shows when it comes, or never does.
+            # The rest of an epoch has another number of batches than the epochs behind it: it is a subscription of its
+            # own. So is one whose end shows when it comes, or never does.
             ahead = 0 if place.is_rest or log.plan.is_open else self._ahead(is_followed)
             limit = log.plan.batches_per_epoch + ahead
             return engine.begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
@@ -170,27 +171,27 @@ class EpochTracker:
             raise
 
     def _take_parked(self) -> tuple[Subscription, PassLog] | None:
-        """The parked run, if the epoch it stands before is wanted, whole."""
+        """The parked subscription, if the epoch it stands before is wanted, whole."""
         with self._lock:
             if self._parked is None:
                 return None
-            run, epoch = self._parked
+            subscription, epoch = self._parked
             if self.epoch != epoch or self._place(epoch).is_rest:
                 return None
             self.epoch = epoch + 1
             self._parked = None
         try:
-            if run.limit <= (epoch - run.first_epoch) * self.plan.batches_per_epoch:
-                self._want(run, epoch)  # else it is told with the second delivery
-            return run, PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
+            if subscription.limit <= (epoch - subscription.first_epoch) * self.plan.batches_per_epoch:
+                self._want(subscription, epoch)  # else it is told with the second delivery
+            return subscription, PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
         except BaseException:
             self.give_up_epoch(epoch)
-            run.end()
+            subscription.end()
             raise
 
-    def _want(self, run: Subscription, epoch: int, ahead: int = 0) -> None:
-        """Have a run of whole epochs go on to the end of this one, and so many batches further."""
-        run.extend((epoch + 1 - run.first_epoch) * self.plan.batches_per_epoch + ahead)
+    def _want(self, subscription: Subscription, epoch: int, ahead: int = 0) -> None:
+        """Have a subscription of whole epochs go on to the end of this one, and so many batches further."""
+        subscription.extend((epoch + 1 - subscription.first_epoch) * self.plan.batches_per_epoch + ahead)
 
     def _ahead(self, is_followed: bool | None) -> int:
         """How many batches of the next epoch may be made while the pass before it is under way."""
@@ -199,10 +200,10 @@ class EpochTracker:
         batches, is_sure = self.plan.batches_per_epoch, self._is_sure(is_followed)
         return min(batches if is_sure else max(1, batches // _FEW), self.engine().read_ahead(is_sure))
 
-    def read_ahead(self, run: Subscription, log: PassLog) -> None:
-        """The pass is under way: have the run make all of it, and the next epoch's first batches when it gets there."""
+    def read_ahead(self, subscription: Subscription, log: PassLog) -> None:
+        """Have the subscription make all of a pass that is under way, and then the next epoch's first batches."""
         if log.plan is self.plan and not log.plan.is_open:
-            self._want(run, log.epoch, self._ahead(log.is_followed))
+            self._want(subscription, log.epoch, self._ahead(log.is_followed))
 
     @property
     def _reads_ahead(self) -> bool:
@@ -212,22 +213,22 @@ class EpochTracker:
         """Whether another pass will come: it was said, or one has come before."""
         return self._reads_ahead and (self._was_followed if is_followed is None else is_followed)
 
-    def park(self, run: Subscription, log: PassLog) -> None:
-        """Keep a run, of which this pass has had its epoch, for the pass that comes next."""
+    def park(self, subscription: Subscription, log: PassLog) -> None:
+        """Keep a subscription, of which this pass has had its epoch, for the pass that comes next."""
         epoch = log.epoch + 1
         self._was_whole = True
         if self.epoch == epoch and log.plan is self.plan:
             try:
                 if self._is_sure(log.is_followed):
-                    self._want(run, epoch)
+                    self._want(subscription, epoch)
             except LoaderpoolError:  # the loader was closed meanwhile
-                run.end()
+                subscription.end()
                 return
             with self._lock:
                 if self._parked is None and self.epoch == epoch:
-                    self._parked = (run, epoch)
+                    self._parked = (subscription, epoch)
                     return
-        run.end()
+        subscription.end()
 
     def note_begun(self, epoch: int) -> None:
         """The pass that took this epoch has delivered: where it began is no later one's beginning."""
@@ -242,7 +243,7 @@ class EpochTracker:
                 self.epoch = epoch
 
     def drop_parked(self) -> None:
-        """End the parked run, if there is one."""
+        """End the parked subscription, if there is one."""
         with self._lock:
             parked, self._parked = self._parked, None
         if parked is not None:

@@ -86,13 +86,13 @@ class PassLog:
         """The stream has ended: there are no more than were delivered."""
         self.batches = self.delivered
 
-    def note(self, delivery: Delivery, run: Subscription | None) -> None:
-        """This was delivered, by that run; None: by one that was ended meanwhile."""
+    def note(self, delivery: Delivery, subscription: Subscription | None) -> None:
+        """This was delivered, by that subscription; None: by one that was ended meanwhile."""
         self.delivered += delivery.count
         if self.lanes is not None:
-            self.lanes.note(delivery.first, {} if run is None else run.ended_lanes)
+            self.lanes.note(delivery.first, {} if subscription is None else subscription.ended_lanes)
         if self.numbers is not None:
-            first_epoch = self.epoch if run is None else run.first_epoch
+            first_epoch = self.epoch if subscription is None else subscription.first_epoch
             before = (self.epoch - first_epoch) * self.plan.batches_per_epoch
             self.numbers += [number - before for number in delivery.numbers()]
 

@@ -25,7 +25,7 @@ from loaderpool.trainer.epochs.position import Position
 
 _VERSION = 1
 _NAMES = frozenset({"loaderpool_state", "epoch", "position", "taken", "num_shards", "lanes", "loader"})
-# Batches taken out of turn, each of which takes some hundred bytes in the pass. Fewer: a run of tiny batches that were
+# Batches taken out of turn, each of which takes some hundred bytes in the pass. Fewer: tiny batches that were
 # taken while an earlier one hung could not go on. More: a damaged count would take all memory.
 _MOST_TAKEN = 1 << 24
 

@@ -145,7 +145,7 @@ def environment() -> dict[str, str]:
     variables = dict(os.environ)
     variables.update(dict.fromkeys(_ONE_THREAD, "1"))
     variables["CUDA_VISIBLE_DEVICES"] = ""
-    # Sets of str keep one order in all workers, over restarts and from run to run.
+    # Sets of str keep one order in all workers, over restarts and from one training to the next.
     if variables.get("PYTHONHASHSEED", "random") == "random":
         variables["PYTHONHASHSEED"] = "0"
     variables.pop("PYTHONSTARTUP", None)

@@ -1,4 +1,4 @@
-"""Runs of batches made in the caller's process: each is made when it is taken."""
+"""Subscriptions to batches made in the caller's process: each batch is made when it is taken."""
 
 from __future__ import annotations
 
