@@ -59,7 +59,7 @@ class TensorFormat:
                 ]
             else:
                 specs.append(self._prefixed(tf.TensorSpec(component.shape, _wire_dtype(component))))
-        return tuple(specs) if self.needs_restoring else self.spec.structure.pack(specs)
+        return tuple(specs) if self.needs_restoring else self.spec.structure.unflatten(specs)
 
     @property
     def needs_restoring(self) -> bool:
@@ -73,7 +73,7 @@ class TensorFormat:
             SpecMismatchError: a whole batch has a length that the dataset's spec does not allow.
         """
         self._check(parts)
-        return tuple(self._apart(parts)) if self.needs_restoring else self.spec.structure.pack(parts)
+        return tuple(self._apart(parts)) if self.needs_restoring else self.spec.structure.unflatten(parts)
 
     def _apart(self, parts: list[Any]) -> list[Any]:
         flat: list[Any] = []
@@ -97,7 +97,7 @@ class TensorFormat:
                 values = tf.RaggedTensor.from_row_splits(values, rest.pop(0), validate=False)
             parts.append(values)
         structure = self.spec.structure
-        return structure.pack(parts)
+        return structure.unflatten(parts)
 
     def _check(self, parts: list[Any]) -> None:
         """TensorFlow would name neither the component nor the way out."""

@@ -89,7 +89,7 @@ class ElementSpec:
 
     def pack(self) -> Any:
         """The components in the nested structure of an element."""
-        return self.structure.pack(self.components)
+        return self.structure.unflatten(self.components)
 
     def __repr__(self) -> str:
         return f"ElementSpec({self.pack()!r})"

@@ -36,14 +36,14 @@ class Structure:
         kind: "leaf", "tuple", "dict" or "namedtuple".
         keys: a dict's keys in the order first seen, else empty.
         children: the structures within, in order.
-        namedtuple: the class that `pack` builds with, else None.
+        namedtuple: the class that `unflatten` builds with, else None.
         num_leaves: how many arrays an element has.
         paths: name of each leaf: "" for a bare one, "[0]", "['image']", ".x" in a namedtuple, nested "['a'][1]".
         flatten: the leaves of a value, as a list; SpecMismatchError, naming the path, where it is not built so.
-        pack: a value of this structure from its `num_leaves` leaves; a dict comes back as a plain dict.
+        unflatten: a value of this structure from its `num_leaves` leaves; a dict comes back as a plain dict.
     """
 
-    __slots__ = ("children", "flatten", "keys", "kind", "namedtuple", "num_leaves", "pack", "paths")
+    __slots__ = ("children", "flatten", "keys", "kind", "namedtuple", "num_leaves", "paths", "unflatten")
 
     kind: Kind
     keys: tuple[Hashable, ...]
@@ -53,7 +53,7 @@ class Structure:
     paths: tuple[str, ...]
     # Closures made for this very structure, not methods: taking elements apart is done once for each sample.
     flatten: Callable[[Any], list[Any]]
-    pack: Callable[[Sequence[Any]], Any]
+    unflatten: Callable[[Sequence[Any]], Any]
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Structure:
         nested = tuple(step + path for step, child in zip(steps, children, strict=True) for path in child.paths)
         put(self, "paths", nested if kind != "leaf" else ("",))
         put(self, "flatten", _flattener(self))
-        put(self, "pack", _packer(self))
+        put(self, "unflatten", _unflattener(self))
 
     @staticmethod
     def of(value: Any, *, origin: str = "fn returned") -> Structure:
@@ -247,7 +247,7 @@ def _steps(structure: Structure) -> list[str]:
 # ---- together ----
 
 
-def _packer(structure: Structure) -> Callable[[Sequence[Any]], Any]:
+def _unflattener(structure: Structure) -> Callable[[Sequence[Any]], Any]:
     if structure.kind == "leaf":
         return operator.itemgetter(0)
     keys, children = structure.keys, structure.children
@@ -261,9 +261,9 @@ def _packer(structure: Structure) -> Callable[[Sequence[Any]], Any]:
     bounds: list[tuple[Callable[[Sequence[Any]], Any], int, int]] = []
     end = 0
     for child in children:
-        bounds.append((child.pack, end, end + child.num_leaves))
+        bounds.append((child.unflatten, end, end + child.num_leaves))
         end += child.num_leaves
-    return lambda leaves: together([pack(leaves[start:stop]) for pack, start, stop in bounds])
+    return lambda leaves: together([unflatten(leaves[start:stop]) for unflatten, start, stop in bounds])
 
 
 def _differs(path: str, expected: str, actual: str, whole: tuple[Structure, Any]) -> SpecMismatchError:

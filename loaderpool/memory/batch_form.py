@@ -14,7 +14,7 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ElementSpec
-from loaderpool.memory.layout import Block, FixedLayout, Packing, aligned, packed_nbytes, read_packed
+from loaderpool.memory.layout import Block, FixedLayout, VaryingLayout, aligned, read_varying, varying_nbytes
 
 # What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
 UnitKind = Literal["sample", "batch", "element"]
@@ -42,10 +42,10 @@ class BatchForm:
     spec: ElementSpec  # of a batch, batch axis included
     unit: UnitKind  # what one call of the function makes
     batch_rows: int  # rows of a full batch; 1 for units that are whole elements
-    fixed: FixedLayout | None  # None: packed
+    fixed: FixedLayout | None  # None: varying
     max_chunk: int  # most batches that one ticket may cover
     can_split: bool  # whether a ticket may cover some rows of a batch
-    slot_bytes: int  # bytes of a slot; a packed batch may outgrow it
+    slot_bytes: int  # bytes of a slot; a varying batch may outgrow it
     padding: tuple[Any, ...] = ()  # what fills up each component, as `padding_of` has it; False: its rows are alike
 
     def padding_at(self, component: int) -> Any:
@@ -54,7 +54,7 @@ class BatchForm:
 
     @functools.cached_property
     def block_dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """Dtypes of the blocks of a packed batch, in order."""
+        """Dtypes of the blocks of a varying batch, in order."""
         dtypes: list[np.dtype[Any]] = []
         for component in self.spec.components:
             dtypes += [_INT64, _BYTE] if component.text is not None else [component.dtype]
@@ -99,16 +99,16 @@ class BatchForm:
         arrays: list[npt.NDArray[Any]] = []
         shapes, dtypes = _row_layout(self.spec)
         blocks = [Block((rows, *shape), dtype, arrays.append) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        packing = Packing([(rows, blocks)])
-        if packing.nbytes > capacity:
+        layout = VaryingLayout([(rows, blocks)])
+        if layout.nbytes > capacity:
             return None
-        packing.write(buffer, base)
+        layout.write(buffer, base)
         return arrays
 
     def used_bytes(self, anchor: npt.NDArray[np.uint8], rows: int) -> int:
         """Bytes from the slot's start to the end of the data in it, `rows` rows of a fixed form."""
         if self.fixed is None:
-            return packed_nbytes(anchor)
+            return varying_nbytes(anchor)
         return self.fixed.offsets[-1] + self.fixed.row_bytes[-1] * rows
 
     def read(self, anchor: npt.NDArray[np.uint8], rows: int, count: int) -> Iterator[tuple[int, Sequence[Any]]]:
@@ -116,11 +116,11 @@ class BatchForm:
 
         Args:
             anchor: the slot's bytes.
-            rows: rows of each batch in it (packed slots tell themselves).
+            rows: rows of each batch in it (varying slots tell themselves).
             count: how many batches a fixed slot holds.
         """
         if self.fixed is None:
-            return ((own, self._components(blocks)) for own, blocks in read_packed(anchor, self.block_dtypes))
+            return ((own, self._components(blocks)) for own, blocks in read_varying(anchor, self.block_dtypes))
         arrays = self.fixed.arrays(anchor, 0, rows * count)
         if count == 1:
             return iter([(rows, arrays)])
@@ -164,13 +164,13 @@ def batch_form(
     rows_vary: bool = False,
     padding: tuple[Any, ...] = (),
 ) -> BatchForm:
-    """The form for a batch spec: fixed where every row has one known shape and no row may be missing, else packed.
+    """The form for a batch spec: fixed where every row has one known shape and no row may be missing, else varying.
 
     Args:
         spec: of a batch.
         unit: what one call of the function makes.
         batch_size: most rows of a batch, None for whole elements.
-        batch_bytes_seen: what a batch like the sample seen would take; sizes packed slots.
+        batch_bytes_seen: what a batch like the sample seen would take; sizes varying slots.
         may_leave_rows_out: `on_error="skip"`.
         may_replace_rows: `on_error="replace"`: the next good row must be in the same ticket.
         rows_vary: not all batches but the last have `batch_size` rows.

@@ -5,7 +5,7 @@ Two forms, chosen once per loader:
 - `FixedLayout`: every row of every component has one known shape. Component c is one C-contiguous array
   `dtype[rows, ...]` at a fixed, aligned offset, so workers write rows straight into place, several workers may fill
   different rows of one slot, and several batches in a row (a chunk) are one longer array.
-- packed: shapes vary, or there is text. Each batch is a header of int64 words and aligned blocks behind it; a slot
+- varying: shapes vary, or there is text. Each batch is a header of int64 words and aligned blocks behind it; a slot
   holds a table of batches. It describes itself, so an oversize batch in a memory file of its own reads the same.
 """
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 # TensorFlow aliases from 64 on; 128 keeps neighbours' adjacent-line prefetch apart. Smaller would cost a copy.
 ALIGNMENT_BYTES = 128
 _WORD = 8
-_COUNT_WORDS = 3  # at the beginning of a batch's header: its rows, and what `PackedCounts` says of padding
+_COUNT_WORDS = 3  # at the beginning of a batch's header: its rows, and what `BatchCounts` says of padding
 
 
 def aligned(nbytes: int) -> int:
@@ -79,7 +79,7 @@ class FixedLayout:
 
 
 class Block(NamedTuple):
-    """One contiguous array that a component of a packed batch brings."""
+    """One contiguous array that a component of a varying batch brings."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -97,15 +97,15 @@ class Block(NamedTuple):
         return self.elements * self.dtype.itemsize
 
 
-class PackedCounts(NamedTuple):
-    """What a packed batch says of itself."""
+class BatchCounts(NamedTuple):
+    """What a varying batch says of itself."""
 
     rows: int
     padded: int  # elements of its padded components
     padding: int  # how many of these are padding
 
 
-class Packing:
+class VaryingLayout:
     """Plans where the blocks of some batches lie, tells the size, and writes them.
 
     Args:
@@ -145,16 +145,16 @@ class Packing:
         np.ndarray((len(words),), np.int64, buffer, offset)[:] = words
 
 
-def packed_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
+def varying_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
     """How many bytes of a slot the batches in it take."""
     return int(anchor[_WORD : 2 * _WORD].view(np.int64)[0])
 
 
-def packed_counts(anchor: npt.NDArray[np.uint8]) -> list[PackedCounts]:
-    """What each of the batches that a `Packing` wrote says of itself."""
+def varying_counts(anchor: npt.NDArray[np.uint8]) -> list[BatchCounts]:
+    """What each of the batches that a `VaryingLayout` wrote says of itself."""
     words = anchor[: anchor.nbytes // _WORD * _WORD].view(np.int64)
     starts = words[2 : 2 + int(words[0])].tolist()
-    return [PackedCounts(*words[start // _WORD : start // _WORD + _COUNT_WORDS].tolist()) for start in starts]
+    return [BatchCounts(*words[start // _WORD : start // _WORD + _COUNT_WORDS].tolist()) for start in starts]
 
 
 def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
@@ -162,10 +162,10 @@ def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
     return not anchor[:_WORD].view(np.int64)[0]
 
 
-def read_packed(
+def read_varying(
     anchor: npt.NDArray[np.uint8], block_dtypes: Sequence[np.dtype[Any]]
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
-    """The batches that a `Packing` wrote: rows and blocks of each, as views of `anchor`."""
+    """The batches that a `VaryingLayout` wrote: rows and blocks of each, as views of `anchor`."""
     words = anchor[: anchor.nbytes // _WORD * _WORD].view(np.int64)
     count = int(words[0])
     for start in words[2 : 2 + count].tolist():

@@ -17,7 +17,7 @@ _SHOWN = 8
 
 
 class Columns:
-    """Row i of each column, packed; read-only, and of the columns' own data.
+    """Row i of each column, in the structure of the columns; read-only, and of the columns' own data.
 
     Args:
         structure: how an item is built.
@@ -25,7 +25,7 @@ class Columns:
         size: rows.
     """
 
-    __slots__ = ("_columns", "_getters", "_pack", "_size", "_structure")
+    __slots__ = ("_columns", "_getters", "_size", "_structure", "_unflatten")
 
     def __init__(self, structure: Structure, columns: list[Any], size: int) -> None:
         self._structure = structure
@@ -33,13 +33,13 @@ class Columns:
         self._size = size
         # Looked up once, not for each row.
         self._getters = [column.__getitem__ for column in columns]
-        self._pack = structure.pack
+        self._unflatten = structure.unflatten
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, index: int) -> Any:
-        return self._pack([get(index) for get in self._getters])
+        return self._unflatten([get(index) for get in self._getters])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Columns, (self._structure, self._columns, self._size)

@@ -27,7 +27,7 @@ takes a millisecond. More: each has caches of its own."""
 _LEAST_CACHE_BYTES = 1 << 20
 """Of a dataset's chunk cache; HDF5's own default."""
 _MOST_CACHE_BYTES = 64 << 20
-"""Smaller: larger chunks are unpacked anew for each of their rows. Larger: each worker has one for each dataset."""
+"""Smaller: larger chunks are decompressed for each of their rows. Larger: each worker has one for each dataset."""
 
 
 class HDF5:
@@ -106,7 +106,7 @@ class HDF5:
             raise SourceError(
                 f"row {row} of {name!r} in {self._paths[number]} cannot be read: {type(error).__name__}: {error}"
             ) from error
-        return self._structure.pack(values)
+        return self._structure.unflatten(values)
 
     def _opened(self, number: int) -> _OpenFile:
         return _OpenFile(self._paths[number], self._stamps[number], self._names, self._cache_bytes)

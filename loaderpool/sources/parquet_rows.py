@@ -21,7 +21,7 @@ from loaderpool.sources.paths import checked_paths, described_paths
 class ParquetRows:
     """Rows of Parquet files, of several one after the other, as dicts of column name to value.
 
-    A Parquet file is read by row group: the one that a row is in is unpacked whole, and each process keeps the last
+    A Parquet file is read by row group: the one that a row is in is decompressed whole, and each process keeps the last
     few. So rows in their order, or nearly so, are fast; rows in random order are not, unless row groups are small or
     few (docs/how-to/tables.md). The files must stay as they are.
 
@@ -33,7 +33,7 @@ class ParquetRows:
     Args:
         paths: one path or a list of them, read in this order; relative ones are looked up now, not in the workers.
         columns: names of the columns to read; None: all of the first file, which the others must have, too.
-        row_groups_kept: unpacked row groups that a process keeps of this source, at least 1.
+        row_groups_kept: decompressed row groups that a process keeps of this source, at least 1.
 
     Raises:
         ArgumentError: a column is not there, there is no row or no path, or a wrong value.
@@ -138,12 +138,12 @@ def _import_parquet() -> Any:
 
 
 class _RowGroup:
-    """A row group, unpacked.
+    """A row group, decompressed.
 
     Attributes:
         file: path and stamp of its file.
         columns: names, and what gives the value in a row.
-        damage: why there are none, "" where all is well. Kept too, else it would be unpacked again for each row.
+        damage: why there are none, "" where all is well. Kept too, else it would be decompressed again for each row.
     """
 
     def __init__(self, path: str, stamp: Stamp, group: int, columns: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from loaderpool.supervisor.instructions import Instruction, Load, ToTrainer, ToW
 from loaderpool.supervisor.records import LaneRecords, LoaderRecord, RunRecord, SlotRecord, Ticket
 from loaderpool.supervisor.roster import Roster
 from loaderpool.supervisor.scheduler import TicketCutter
-from loaderpool.transport.messages import Notice, Order, Status, Words, pack, split32
+from loaderpool.transport.messages import Notice, Order, Status, Words, encode, split32
 
 
 class Ledger:
@@ -183,8 +183,8 @@ class Ledger:
             if run.number in worker.runs:
                 worker.runs.discard(run.number)
                 if not worker.is_leaving:
-                    self.out.append(ToWorker(worker.number, pack(Order.RUN_OVER, run.number)))
-        self.out.append(ToTrainer(pack(Notice.RUN_ENDED, run.number)))
+                    self.out.append(ToWorker(worker.number, encode(Order.RUN_OVER, run.number)))
+        self.out.append(ToTrainer(encode(Notice.RUN_ENDED, run.number)))
 
     # ---- slots ----
 
@@ -230,7 +230,7 @@ class Ledger:
         del self.slots[slot.number]
         for worker in self._workers:
             worker.slots.discard(slot.number)
-        self.out.append(ToTrainer(pack(Notice.SLOT_RETIRED, slot.number)))
+        self.out.append(ToTrainer(encode(Notice.SLOT_RETIRED, slot.number)))
 
     # ---- loaders ----
 
@@ -274,7 +274,7 @@ class Ledger:
                 del self.slots[number]
             for ticket in [ticket for ticket in self.due if ticket.loader is loader]:
                 self.due.remove(ticket)
-            self.out += [Unload(loader.number), ToTrainer(pack(Notice.UNLOADED, loader.number))]
+            self.out += [Unload(loader.number), ToTrainer(encode(Notice.UNLOADED, loader.number))]
 
     def check_invariants(self) -> None:
         """Raise AssertionError where an invariant of docs/explanation/protocol.md does not hold."""

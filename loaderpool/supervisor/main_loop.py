@@ -34,7 +34,7 @@ from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import SampleWatch
 from loaderpool.system import capacity, clock, fault_points, machine, role
-from loaderpool.transport.messages import READ_BYTES, Notice, pack, unpack_all
+from loaderpool.transport.messages import READ_BYTES, Notice, decode_all, encode
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.fork_check import ForkCheck
 from loaderpool.transport.payload.loaded import Payloads
@@ -184,7 +184,7 @@ class Supervisor:
         if not data:
             return False
         instructions: list[s.Instruction] = []
-        for words in unpack_all(data):
+        for words in decode_all(data):
             instructions += handle(words)
             if instructions and not isinstance(instructions[-1], (s.ToWorker, s.ToTrainer)):
                 self._carry_out(instructions)
@@ -233,7 +233,7 @@ class Supervisor:
                 refuse_open_handles()
         except BaseException as error:
             failure = describe_failure(error, epoch=0, worker=None)
-            self._tell(pack(Notice.LOAD_FAILED, load.loader), (failure, describe_load_error(error)))
+            self._tell(encode(Notice.LOAD_FAILED, load.loader), (failure, describe_load_error(error)))
             return self._state.on_load_failed(load.loader)
         finally:
             self._arena.board.loading = 0
@@ -257,7 +257,7 @@ class Supervisor:
             in_setup=last is not None and last.in_setup,
             max_restarts=self._max_restarts,
         )
-        message = lost.completion or pack(Notice.LOST, lost.loader)
+        message = lost.completion or encode(Notice.LOST, lost.loader)
         self._tell(message, report)
 
     def _fail(self, failed: s.FailTicket) -> None:
@@ -270,7 +270,7 @@ class Supervisor:
             stacks=self._last_stacks,
             in_generator=failed.in_generator,
         )
-        message = failed.completion or pack(Notice.SPEC_FAILED, failed.loader, failed.worker)
+        message = failed.completion or encode(Notice.SPEC_FAILED, failed.loader, failed.worker)
         self._tell(message, failure)
 
     def _tell(self, message: bytes, value: Any) -> None:
@@ -289,7 +289,7 @@ class Supervisor:
         obstacles = self._fork_check.obstacles()
         if obstacles and not self._has_told_of_exec:  # before anything that such a worker may say
             self._has_told_of_exec = True
-            self._tell(pack(Notice.WORKERS_BY_EXEC), obstacles)
+            self._tell(encode(Notice.WORKERS_BY_EXEC), obstacles)
         try:
             fault_points.reach("supervisor.forking")
             worker = self._workers.start(number, cell)
@@ -300,10 +300,10 @@ class Supervisor:
             else:
                 failure = describe_failure(error, epoch=0, worker=number)
                 no_descriptors = "the supervisor has no file descriptors left (each worker takes five)"
-                self._tell(pack(Notice.LOAD_FAILED, 0), (failure, capacity.start_advice(error, no_descriptors)))
+                self._tell(encode(Notice.LOAD_FAILED, 0), (failure, capacity.start_advice(error, no_descriptors)))
             return instructions
         fault_points.reach("supervisor.forked")
-        self._trainer.send(pack(Notice.WORKER_STARTED, number, worker.pid, cell))
+        self._trainer.send(encode(Notice.WORKER_STARTED, number, worker.pid, cell))
         return []
 
     def _worker_gone(self, worker: WorkerProcess) -> None:
@@ -332,7 +332,7 @@ class Supervisor:
             last = last._replace(source_index=sample.index)
             instructions = self._state.on_worker_hung(worker.number, last, sample.ticket, sample.ran_ns, now_ns)
         was_lost = self._state.restarts > restarts  # the exit status does not tell: os._exit(0) loses work, too
-        self._trainer.send(pack(Notice.WORKER_ENDED, worker.number, worker.pid, int(was_lost)))
+        self._trainer.send(encode(Notice.WORKER_ENDED, worker.number, worker.pid, int(was_lost)))
         self._carry_out(instructions)
 
     def _was_out_of_memory(self, last: LastWords) -> bool:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from typing import NamedTuple
 
-from loaderpool.transport.messages import Notice, Order, Status, join32, pack
+from loaderpool.transport.messages import Notice, Order, Status, encode, join32
 
 # Batches of which something is made beside the first probe. Less: workers idle behind a first sample that takes very
 # long. More: the tickets of what a worker keeps, which all wait for it, may not fit its pipe.
@@ -51,11 +51,11 @@ class Ticket:
     def order(self) -> bytes:
         """What the worker is told."""
         if self.early is not None:
-            return pack(Order.EARLY, self.number, self.loader.number, self.first, self.row_start, self.early)
+            return encode(Order.EARLY, self.number, self.loader.number, self.first, self.row_start, self.early)
         if self.run is None:
-            return pack(Order.PROBE, self.number, self.loader.number, self.first, self.loader.feed, self.row_start)
+            return encode(Order.PROBE, self.number, self.loader.number, self.first, self.loader.feed, self.row_start)
         if self.suspect is not None:
-            return pack(
+            return encode(
                 Order.TRY,
                 self.number,
                 self.run.number,
@@ -64,7 +64,7 @@ class Ticket:
                 join32(self.row_start, self.row_stop),
                 0 if self.suspect.hint is None else self.suspect.hint + 1,
             )
-        return pack(
+        return encode(
             Order.TICKET,
             self.number,
             self.run.number,
@@ -85,7 +85,7 @@ class Ticket:
 
     def _notice(self, kind: Notice, last: int) -> bytes:
         assert self.run is not None
-        return pack(
+        return encode(
             kind,
             self.number,
             self.run.number,

@@ -29,7 +29,7 @@ from loaderpool.supervisor.instructions import (
 from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import Kept, LastWords, LoaderRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
-from loaderpool.transport.messages import Control, Notice, Order, Status, Words, pack
+from loaderpool.transport.messages import Control, Notice, Order, Status, Words, encode
 from loaderpool.transport.reports import Verdict
 
 # Deaths in a row of workers that had no ticket and had not even begun: more means that nothing ever will work. Of those
@@ -125,7 +125,7 @@ class SupervisorState:
         loader = self.ledger.loaders[loader_id]
         is_first = not loader.is_loaded
         loader.is_loaded = True
-        self.ledger.out.append(ToTrainer(pack(Notice.LOADED, loader_id)))
+        self.ledger.out.append(ToTrainer(encode(Notice.LOADED, loader_id)))
         for worker in self.workers:  # they were forked without it
             self._send_away(worker)
         if is_first and loader.probe_epoch is not None:
@@ -297,7 +297,7 @@ class SupervisorState:
         if not worker.is_leaving:
             self.workers.leave(worker)
             self.ledger.forget(worker.number)
-            self.ledger.out.append(ToWorker(worker.number, pack(Order.EXIT)))
+            self.ledger.out.append(ToWorker(worker.number, encode(Order.EXIT)))
 
     # ---- tickets ----
 
@@ -378,7 +378,7 @@ class SupervisorState:
         """Have this sample never run again."""
         sample = epoch, index, ran_ns, exit_code & 0xFFFF
         loader.excluded.append(sample)
-        order = pack(Order.EXCLUDE, loader.number, *sample)
+        order = encode(Order.EXCLUDE, loader.number, *sample)
         informed = [worker.number for worker in self.workers if loader.number in worker.layouts]
         self.ledger.out += [ToWorker(number, order) for number in informed]
 

@@ -37,7 +37,7 @@ class LoaderIterator(Iterator[Any]):
         self._batches: Iterator[tuple[int, Sequence[Any]]] = _NONE  # of the delivery
         self._left = 0  # of these batches
         self._batch_bytes: int | None = None
-        self._pack: Callable[[Sequence[Any]], Any] = _unpacked
+        self._unflatten: Callable[[Sequence[Any]], Any] = _bare
         self._skips = core.config.on_error.action == "skip"
         self._has_hooks = self._tracker.has_hooks
         self._must_tell = self._has_hooks  # the pass of each batch
@@ -62,7 +62,7 @@ class LoaderIterator(Iterator[Any]):
                             if not rows and self._skips:
                                 self._leave_out()
                                 continue
-                        batch = self._pack(parts)
+                        batch = self._unflatten(parts)
                         nbytes = self._batch_bytes
                         self._tracker.counters.hand_over(1, rows, data_bytes(parts) if nbytes is None else nbytes)
                         self._consumed += 1
@@ -93,8 +93,8 @@ class LoaderIterator(Iterator[Any]):
         self._batch_bytes = delivery.batch_bytes
         self._must_tell = self._has_hooks or bool(delivery.row_failures)
         self._told = self._consumed
-        if self._pack is _unpacked:
-            self._pack = delivery.form.spec.structure.pack
+        if self._unflatten is _bare:
+            self._unflatten = delivery.form.spec.structure.unflatten
 
     def _end(self) -> None:
         """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""
@@ -155,5 +155,5 @@ def _abandon(tracker: EpochTracker, one_pass: Pass) -> None:
     one_pass.close()
 
 
-def _unpacked(parts: Sequence[Any]) -> Any:
+def _bare(parts: Sequence[Any]) -> Any:
     raise AssertionError("no delivery yet")

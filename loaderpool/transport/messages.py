@@ -120,12 +120,12 @@ class Status(enum.IntEnum):
     LOST = 4  # from the supervisor, over the socket: workers died over it too often; with the pickled LostReport
 
 
-def pack(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0, f: int = 0, g: int = 0) -> bytes:
+def encode(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0, f: int = 0, g: int = 0) -> bytes:
     """One message as bytes."""
     return _MESSAGE.pack(kind, a, b, c, d, e, f, g)
 
 
-def unpack_all(data: bytes) -> Iterator[Words]:
+def decode_all(data: bytes) -> Iterator[Words]:
     """The messages in what one read returned; whole ones only, for every write is atomic."""
     return _MESSAGE.iter_unpack(data)
 

@@ -9,7 +9,7 @@ import socket
 from typing import Any
 
 from loaderpool.memory.arena import map_private
-from loaderpool.transport.messages import MESSAGE_BYTES, Words, unpack_all
+from loaderpool.transport.messages import MESSAGE_BYTES, Words, decode_all
 
 _SOCKET_READ_BYTES = 65536
 
@@ -31,7 +31,7 @@ def receive_notice(source: socket.socket) -> tuple[Words, Attachment | Lost] | N
         return None
     if not data:
         return None
-    words: Words = next(unpack_all(data[:MESSAGE_BYTES]))
+    words: Words = next(decode_all(data[:MESSAGE_BYTES]))
     extra = data[MESSAGE_BYTES:]
     descriptors = _descriptors(ancillary)
     if descriptors:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.batch_form import BatchForm, UnitKind
-from loaderpool.memory.layout import Block, Packing
+from loaderpool.memory.layout import Block, VaryingLayout
 from loaderpool.plan.base import bounds_of
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Maker
@@ -59,32 +59,32 @@ class BatchMaker:
                     array[start + row] = leaf
         return Filled(len(indices), tuple(failures))
 
-    def fill_packed(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:
-        """Whole batches, packed; what does not fit comes back to be written elsewhere."""
+    def fill_varying(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:
+        """Whole batches, varying; what does not fit comes back to be written elsewhere."""
         job, positions, indices, _ = opened
         batches: list[tuple[int, list[Block]]] = []
         failures: list[RowFailure] = []
         waiting: list[list[npt.NDArray[Any]]] = []  # samples of all batches, until the chunk is written
         for number, (start, stop) in enumerate(bounds_in(job, len(indices))):
             if self._unit == "sample":
-                batch, failed = self._packed_samples(
+                batch, failed = self._varying_samples(
                     calls, job, start, positions[start:stop], indices[start:stop], waiting
                 )
             else:
-                batch, failed = self._packed_unit(calls, job, start, positions[start:stop], indices[start:stop])
+                batch, failed = self._varying_unit(calls, job, start, positions[start:stop], indices[start:stop])
             batches.append(batch)
             failures += _of_batch(number, failed)
         if job.count > 1 and not self._copies_rows and share_arrays(waiting):
             self._copies_rows = True  # an array came back in another batch of the chunk
-            return self.fill_packed(opened, buffer, base, capacity, calls)
-        packing = Packing(batches)
+            return self.fill_varying(opened, buffer, base, capacity, calls)
+        layout = VaryingLayout(batches)
         rows = sum(rows for rows, _ in batches)
-        if packing.nbytes > capacity:
-            return Filled(rows, tuple(failures), packing)
-        packing.write(buffer, base)
+        if layout.nbytes > capacity:
+            return Filled(rows, tuple(failures), layout)
+        layout.write(buffer, base)
         return Filled(rows, tuple(failures))
 
-    def _packed_samples(
+    def _varying_samples(
         self,
         calls: Maker,
         job: Job,
@@ -106,7 +106,7 @@ class BatchMaker:
                 raise self._progress.failed(error, job.epoch, indices, int(positions[0])) from None
         return (len(rows), blocks), failures
 
-    def _packed_unit(
+    def _varying_unit(
         self, calls: Maker, job: Job, first: int, positions: npt.NDArray[np.int64], indices: list[int]
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
         """A batch that one call makes whole."""

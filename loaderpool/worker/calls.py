@@ -97,7 +97,7 @@ class Calls:
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
         self.lacked_out = False  # the latest call of a function that takes `out` was given None
         # Gives `out` its structure, once the batches' form is known.
-        self.pack_out: Callable[[Sequence[Any]], Any] | None = None
+        self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
     def copy(self) -> Calls:
         """The same calls for another thread, with random streams of its own. Nothing is kept in it."""
@@ -233,8 +233,8 @@ class Calls:
                 value = function(value, rng=generator) if takes_rng else function(value)
             if last is not None:
                 out = None
-                if arrays is not None and self.pack_out is not None:
-                    out = self.pack_out([array[row, ...] for array in arrays])  # 0-d: an array, too
+                if arrays is not None and self.unflatten is not None:
+                    out = self.unflatten([array[row, ...] for array in arrays])  # 0-d: an array, too
                 self.lacked_out = out is None
                 function, takes_rng = last
                 value = function(value, out=out, rng=generator) if takes_rng else function(value, out=out)

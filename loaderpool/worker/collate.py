@@ -1,4 +1,4 @@
-"""Samples into the blocks of a packed batch: stacked, padded, ragged or text."""
+"""Samples into the blocks of a varying batch: stacked, padded, ragged or text."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.element.spec import ElementSpec
-from loaderpool.memory.layout import Packing
+from loaderpool.memory.layout import VaryingLayout
 from loaderpool.plan.base import Start
 from loaderpool.transport.reports import Failure, RowFailure
 
@@ -60,7 +60,7 @@ class Filled(NamedTuple):
 
     rows: int
     row_failures: tuple[RowFailure, ...] = ()
-    oversize: Packing | None = None  # it did not fit the slot; write it elsewhere
+    oversize: VaryingLayout | None = None  # it did not fit the slot; write it elsewhere
 
 
 class Probe(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
-from loaderpool.memory.layout import Packing
+from loaderpool.memory.layout import VaryingLayout
 from loaderpool.plan.base import Start
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport.messages import (
@@ -32,10 +32,10 @@ from loaderpool.transport.messages import (
     Report,
     Status,
     Words,
+    decode_all,
+    encode,
     join32,
-    pack,
     split32,
-    unpack_all,
 )
 from loaderpool.transport.pickling import get_object
 from loaderpool.transport.pipes import send_descriptor, send_with_bytes, write_message
@@ -100,7 +100,7 @@ class WorkerLoop:
             self._words[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
             if not data:
                 return
-            orders.extend(unpack_all(data))
+            orders.extend(decode_all(data))
             while begun or orders:  # obeying one may find more
                 if not self._obey(begun.popleft() if begun else orders.popleft()):
                     return
@@ -129,7 +129,7 @@ class WorkerLoop:
             data = os.read(self._channels.tickets, READ_BYTES)
             if not data:
                 return False
-            orders.extend(unpack_all(data))
+            orders.extend(decode_all(data))
 
     def _begin(self, words: Words) -> bool:
         run = self._runs[words[2]]
@@ -203,8 +203,8 @@ class WorkerLoop:
             found, status, notice = cloudpickle.dumps(error.failure), Status.FAILED, Notice.SPEC_FAILED
         self._check_pipes()
         self._words[self._base + Field.INDEX] = 0
-        send_with_bytes(self._channels.socket, pack(notice, loader, self._worker), found)
-        self._report(pack(Report.DONE, ticket, self._worker, status, 0, len(others), max(others, default=0)))
+        send_with_bytes(self._channels.socket, encode(notice, loader, self._worker), found)
+        self._report(encode(Report.DONE, ticket, self._worker, status, 0, len(others), max(others, default=0)))
 
     def _make_early(self, ticket: int, loader: int, epoch: int, batch: int, call: int) -> None:
         """One call whose turn will come. What fails is not told: then it will fail again."""
@@ -219,7 +219,7 @@ class WorkerLoop:
         self._check_pipes()
         self._words[self._base + Field.INDEX] = 0
         status = Status.ABANDONED if calls is None else Status.FINISHED
-        self._report(pack(Report.DONE, ticket, self._worker, status, 0, calls or 0))
+        self._report(encode(Report.DONE, ticket, self._worker, status, 0, calls or 0))
 
     def _try(self, words: Words) -> None:
         """One row of a ticket that ended workers, alone; whatever comes of it, this process lives or does not."""
@@ -241,7 +241,7 @@ class WorkerLoop:
             pass
         self._check_pipes()
         self._words[self._base + Field.INDEX] = 0
-        self._report(pack(Report.DONE, ticket, self._worker, status, 0, total))
+        self._report(encode(Report.DONE, ticket, self._worker, status, 0, total))
 
     def _ticket(self, words: Words) -> None:
         _, ticket, run_id, first_batch, count_attempt, rows, slot, _ = words
@@ -282,7 +282,7 @@ class WorkerLoop:
         board[base + Field.SAMPLES] += row_count
         board[base + Field.BATCHES] += batches_ended
         board[base + Field.BUSY_NS] += busy
-        completion = pack(
+        completion = encode(
             Notice.COMPLETION, ticket, run_id, first_batch, count_attempt, rows, slot, join32(status, self._worker)
         )
         if status == Status.OVERSIZE or failure_bytes:
@@ -301,7 +301,7 @@ class WorkerLoop:
             fault_points.reach("worker.before_completion")
             write_message(self._channels.completions, completion)
         fault_points.reach("worker.before_report")
-        self._report(pack(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
+        self._report(encode(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
         fault_points.reach("worker.after_report")
 
     def _check_pipes(self) -> None:
@@ -334,7 +334,7 @@ def _job(words: Words, run: _Run) -> Job:
     return Job(run_id, epoch, batch, count, *split32(rows), attempt, run.after, run.feed, is_isolated=bool(is_isolated))
 
 
-def _write_file(packing: Packing, failures: bytes) -> tuple[int, int]:
+def _write_file(layout: VaryingLayout, failures: bytes) -> tuple[int, int]:
     """A memory file with a batch, and failures behind it; returns its descriptor and the batch's bytes.
 
     Raises:
@@ -343,16 +343,16 @@ def _write_file(packing: Packing, failures: bytes) -> tuple[int, int]:
     """
     descriptor = machine.create_memory_file("oversize")
     try:
-        nbytes = packing.nbytes + len(failures)
+        nbytes = layout.nbytes + len(failures)
         os.ftruncate(descriptor, nbytes)
         machine.reserve(descriptor, 0, nbytes)
         with mmap.mmap(descriptor, nbytes) as view:
-            packing.write(view, 0)
-            view[packing.nbytes :] = failures
+            layout.write(view, 0)
+            view[layout.nbytes :] = failures
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, packing.nbytes
+    return descriptor, layout.nbytes
 
 
 def _signed16(word: int) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.batch_form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.board import Board
-from loaderpool.memory.layout import Packing
+from loaderpool.memory.layout import VaryingLayout
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order_ahead import OrderAhead
 from loaderpool.system import clock
@@ -148,7 +148,7 @@ class Work:
     def set_form(self, form: BatchForm, is_given: bool) -> None:
         """Take the batches' form, as the trainer decided it."""
         self.form = form
-        self._calls.pack_out = form.spec.structure.pack
+        self._calls.unflatten = form.spec.structure.unflatten
         converter = Converter(
             form.spec,
             is_given=is_given,
@@ -157,10 +157,10 @@ class Work:
             padding=form.padding,
         )
         self._batches.set_form(form, converter)
-        # Of a generator's batches the last is shorter, so they are packed; but no row of them is ever left out.
+        # Of a generator's batches the last is shorter, so they are varying; but no row of them is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
         self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
-        self._fill = self._batches.fill_packed if form.fixed is None else self._batches.fill_fixed
+        self._fill = self._batches.fill_varying if form.fixed is None else self._batches.fill_fixed
         if self._writes_rows:
             self._writer = RowWriter(converter)
             is_small = max(form.row_bytes, default=0) < _SINGLE_ROW_BYTES
@@ -234,7 +234,7 @@ class Work:
         thread_calls = None if job.is_isolated and job.attempt >= _WITHOUT_THREADS_FROM else self._thread_calls
         opened = (None if thread_calls is None else thread_calls.opened(job)) or self._open(job)
         if not opened.indices:  # its lane has ended
-            Packing([]).write(buffer, base)
+            VaryingLayout([]).write(buffer, base)
             return Filled(0)
         # Not kept in `self._fill`: that would be a cycle, and the files of a dropped loader would stay open.
         make = functools.partial(self._fill_rows if self._writes_rows else self._fill, opened, buffer, base, capacity)
@@ -312,7 +312,7 @@ class Work:
         rows = len(indices)
         arrays = self.form.row_arrays(buffer, base, job.row_start + rows, capacity)
         if arrays is None:
-            return self._batches.fill_packed(opened, buffer, base, capacity, calls)
+            return self._batches.fill_varying(opened, buffer, base, capacity, calls)
         are_fast = self._row_ns < _SINGLE_ROW_NS or self._earlier_row_ns < _SINGLE_ROW_NS
         in_blocks = are_fast and not job.attempt and calls is self._calls
         block = self._block_rows if in_blocks else 1

@@ -179,7 +179,7 @@ _SHAPES = (
     shape_of("global random streams", _OfGlobals, 1500, batch_size=4, faults_one_in=301),
     # A kill may cost a worker 100 ms of its time.
     shape_of("row ranges of slow batches", _Slow, 30, batch_size=6, shuffle=True, kill_every_s=0.2, faults_one_in=17),
-    shape_of("packed, padded", _OfVariedLength, 1000, batch_size=8, shuffle=True, pad=True),
+    shape_of("varying, padded", _OfVariedLength, 1000, batch_size=8, shuffle=True, pad=True),
     shape_of("by length, padded", _OfVariedLength, 1000, buckets=_BY_LENGTH, shuffle=True, pad=True),
     shape_of(
         "by given length, ragged",

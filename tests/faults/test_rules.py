@@ -47,10 +47,10 @@ from loaderpool.transport.messages import (
     Report,
     Status,
     Words,
+    decode_all,
+    encode,
     join32,
-    pack,
     split32,
-    unpack_all,
 )
 from loaderpool.transport.notices import receive_notice
 from loaderpool.transport.pipes import Outlet, SocketOutlet, send_descriptor
@@ -90,9 +90,9 @@ class Desk:
             elif isinstance(one, s.Load):
                 self.obey(self.state.on_loaded(one.loader))
             elif isinstance(one, s.ToWorker):
-                self.pipes[one.worker] += unpack_all(one.message)
+                self.pipes[one.worker] += decode_all(one.message)
             elif isinstance(one, s.ToTrainer):
-                self.told += unpack_all(one.message)
+                self.told += decode_all(one.message)
         self.state.check_invariants()
 
     def tickets(self, worker: int) -> list[Words]:
@@ -187,10 +187,10 @@ def test_rule_02_rows_then_the_note_then_the_completion_then_the_report(monkeypa
     worker: Any = loop.WorkerLoop(0, 0, arena, channels, {})
     worker._works[1] = work
     for order in (
-        pack(Order.RUN, 5, 1, 0, 10),
-        pack(Order.SLOT, 3, 65536, 4096),
-        pack(Order.TICKET, 7, 5, 0, join32(1, 2), join32(0, ROWS), 3),
-        pack(Order.EXIT),
+        encode(Order.RUN, 5, 1, 0, 10),
+        encode(Order.SLOT, 3, 65536, 4096),
+        encode(Order.TICKET, 7, 5, 0, join32(1, 2), join32(0, ROWS), 3),
+        encode(Order.EXIT),
     ):
         os.write(told, order)
     worker.run()
@@ -269,12 +269,12 @@ def test_rule_03_redone_work_goes_before_anything_newer() -> None:
 
 def test_rule_04_no_write_blocks_and_nothing_is_lost_by_it() -> None:
     count = 5000  # far more than a pipe of one page holds
-    messages = [pack(Control.RESIZE, number) for number in range(count)]
+    messages = [encode(Control.RESIZE, number) for number in range(count)]
 
     def numbers(read_end: int) -> list[int]:
         found = []
         while select.select([read_end], [], [], 0)[0]:
-            found += [words[1] for words in unpack_all(os.read(read_end, 1 << 16))]
+            found += [words[1] for words in decode_all(os.read(read_end, 1 << 16))]
         return found
 
     def one_page_pipe() -> tuple[int, int]:
@@ -374,7 +374,7 @@ def _wait_until(holds: Callable[[], bool]) -> None:
 def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_received_is_redone() -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.setblocking(False)
-    message = pack(Notice.COMPLETION, 7, 1, 0, join32(1, 0), join32(0, ROWS), 3, join32(Status.OVERSIZE, 0))
+    message = encode(Notice.COMPLETION, 7, 1, 0, join32(1, 0), join32(0, ROWS), 3, join32(Status.OVERSIZE, 0))
 
     def send() -> None:
         file = machine.create_memory_file("oversize")
@@ -387,7 +387,7 @@ def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_receiv
     received = receive_notice(here)
     assert received is not None
     words, attachment = received
-    assert pack(*words) == message
+    assert encode(*words) == message
     assert isinstance(attachment, tuple)
     assert bytes(memoryview(attachment[0]))[: attachment[1]] == b"rows"
     assert os.listdir("/proc/self/fd") == descriptors, "mapped, it needs no descriptor"

@@ -59,7 +59,7 @@ def bits(batch: Any) -> tuple[bytes, bytes]:
 SHAPES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "single batches": (sample, {}),
     "chunks": (tiny, {}),
-    "packed": (of_varied_length, {"pad": True}),
+    "varying": (of_varied_length, {"pad": True}),
     "row ranges": (slow_batch, {}),
 }
 

@@ -73,7 +73,7 @@ def test_one_kill_convicts_nobody_though_no_restarts_are_given(tmp_path: Path) -
         assert loader.statistics().restarts == 2
 
 
-@pytest.mark.parametrize("form", ["fixed", "packed"])
+@pytest.mark.parametrize("form", ["fixed", "varying"])
 @pytest.mark.parametrize("action", ["skip", "replace"])
 def test_samples_that_always_kill_are_left_out_or_replaced(action: str, form: str) -> None:
     at = {0, 41, 42, 95}
@@ -83,7 +83,7 @@ def test_samples_that_always_kill_are_left_out_or_replaced(action: str, form: st
             die()
         return np.full((3 if form == "fixed" else 2 + item % 2,), item, np.float32)
 
-    settings = {"pad": True} if form == "packed" else {}
+    settings = {"pad": True} if form == "varying" else {}
     with lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=2, on_error=action, **settings) as loader:
         items = [int(row.flat[0]) for batch in loader for row in batch]
         statistics = loader.statistics()

@@ -17,7 +17,7 @@ from loaderpool.errors import PoolBrokenError
 from loaderpool.supervisor import instructions as s
 from loaderpool.trainer.engine.lane_buffer import LaneBuffer
 from loaderpool.trainer.engine.reorder_buffer import Arrived
-from loaderpool.transport.messages import Control, Order, Status, Words, split32, unpack_all
+from loaderpool.transport.messages import Control, Order, Status, Words, decode_all, split32
 from tests.property.test_supervisor_state import BATCH_ROWS, PHASES, ModelWorker, Supervision
 
 PER_EPOCH = 1 << 40  # nobody knows how many batches there are
@@ -65,7 +65,7 @@ class LaneSupervision(Supervision):
                 else:
                     self.workers[one.worker] = ModelWorker(one.cell)
             elif isinstance(one, s.ToWorker) and one.worker in self.workers:
-                for words in unpack_all(one.message):
+                for words in decode_all(one.message):
                     self.look_at(one.worker, words)
                 super().obey([one])
             elif not isinstance(one, s.ToWorker):

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.transport.messages import Control, Notice, Order, Report, Status, Words, join32, split32, unpack_all
+from loaderpool.transport.messages import Control, Notice, Order, Report, Status, Words, decode_all, join32, split32
 
 PER_EPOCH, BATCH_ROWS, LAST_ROWS = 7, 4, 2
 FULL = PER_EPOCH - 1
@@ -90,12 +90,12 @@ class Supervision(RuleBasedStateMachine):
             elif isinstance(instruction, s.Load):
                 self.obey(self.state.on_loaded(instruction.loader))
             elif isinstance(instruction, s.ToWorker):
-                self.workers[instruction.worker].orders.extend(unpack_all(instruction.message))
+                self.workers[instruction.worker].orders.extend(decode_all(instruction.message))
             elif isinstance(instruction, s.ToTrainer):
-                for words in unpack_all(instruction.message):
+                for words in decode_all(instruction.message):
                     self.trainer_gets(words)
             elif isinstance(instruction, s.LoseTicket | s.FailTicket) and instruction.completion:
-                for words in unpack_all(instruction.completion):
+                for words in decode_all(instruction.completion):
                     self.trainer_gets(words)
             else:
                 assert not isinstance(instruction, s.Close)

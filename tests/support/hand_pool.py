@@ -40,10 +40,10 @@ from loaderpool.transport.messages import (
     Report,
     Status,
     Words,
+    decode_all,
+    encode,
     join32,
-    pack,
     split32,
-    unpack_all,
 )
 from loaderpool.transport.pickling import get_object
 from loaderpool.worker.jobs import Job
@@ -74,7 +74,7 @@ class HandPipe:
         self._queue = queue
 
     def release(self, message: bytes) -> None:
-        self._queue.extend(unpack_all(message))
+        self._queue.extend(decode_all(message))
 
 
 class HandSession:
@@ -104,7 +104,7 @@ class HandSession:
         return self._numbers
 
     def order(self, kind: Control, *words: int) -> None:
-        self.controls.extend(unpack_all(pack(kind, *words)))
+        self.controls.extend(decode_all(encode(kind, *words)))
 
     def check_owner(self) -> None: ...
 
@@ -168,9 +168,9 @@ class HandSession:
             elif isinstance(one, told.Load):
                 self.obey(self.state.on_loaded(one.loader))
             elif isinstance(one, told.ToWorker):
-                self.orders[one.worker].extend(unpack_all(one.message))
+                self.orders[one.worker].extend(decode_all(one.message))
             elif isinstance(one, told.ToTrainer):
-                self.notices.extend((words, None) for words in unpack_all(one.message))
+                self.notices.extend((words, None) for words in decode_all(one.message))
 
     def _act(self, worker: int) -> None:
         words = self.orders[worker].popleft()

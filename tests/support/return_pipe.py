@@ -7,7 +7,7 @@ import os
 
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.trainer.session.lease import ReturnPipe
-from loaderpool.transport.messages import MESSAGE_BYTES, unpack_all
+from loaderpool.transport.messages import MESSAGE_BYTES, decode_all
 
 __all__ = ["Pipe"]
 
@@ -24,7 +24,7 @@ class Pipe:
     def read(self) -> list[tuple[int, ...]]:
         """The messages that are in it."""
         try:
-            return [tuple(words) for words in unpack_all(os.read(self._read_end, 1 << 20))]
+            return [tuple(words) for words in decode_all(os.read(self._read_end, 1 << 20))]
         except BlockingIOError:
             return []
 

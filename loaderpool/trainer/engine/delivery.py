@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.memory.batch_form import BatchForm
-from loaderpool.memory.layout import ALIGNMENT_BYTES, PackedCounts, packed_counts
+from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 
@@ -40,7 +40,7 @@ class Delivery:
         form: how to look at the batches.
         first: number of its first batch, counted from its run's first epoch on.
         count: how many batches are handed out.
-        rows: rows of each (packed batches tell their own).
+        rows: rows of each (varying batches tell their own).
         row_failures: rows left out or replaced in the batches that are handed out.
 
     Args:
@@ -95,11 +95,11 @@ class Delivery:
         """Bytes of data in each batch; None: they differ, see `data_bytes`."""
         return None if self.form.fixed is None else self.form.fixed.used_bytes(self.rows)
 
-    def counts(self) -> Sequence[PackedCounts]:
+    def counts(self) -> Sequence[BatchCounts]:
         """Of each batch that is handed out its rows, and how much of it is padding."""
         if self.form.fixed is not None:
-            return [PackedCounts(self.rows, 0, 0)] * self.count
-        counts = packed_counts(self._anchor)
+            return [BatchCounts(self.rows, 0, 0)] * self.count
+        counts = varying_counts(self._anchor)
         return counts if self._keep is None else [counts[at] for at in self._keep]
 
     def numbers(self) -> range | list[int]:

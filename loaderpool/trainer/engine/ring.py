@@ -20,7 +20,7 @@ from loaderpool.system import capacity
 from loaderpool.trainer.session.lease import Lender
 from loaderpool.trainer.session.routing import Listener
 from loaderpool.trainer.session.session import Session
-from loaderpool.transport.messages import Control, unpack_all
+from loaderpool.transport.messages import Control, decode_all
 
 _DEFAULT_LIMIT_BYTES = 2 << 30
 _SHARE_OF_FREE = 4
@@ -242,7 +242,7 @@ class Ring:
                 self._session.routing.by_slot.pop(slot, None)
                 self.retired(slot)
                 continue
-            ticket = 0 if message is None else next(unpack_all(message))[2]
+            ticket = 0 if message is None else next(decode_all(message))[2]
             self._session.order(Control.SLOT_ADD, self._loader, slot, extent.offset, extent.nbytes, ticket)
             if slot in self._retiring:
                 self._session.order(Control.SLOT_RETIRE, slot)

@@ -28,7 +28,7 @@ class Counters:
         self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
 
     def tick(self, delivery: Delivery) -> None:
-        """Note a delivery's time and its padding; who unpacks it counts what it hands over."""
+        """Note a delivery's time and its padding; who takes it apart counts what it hands over."""
         now = clock.monotonic_ns()
         if not self.first_ns:
             self.first_ns = now

@@ -198,4 +198,4 @@ class Lender:
 
 
 def _release(slot: int, ticket: int) -> bytes:
-    return messages.pack(messages.Control.RELEASE, slot, ticket)
+    return messages.encode(messages.Control.RELEASE, slot, ticket)

@@ -26,7 +26,7 @@ from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
 from loaderpool.trainer.session.supervisor_process import SupervisorProcess
 from loaderpool.trainer.session.warnings import warn_of
-from loaderpool.transport.messages import Control, Notice, Words, pack
+from loaderpool.transport.messages import Control, Notice, Words, encode
 from loaderpool.transport.notices import Attachment, Lost, read_attachment, receive_notice
 
 if TYPE_CHECKING:
@@ -119,13 +119,13 @@ class Session:
         if self.is_foreign:
             return
         with self.lock:
-            self.pipe.order(pack(kind, *words))
+            self.pipe.order(encode(kind, *words))
 
     def send_files(self, loader: int, descriptors: Sequence[int]) -> None:
         """Hand a loader's data files to the supervisor, before the order to load it."""
         if descriptors and not self.is_foreign:
             with self.lock:
-                self._supervisor.send_files(pack(Control.FILES, loader, len(descriptors)), descriptors)
+                self._supervisor.send_files(encode(Control.FILES, loader, len(descriptors)), descriptors)
 
     def wait_for(self, is_ready: Callable[[], bool]) -> None:
         """Blocks until `is_ready()`, which is asked with the lock held, or until the session is closed or broken.
@@ -366,7 +366,7 @@ class Session:
         live.discard(self)
         for listener in list(self.routing.by_loader.values()):
             listener.on_close()
-        self.pipe.release(pack(Control.CLOSE))
+        self.pipe.release(encode(Control.CLOSE))
         self._wake_leader()
         self._supervisor.end()
         self.pipe.is_dead = True

@@ -18,7 +18,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.system import clock, ctrl_c, fault_points, machine
 from loaderpool.system.stop_watch import StopWatch
 from loaderpool.trainer.session.launch import launch
-from loaderpool.transport.messages import READ_BYTES, Words, unpack_all
+from loaderpool.transport.messages import READ_BYTES, Words, decode_all
 
 # How long a close waits for the supervisor to end by itself before it is killed.
 _CLOSE_TIMEOUT_S = 2.0
@@ -147,7 +147,7 @@ class SupervisorProcess:
             data = os.read(self._completions, READ_BYTES)
         except BlockingIOError:
             return False
-        inbox.extend(unpack_all(data))
+        inbox.extend(decode_all(data))
         return len(data) == READ_BYTES
 
     def send_files(self, message: bytes, descriptors: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ import os
 import select
 import socket
 
-from loaderpool.transport.messages import MESSAGE_BYTES, Control, unpack_all
+from loaderpool.transport.messages import MESSAGE_BYTES, Control, decode_all
 
 # They were sent before the order was; larger only makes a defect take longer to show.
 _ARRIVE_S = 5.0
@@ -63,7 +63,7 @@ class ReceivedDescriptors:
             if not data:
                 raise ConnectionResetError("the trainer is gone")
             raise OSError(errno.EMFILE, "no descriptors are left for the data files")
-        kind, loader, *_ = next(unpack_all(data))
+        kind, loader, *_ = next(decode_all(data))
         assert kind == Control.FILES
         self.drop(loader)
         self._files[loader] = list(files)

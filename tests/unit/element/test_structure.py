@@ -42,9 +42,9 @@ def test_a_value_goes_apart_and_together_again(value: Any, paths: tuple[str, ...
     leaves = structure.flatten(value)
     assert structure.paths == paths
     assert len(leaves) == structure.num_leaves == len(paths)
-    packed = structure.pack(leaves)
-    assert packed == value
-    assert type(packed) is type(value)
+    again = structure.unflatten(leaves)
+    assert again == value
+    assert type(again) is type(value)
 
 
 def test_leaves_are_the_very_objects() -> None:
@@ -52,7 +52,7 @@ def test_leaves_are_the_very_objects() -> None:
     structure = Structure.of({"x": (first, second)})
     leaves = structure.flatten({"x": (first, second)})
     assert leaves[0] is first and leaves[1] is second
-    assert structure.pack(tuple(leaves))["x"][0] is first
+    assert structure.unflatten(tuple(leaves))["x"][0] is first
 
 
 def test_a_list_is_one_leaf_whatever_is_in_it() -> None:
@@ -68,7 +68,7 @@ def test_dict_subclasses_are_read_as_dicts_and_come_back_plain(make: Any) -> Non
     structure = Structure.of({"b": 0, "a": 0})
     assert Structure.of(value) == structure
     assert structure.flatten(value) == [1, 2]
-    assert type(Structure.of(value).pack([1, 2])) is dict
+    assert type(Structure.of(value).unflatten([1, 2])) is dict
 
 
 def test_a_defaultdict_without_a_key_is_refused_and_not_filled() -> None:
@@ -81,14 +81,14 @@ def test_a_defaultdict_without_a_key_is_refused_and_not_filled() -> None:
 def test_leaves_follow_the_order_of_keys_first_seen() -> None:
     structure = Structure.of({"b": 0, "a": 0})
     assert structure.flatten({"a": 1, "b": 2}) == [2, 1]
-    assert list(structure.pack([2, 1])) == ["b", "a"]
+    assert list(structure.unflatten([2, 1])) == ["b", "a"]
 
 
 def test_a_namedtuple_of_the_same_fields_is_taken_and_rebuilt_with_the_first_class() -> None:
     twin = namedtuple("twin", "x y")  # noqa: PYI024 - a class made in each call is what is meant here
     structure = Structure.of(Point(1, 2))
     assert structure.flatten(twin(3, 4)) == [3, 4]
-    assert type(structure.pack([3, 4])) is Point
+    assert type(structure.unflatten([3, 4])) is Point
 
 
 def test_a_tuple_subclass_without_fields_is_a_tuple() -> None:
@@ -98,7 +98,7 @@ def test_a_tuple_subclass_without_fields_is_a_tuple() -> None:
     structure = Structure.of(Pair((1, 2)))
     assert structure == Structure.of((0, 0))
     assert structure.flatten(Pair((3, 4))) == [3, 4]
-    assert type(structure.pack([3, 4])) is tuple
+    assert type(structure.unflatten([3, 4])) is tuple
 
 
 def test_fields_that_are_no_namedtuples_do_not_deceive() -> None:
@@ -188,8 +188,8 @@ def test_a_structure_travels(pickler: Any) -> None:
     structure = Structure.of(NESTED)
     there = pickle.loads(pickler.dumps(structure))
     assert there == structure
-    assert there.pack(there.flatten(NESTED)) == NESTED
-    assert type(there.pack([1, 2, 3, 4])["a"][1]) is Point
+    assert there.unflatten(there.flatten(NESTED)) == NESTED
+    assert type(there.unflatten([1, 2, 3, 4])["a"][1]) is Point
 
 
 def test_a_namedtuple_class_of_main_keeps_its_identity_on_the_way_there_and_back() -> None:
@@ -204,7 +204,7 @@ def test_a_namedtuple_class_of_main_keeps_its_identity_on_the_way_there_and_back
             label: object
 
         there_and_back = "import sys, pickle, cloudpickle; s = pickle.load(sys.stdin.buffer); " \\
-            "sys.stdout.buffer.write(cloudpickle.dumps((s, s.pack([1, 2]))))"
+            "sys.stdout.buffer.write(cloudpickle.dumps((s, s.unflatten([1, 2]))))"
         sent = cloudpickle.dumps(Structure.of(Sample(0, 0)))
         reply = subprocess.run([sys.executable, "-c", there_and_back], input=sent, stdout=subprocess.PIPE, check=True)
         structure, sample = pickle.loads(reply.stdout)

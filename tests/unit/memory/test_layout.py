@@ -16,11 +16,11 @@ from loaderpool.memory.layout import (
     ALIGNMENT_BYTES,
     Block,
     FixedLayout,
-    Packing,
+    VaryingLayout,
     aligned,
-    packed_counts,
-    packed_nbytes,
-    read_packed,
+    read_varying,
+    varying_counts,
+    varying_nbytes,
 )
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
 from loaderpool.trainer.engine.form_choice import spec_of_batches
@@ -72,7 +72,7 @@ def test_alignment_rounds_up(nbytes: int, rounded: int) -> None:
     assert aligned(nbytes) == rounded
 
 
-# ---- packed ----
+# ---- varying ----
 
 
 def block(array: np.ndarray[Any, Any]) -> Block:
@@ -82,12 +82,12 @@ def block(array: np.ndarray[Any, Any]) -> Block:
     return Block(array.shape, array.dtype, fill)
 
 
-def written(batches: list[list[np.ndarray[Any, Any]]], base: int = 0) -> tuple[Any, Packing]:
-    packing = Packing([(len(arrays[0]), [block(array) for array in arrays]) for arrays in batches])
-    slot = aligned_empty(base + packing.nbytes)
+def written(batches: list[list[np.ndarray[Any, Any]]], base: int = 0) -> tuple[Any, VaryingLayout]:
+    layout = VaryingLayout([(len(arrays[0]), [block(array) for array in arrays]) for arrays in batches])
+    slot = aligned_empty(base + layout.nbytes)
     slot[...] = 0xAA
-    packing.write(slot, base)
-    return slot[base:], packing
+    layout.write(slot, base)
+    return slot[base:], layout
 
 
 BATCHES: list[list[np.ndarray[Any, Any]]] = [
@@ -100,18 +100,18 @@ BATCHES: list[list[np.ndarray[Any, Any]]] = [
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
 def test_packed_batches_are_read_as_they_were_written(count: int) -> None:
-    slot, packing = written(BATCHES[:count], base=ALIGNMENT_BYTES)
-    read = list(read_packed(slot, [np.dtype(np.float32), np.dtype(np.int8)]))
+    slot, layout = written(BATCHES[:count], base=ALIGNMENT_BYTES)
+    read = list(read_varying(slot, [np.dtype(np.float32), np.dtype(np.int8)]))
     assert [rows for rows, _ in read] == [len(arrays[0]) for arrays in BATCHES[:count]]
     for (_, blocks), arrays in zip(read, BATCHES[:count], strict=True):
         for one, other in zip(blocks, arrays, strict=True):
             assert one.shape == other.shape and one.tobytes() == other.tobytes()
-    assert packed_nbytes(slot) == packing.nbytes
+    assert varying_nbytes(slot) == layout.nbytes
 
 
 def test_blocks_are_aligned_views_of_the_slot() -> None:
     slot, _ = written(BATCHES)
-    for _, blocks in read_packed(slot, [np.dtype(np.float32), np.dtype(np.int8)]):
+    for _, blocks in read_varying(slot, [np.dtype(np.float32), np.dtype(np.int8)]):
         for array in blocks:
             assert array.ctypes.data % ALIGNMENT_BYTES == 0 and array.flags.writeable
             assert not array.size or np.shares_memory(array, slot)
@@ -119,10 +119,10 @@ def test_blocks_are_aligned_views_of_the_slot() -> None:
 
 def test_a_block_of_no_axes_and_one_of_many() -> None:
     scalar, deep = np.array(3.5), np.arange(64).reshape((2,) * 6)
-    packing = Packing([(1, [block(scalar), block(deep)])])
-    slot = aligned_empty(packing.nbytes)
-    packing.write(slot, 0)
-    [(rows, [one, other])] = list(read_packed(slot, [scalar.dtype, deep.dtype]))
+    layout = VaryingLayout([(1, [block(scalar), block(deep)])])
+    slot = aligned_empty(layout.nbytes)
+    layout.write(slot, 0)
+    [(rows, [one, other])] = list(read_varying(slot, [scalar.dtype, deep.dtype]))
     assert rows == 1 and one.shape == () and one[()] == 3.5 and np.array_equal(other, deep)
 
 
@@ -138,10 +138,10 @@ def test_a_batch_tells_its_rows_and_its_padding() -> None:
         (2, [ragged, ragged, ragged]),
         (0, [padded((0, 0), 0), ragged, padded((0, 0, 0), 0)]),
     ]
-    packing = Packing(batches)
-    slot = aligned_empty(packing.nbytes)
-    packing.write(slot, 0)
-    assert packed_counts(slot) == [(3, 24, 5), (2, 0, 0), (0, 0, 0)]
+    layout = VaryingLayout(batches)
+    slot = aligned_empty(layout.nbytes)
+    layout.write(slot, 0)
+    assert varying_counts(slot) == [(3, 24, 5), (2, 0, 0), (0, 0, 0)]
 
 
 # ---- text ----
@@ -234,9 +234,9 @@ def test_a_ragged_component_is_values_and_row_splits() -> None:
     form = batch_form(
         spec, "sample", batch_size=3, batch_bytes_seen=9, may_leave_rows_out=False, may_replace_rows=False
     )
-    packing = Packing([(3, [block(np.arange(5, dtype=np.int32)), block(np.array([0, 2, 2, 5]))])])
-    slot = aligned_empty(packing.nbytes)
-    packing.write(slot, 0)
+    layout = VaryingLayout([(3, [block(np.arange(5, dtype=np.int32)), block(np.array([0, 2, 2, 5]))])])
+    slot = aligned_empty(layout.nbytes)
+    layout.write(slot, 0)
     [(rows, [ragged])] = list(form.read(slot, 3, 1))
     assert rows == 3 and isinstance(ragged, RaggedArray)
     assert [row.tolist() for row in ragged] == [[0, 1], [], [2, 3, 4]]

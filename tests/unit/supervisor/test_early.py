@@ -11,7 +11,7 @@ import pytest
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastWords
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.transport.messages import Control, Order, Report, Status, Words, join32, split32, unpack_all
+from loaderpool.transport.messages import Control, Order, Report, Status, Words, decode_all, join32, split32
 from loaderpool.transport.reports import Verdict
 
 PROBED = 3  # the epoch
@@ -42,7 +42,7 @@ class Desk:
                 self.obey(self.state.on_loaded(one.loader))
             elif isinstance(one, s.ToWorker):
                 kinds = (Order.PROBE, Order.EARLY, Order.TICKET, Order.TRY, Order.EXIT)
-                self.orders[one.worker] += [words for words in unpack_all(one.message) if words[0] in kinds]
+                self.orders[one.worker] += [words for words in decode_all(one.message) if words[0] in kinds]
             elif not isinstance(one, s.ToTrainer):
                 self.told.append(one)
 

@@ -49,7 +49,7 @@ def test_a_class_that_is_not_known_there_comes_itself(forgotten: dict[str, Any])
     structure = receive(sent)
     assert structure.namedtuple is not cls
     assert structure == Structure.of(cls(1, 2)) and structure.flatten(cls(3, 4)) == [3, 4]
-    assert structure.pack([5, 6]).y == 6
+    assert structure.unflatten([5, 6]).y == 6
 
 
 def test_a_known_class_travels_where_it_cannot_be_pickled_again() -> None:

@@ -72,7 +72,7 @@ class Bench:
             slot = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(slot, 0)
         ((_, parts),) = self.form.read(slot, self.plan.rows(0, batch), 1)
-        return copied(self.form.spec.structure.pack(parts))
+        return copied(self.form.spec.structure.unflatten(parts))
 
     def word(self, field: Field) -> int:
         return self.words[Board.base(0) + field]

@@ -56,7 +56,7 @@ class Bench:
 
     def read(self, batch: int, count: int = 1) -> list[Any]:
         read = self.form.read(self.slot, self.plan.rows(0, batch), count)
-        return [copied(self.form.spec.structure.pack(parts)) for _, parts in read]
+        return [copied(self.form.spec.structure.unflatten(parts)) for _, parts in read]
 
     def make(self, batch: int, count: int = 1, epoch: int = 0) -> list[Any]:
         filled = self.fill(batch, count, epoch=epoch)

@@ -13,7 +13,7 @@ import pytest
 
 from loaderpool.memory.arena import Arena
 from loaderpool.trainer.session.lease import Lender, ReturnPipe
-from loaderpool.transport.messages import MESSAGE_BYTES, Control, pack
+from loaderpool.transport.messages import MESSAGE_BYTES, Control, encode
 from tests.support.return_pipe import Pipe
 
 # ---- the return pipe ----
@@ -21,7 +21,7 @@ from tests.support.return_pipe import Pipe
 
 def test_messages_arrive_in_their_order(ends: Pipe) -> None:
     for number in range(10):
-        ends.pipe.order(pack(Control.RELEASE, number))
+        ends.pipe.order(encode(Control.RELEASE, number))
     assert ends.numbers() == list(range(10))
     assert not ends.pipe.has_unsent
 
@@ -29,10 +29,10 @@ def test_messages_arrive_in_their_order(ends: Pipe) -> None:
 def test_a_full_pipe_blocks_nobody_and_keeps_the_order_of_orders(ends: Pipe) -> None:
     count = 3 * ends.room
     for number in range(count):
-        ends.pipe.order(pack(Control.RESIZE, number))
+        ends.pipe.order(encode(Control.RESIZE, number))
     assert ends.pipe.has_unsent and not ends.pipe.flush()
     seen = ends.numbers()
-    ends.pipe.order(pack(Control.RESIZE, count))  # behind what waits, though there is room now
+    ends.pipe.order(encode(Control.RESIZE, count))  # behind what waits, though there is room now
     while ends.pipe.has_unsent:
         ends.pipe.flush()
         seen += ends.numbers()
@@ -42,7 +42,7 @@ def test_a_full_pipe_blocks_nobody_and_keeps_the_order_of_orders(ends: Pipe) -> 
 def test_releases_into_a_full_pipe_are_not_lost(ends: Pipe) -> None:
     count = 2 * ends.room + 5
     for number in range(count):
-        ends.pipe.release(pack(Control.RELEASE, number))
+        ends.pipe.release(encode(Control.RELEASE, number))
     seen = ends.numbers()
     while not ends.pipe.flush():
         seen += ends.numbers()
@@ -52,8 +52,8 @@ def test_releases_into_a_full_pipe_are_not_lost(ends: Pipe) -> None:
 def test_a_pipe_that_nobody_reads_any_more_takes_everything_in_silence(ends: Pipe) -> None:
     ends.close()
     for _ in range(3):
-        ends.pipe.release(pack(Control.RELEASE, 1))
-        ends.pipe.order(pack(Control.RELEASE, 2))
+        ends.pipe.release(encode(Control.RELEASE, 1))
+        ends.pipe.order(encode(Control.RELEASE, 2))
     assert not ends.pipe.has_unsent
 
 
@@ -62,7 +62,7 @@ def test_a_dropped_pipe_closes_its_descriptor_and_nobody_elses() -> None:
     pipe = ReturnPipe(write_end)
     release = pipe.release  # as a lease holds it
     del pipe
-    release(pack(Control.RELEASE, 1))
+    release(encode(Control.RELEASE, 1))
     assert len(os.read(read_end, 100)) == MESSAGE_BYTES
     del release
     gc.collect()
@@ -137,7 +137,7 @@ def test_a_pipe_that_is_renewed_keeps_its_number(ends: Pipe) -> None:
     read_end, write_end = os.pipe()
     ends.pipe.renew(write_end)
     assert ends.pipe.fileno() == number
-    ends.pipe.release(pack(Control.RELEASE, 5))
+    ends.pipe.release(encode(Control.RELEASE, 5))
     assert ends.read() == []
     assert len(os.read(read_end, 100)) == MESSAGE_BYTES
     os.close(read_end)

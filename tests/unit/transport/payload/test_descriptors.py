@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from loaderpool.system import machine
-from loaderpool.transport.messages import Control, pack
+from loaderpool.transport.messages import Control, encode
 from loaderpool.transport.payload import descriptors
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 
@@ -30,7 +30,7 @@ def send(to: socket.socket, loader: int, count: int) -> list[int]:
     """Send so many files; returns their inodes."""
     files = [machine.create_memory_file("data") for _ in range(count)]
     inodes = [os.fstat(file).st_ino for file in files]
-    socket.send_fds(to, [pack(Control.FILES, loader, count)], files)
+    socket.send_fds(to, [encode(Control.FILES, loader, count)], files)
     for file in files:
         os.close(file)
     return inodes
