@@ -7,8 +7,8 @@ import enum
 
 from loaderpool.config import MAX_WORKERS
 
-_WORDS_PER_CELL = 16  # 128 bytes, for the reason that the board has
-COUNTER_BYTES = MAX_WORKERS * _WORDS_PER_CELL * 8
+_FIELDS_PER_CELL = 16  # 128 bytes, for the reason that the board has
+COUNTER_BYTES = MAX_WORKERS * _FIELDS_PER_CELL * 8
 
 
 class Trouble(enum.IntEnum):
@@ -49,32 +49,32 @@ class CacheCell:
     """One process's counters. Every cell has one writer at a time: a worker, and after its death its successor.
 
     Args:
-        words: all cells, as u64.
+        numbers: all cells, as u64.
         cell: which.
     """
 
-    def __init__(self, words: memoryview, cell: int) -> None:
-        self._words, self._base = words, cell * _WORDS_PER_CELL
+    def __init__(self, numbers: memoryview, cell: int) -> None:
+        self._numbers, self._base = numbers, cell * _FIELDS_PER_CELL
 
     def hit(self) -> None:
         """A result came from the cache."""
-        self._words[self._base] += 1
+        self._numbers[self._base] += 1
 
     def miss(self) -> None:
         """The function gave a result."""
-        self._words[self._base + _Field.MISSES] += 1
+        self._numbers[self._base + _Field.MISSES] += 1
 
     def damage(self) -> None:
         """An entry is not what was written."""
-        self._words[self._base + _Field.DAMAGED] += 1
+        self._numbers[self._base + _Field.DAMAGED] += 1
 
     def trouble(self, trouble: Trouble) -> None:
         """An item could not be kept."""
-        self._words[self._base + _Field.TROUBLES] |= 1 << trouble
+        self._numbers[self._base + _Field.TROUBLES] |= 1 << trouble
 
 
-def count(words: memoryview, nbytes: int) -> CacheCounts:
+def count(numbers: memoryview, nbytes: int) -> CacheCounts:
     """The sum over all cells."""
-    hits, misses, damaged, troubles = (words[word::_WORDS_PER_CELL].tolist() for word in _Field)
+    hits, misses, damaged, troubles = (numbers[field::_FIELDS_PER_CELL].tolist() for field in _Field)
     met = frozenset(trouble for trouble in Trouble if any(bits >> trouble & 1 for bits in troubles))
     return CacheCounts(sum(hits), sum(misses), sum(damaged), nbytes, met)

@@ -1,10 +1,10 @@
 """Entries in an anonymous memory file that all processes of a loader share.
 
-    [ counters | table: a word for each item | entries, one behind the other → ]
+    [ counters | table: a number for each item | entries, one behind the other → ]
 
 An entry is appended by one `write` to a descriptor opened with O_APPEND: the kernel finds its place, so that no two
-processes get the same, and nobody holds a lock. Then its place is put into the item's word of the table. A process that
-dies before that leaves bytes that nobody looks at; one that dies after it leaves a whole entry (CACHE-1).
+processes get the same, and nobody holds a lock. Then its place is put into the table, as one number. A process
+that dies before that leaves bytes that nobody looks at; one that dies after it leaves a whole entry (CACHE-1).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from loaderpool.memory.arena import map_whole_file
 from loaderpool.system import capacity, clock
 
 _HEADER = struct.Struct("<8sQQ")  # the loader's mark, item, length of the pickle
-# A word of the table: where the entry begins, and how many units it has. One word is stored whole, so that what is read
-# is always the place of one entry.
+# A number of the table: where the entry begins, and how many units it has. One number is stored whole, so that what is
+# read is always the place of one entry.
 _UNIT_BYTES = 64
 _UNIT_BITS = 24
 _MOST_ENTRY_BYTES = _UNIT_BYTES * ((1 << _UNIT_BITS) - 1)
 MOST_BYTES = 1 << (64 - _UNIT_BITS)
-# What one item must be able to take of the bound for the table to have a word for it. Smaller, and the table of a
+# What one item must be able to take of the bound for the table to have a number for it. Smaller, and the table of a
 # source of billions would be most of the cache; larger, and of tiny entries some are not kept that would fit.
 _BYTES_PER_ITEM = 64
 # Memory is left alone below this, so that the trainer's next allocation does not wake the OOM killer.
@@ -35,7 +35,7 @@ _LOOK_AGAIN_S = 1.0  # after a look that found too little
 
 
 def table_items(items: int, max_bytes: int) -> int:
-    """For how many items of a source there is a word in the table; the others are not kept."""
+    """For how many items of a source there is a number in the table; the others are not kept."""
     return min(items, max_bytes // _BYTES_PER_ITEM)
 
 
@@ -46,7 +46,7 @@ class MemoryStore:
 
     Args:
         file: a descriptor of the memory file.
-        table: its words, one for each item.
+        table: its numbers, one for each item.
         end: where they must end.
         mark: eight bytes that all its entries begin with.
     """
@@ -72,11 +72,11 @@ class MemoryStore:
         """The item's pickle; None where it has none."""
         if item >= len(self._table):
             return None
-        # SYNC: the entry was written before this word; pairs with MemoryStore.put.
-        word = self._table[item]
-        if not word:
+        # SYNC: the entry was written before this number; pairs with MemoryStore.put.
+        place = self._table[item]
+        if not place:
             return None
-        start, nbytes = word >> _UNIT_BITS, (word & (1 << _UNIT_BITS) - 1) * _UNIT_BYTES
+        start, nbytes = place >> _UNIT_BITS, (place & (1 << _UNIT_BITS) - 1) * _UNIT_BYTES
         view = self._view
         data = memoryview(os.pread(self._file, nbytes, start)) if view is None else view[start : start + nbytes]
         if len(data) < _HEADER.size:

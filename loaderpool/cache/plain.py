@@ -1,9 +1,9 @@
 """Plain values as bytes, without pickle: arrays of numbers and text, alone or in containers with plain Python values.
 
-    [ 0x01 | how long the words are: u32 | the words: JSON | the bytes of each array, one behind the other ]
+    [ 0x01 | how long the outline is: u32 | the outline: JSON | the bytes of each array, one behind the other ]
 
-The words say what there is: a number or a text is itself, and all else a list that begins with its kind. Reading them
-back runs no code but that of NumPy and JSON, whatever the bytes are.
+The outline says what there is: a number or a text is itself, and all else a list that begins with its kind. Reading
+them back runs no code but that of NumPy and JSON, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def dump_plain(value: Any) -> bytes | None:
     """The value's bytes; None where it is not plain, or has no array and no bytes: a pickle of that is quicker."""
     parts: list[Any] = []
     try:
-        words = json.dumps(_words(value, parts, set()), separators=(",", ":")).encode()
+        outline = json.dumps(_outline(value, parts, set()), separators=(",", ":")).encode()
     except (_NotPlain, ValueError, RecursionError):  # ValueError: an integer of thousands of digits
         return None
-    return b"".join([_START.pack(PLAIN, len(words)), words, *parts]) if parts else None
+    return b"".join([_START.pack(PLAIN, len(outline)), outline, *parts]) if parts else None
 
 
 def load_plain(data: bytes | memoryview) -> Any:
@@ -52,7 +52,7 @@ def load_plain(data: bytes | memoryview) -> Any:
     return _Reader(data, start).value(_decode(str(data[_START.size : start], "ascii"))[0])
 
 
-def _words(value: Any, parts: list[Any], seen: set[int]) -> Any:
+def _outline(value: Any, parts: list[Any], seen: set[int]) -> Any:
     kind = type(value)
     if value is None or kind in _SCALARS:
         if kind is float and math.isnan(value):  # JSON has only one of them
@@ -71,23 +71,23 @@ def _words(value: Any, parts: list[Any], seen: set[int]) -> Any:
         raise _NotPlain
     seen.add(id(value))
     if kind is np.ndarray:
-        return _array_words(value, parts)
+        return _array_outline(value, parts)
     name = _CONTAINERS.get(kind)
     if name is None:
         raise _NotPlain
     items = [part for pair in value.items() for part in pair] if kind is dict else value
-    return [name, *(_words(item, parts, seen) for item in items)]
+    return [name, *(_outline(item, parts, seen) for item in items)]
 
 
-def _array_words(array: npt.NDArray[Any], parts: list[Any]) -> Any:
+def _array_outline(array: npt.NDArray[Any], parts: list[Any]) -> Any:
     _check_dtype(array.dtype)
     flags = array.flags
     is_fortran = flags.f_contiguous and not flags.c_contiguous
     flat = np.ascontiguousarray(array.T if is_fortran else array).reshape(-1)  # a copy of what is not contiguous
     parts.append(flat.view(np.uint8).data)
     is_locked = flags.forc and not flags.writeable  # as pickle has it: of others the copy is the reader's own
-    words = ["array", array.dtype.str, array.shape]
-    return [*words, is_fortran, is_locked] if is_fortran or is_locked else words
+    outline = ["array", array.dtype.str, array.shape]
+    return [*outline, is_fortran, is_locked] if is_fortran or is_locked else outline
 
 
 def _check_dtype(dtype: np.dtype[Any]) -> None:
@@ -104,15 +104,15 @@ def _dtype(text: str) -> np.dtype[Any]:
 
 
 class _Reader:
-    """Takes what the words say from the bytes behind them, in order."""
+    """Takes what the outline says from the bytes behind them, in order."""
 
     def __init__(self, data: bytes | memoryview, at: int) -> None:
         self._data, self._at = data, at
 
-    def value(self, words: Any) -> Any:
-        if type(words) is not list:
-            return words
-        kind, *rest = words
+    def value(self, outline: Any) -> Any:
+        if type(outline) is not list:
+            return outline
+        kind, *rest = outline
         if kind == "array":
             return self._array(*rest)
         if kind == "scalar":

@@ -86,9 +86,9 @@ class SharedCache:
             self._undoing = Undoing(self, functools.partial(os.close, self.descriptor))
         status = os.fstat(self.descriptor)
         self._identity = status.st_dev, status.st_ino
-        words = memoryview(map_whole_file(self.descriptor, plan.start)).cast("B")
-        self._counters = words[:COUNTER_BYTES].cast("Q")
-        self._table = words[COUNTER_BYTES : COUNTER_BYTES + 8 * plan.table_items].cast("Q")
+        whole = memoryview(map_whole_file(self.descriptor, plan.start)).cast("B")
+        self._counters = whole[:COUNTER_BYTES].cast("Q")
+        self._table = whole[COUNTER_BYTES : COUNTER_BYTES + 8 * plan.table_items].cast("Q")
         self._store: Store | None = None
         self._store_pid = 0
         self._last = CacheCounts()

@@ -1,7 +1,7 @@
 """The board: a cell of counters for each worker and an "abandoned" mark for each run, at the arena's start.
 
 Every number has one writer (a worker its cell, the trainer the marks) and is written whole, so no lock is needed. A
-cell's *finished* word is the truth about a ticket after a death (PROTO-4 in docs/explanation/protocol.md): it is
+cell's *finished* field is the truth about a ticket after a death (PROTO-4 in docs/explanation/protocol.md): it is
 stored after the rows are in the slot and before the completion is sent.
 """
 
@@ -12,17 +12,17 @@ import mmap
 
 from loaderpool.config import MAX_WORKERS
 
-_WORDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
+_FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048
-_MARKS_START = MAX_WORKERS * _WORDS_PER_CELL
+_MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
 # The loader whose function and source the supervisor is loading, so that its death then is known as the import's.
 _LOADING = _MARKS_START + RUN_MARKS
 BOARD_BYTES = -(-(_LOADING + 1) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
-    """A word of a worker's cell."""
+    """One number of a worker's cell."""
 
     FINISHED = 0  # ticket << 16 | attempt, of the last ticket whose rows are all in the slot (or whose error is known)
     TICKET = 1  # the ticket that is running
@@ -43,40 +43,40 @@ class Field(enum.IntEnum):
 
 
 class Board:
-    """Reads and writes the board. `words` is the whole board as a memoryview of u64."""
+    """Reads and writes the board. `numbers` is the whole board as a memoryview of u64."""
 
     def __init__(self, arena_map: mmap.mmap) -> None:
-        self.words: memoryview = memoryview(arena_map)[:BOARD_BYTES].cast("Q")
+        self.numbers: memoryview = memoryview(arena_map)[:BOARD_BYTES].cast("Q")
 
     @staticmethod
     def base(cell: int) -> int:
-        """Index of the cell's first word in `words`."""
-        return cell * _WORDS_PER_CELL
+        """Index of the cell's first field in `numbers`."""
+        return cell * _FIELDS_PER_CELL
 
     @staticmethod
     def mark(run: int) -> int:
-        """Index in `words` of the run's abandoned mark."""
+        """Index in `numbers` of the run's abandoned mark."""
         return _MARKS_START + run % RUN_MARKS
 
     def read(self, cell: int, field: Field) -> int:
-        """One word of a worker's cell."""
-        return int(self.words[cell * _WORDS_PER_CELL + field])
+        """One field of a worker's cell."""
+        return int(self.numbers[cell * _FIELDS_PER_CELL + field])
 
     def clear(self, cell: int) -> None:
         """Zero a cell before a new worker takes it."""
-        for word in range(cell * _WORDS_PER_CELL, (cell + 1) * _WORDS_PER_CELL):
-            self.words[word] = 0
+        for at in range(cell * _FIELDS_PER_CELL, (cell + 1) * _FIELDS_PER_CELL):
+            self.numbers[at] = 0
 
     @property
     def loading(self) -> int:
         """The loader that is being loaded, 0 for none. Written by: the supervisor."""
-        return int(self.words[_LOADING])
+        return int(self.numbers[_LOADING])
 
     @loading.setter
     def loading(self, loader: int) -> None:
-        self.words[_LOADING] = loader
+        self.numbers[_LOADING] = loader
 
     def abandon(self, run: int) -> None:
         """Tell workers that the rest of this run was abandoned."""
         # SYNC: pairs with the looks before each call: Progress.note, Progress.note_generator, is_unwanted of threads.
-        self.words[self.mark(run)] = run
+        self.numbers[self.mark(run)] = run

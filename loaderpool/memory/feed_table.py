@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 # Batches that may be read ahead. Fewer: chunks of tiny batches leave some of very many workers idle.
 ENTRIES = 4096
-_WORDS = 8  # a cache line
-FEED_TABLE_BYTES = ENTRIES * _WORDS * 8
+_FIELDS = 8  # a cache line
+FEED_TABLE_BYTES = ENTRIES * _FIELDS * 8
 
 
 class Pickling(enum.IntEnum):
@@ -47,26 +47,26 @@ class FeedTable:
     """
 
     def __init__(self, shared: Any, offset: int) -> None:
-        self._words = memoryview(shared)[offset : offset + FEED_TABLE_BYTES].cast("Q")
+        self._numbers = memoryview(shared)[offset : offset + FEED_TABLE_BYTES].cast("Q")
 
     def write(self, batch: int, bundle: Bundle) -> None:
         """Enter a batch whose bytes are in their place."""
-        words, at = self._words, batch % ENTRIES * _WORDS
-        words[at + 1], words[at + 2], words[at + 3], words[at + 4], words[at + 5], words[at + 6] = bundle
+        numbers, at = self._numbers, batch % ENTRIES * _FIELDS
+        numbers[at + 1], numbers[at + 2], numbers[at + 3], numbers[at + 4], numbers[at + 5], numbers[at + 6] = bundle
         # SYNC: stored last; pairs with FeedTable.read. Workers are told of the batch through a pipe after this.
-        words[at] = batch + 1
+        numbers[at] = batch + 1
 
     def clear(self, batch: int) -> None:
         """Take a batch out, before its bytes are used for anything else."""
-        self._words[batch % ENTRIES * _WORDS] = 0
+        self._numbers[batch % ENTRIES * _FIELDS] = 0
 
     def read(self, batch: int) -> Bundle | None:
         """Where a batch lies; None: it was taken out."""
-        words, at = self._words, batch % ENTRIES * _WORDS
-        if words[at] != batch + 1:
+        numbers, at = self._numbers, batch % ENTRIES * _FIELDS
+        if numbers[at] != batch + 1:
             return None
-        return Bundle(*words[at + 1 : at + 7])
+        return Bundle(*numbers[at + 1 : at + 7])
 
     def release(self) -> None:
         """Look at the arena no more."""
-        self._words.release()
+        self._numbers.release()

@@ -5,7 +5,7 @@ Two forms, chosen once per loader:
 - `FixedLayout`: every row of every component has one known shape. Component c is one C-contiguous array
   `dtype[rows, ...]` at a fixed, aligned offset, so workers write rows straight into place, several workers may fill
   different rows of one slot, and several batches in a row (a chunk) are one longer array.
-- varying: shapes vary, or there is text. Each batch is a header of int64 words and aligned blocks behind it; a slot
+- varying: shapes vary, or there is text. Each batch is a header of int64 numbers and aligned blocks behind it; a slot
   holds a table of batches. It describes itself, so an oversize batch in a memory file of its own reads the same.
 """
 
@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 # TensorFlow aliases from 64 on; 128 keeps neighbours' adjacent-line prefetch apart. Smaller would cost a copy.
 ALIGNMENT_BYTES = 128
-_WORD = 8
-_COUNT_WORDS = 3  # at the beginning of a batch's header: its rows, and what `BatchCounts` says of padding
+_NUMBER_BYTES = 8
+_COUNTS = 3  # at the beginning of a batch's header: its rows, and what `BatchCounts` says of padding
 
 
 def aligned(nbytes: int) -> int:
@@ -117,65 +117,67 @@ class VaryingLayout:
         self._table: list[int] = [len(batches), 0]
         self._headers: list[tuple[int, list[int]]] = []
         self._places: list[tuple[int, Block]] = []
-        end = aligned((2 + len(batches)) * _WORD)
+        end = aligned((2 + len(batches)) * _NUMBER_BYTES)
         for rows, blocks in batches:
             padded = [(block.elements, block.unpadded) for block in blocks if block.unpadded is not None]
             elements = sum(each for each, _ in padded)
-            words = [rows, elements, elements - sum(unpadded for _, unpadded in padded)]
+            numbers = [rows, elements, elements - sum(unpadded for _, unpadded in padded)]
             start = end
-            end = aligned(start + _WORD * (_COUNT_WORDS + sum(2 + len(block.shape) for block in blocks)))
+            end = aligned(start + _NUMBER_BYTES * (_COUNTS + sum(2 + len(block.shape) for block in blocks)))
             for block in blocks:
-                words += [end, len(block.shape), *block.shape]
+                numbers += [end, len(block.shape), *block.shape]
                 self._places.append((end, block))
                 end = aligned(end + block.nbytes)
             self._table.append(start)
-            self._headers.append((start, words))
+            self._headers.append((start, numbers))
         self.nbytes = self._table[1] = end
 
     def write(self, buffer: Any, base: int) -> None:
         """Write table, headers and blocks; the buffer must hold `nbytes` from `base` on."""
-        self._write_words(buffer, base, self._table)
-        for start, words in self._headers:
-            self._write_words(buffer, base + start, words)
+        self._write_numbers(buffer, base, self._table)
+        for start, numbers in self._headers:
+            self._write_numbers(buffer, base + start, numbers)
         for offset, block in self._places:
             block.fill(np.ndarray(block.shape, block.dtype, buffer, base + offset))
 
     @staticmethod
-    def _write_words(buffer: Any, offset: int, words: list[int]) -> None:
-        np.ndarray((len(words),), np.int64, buffer, offset)[:] = words
+    def _write_numbers(buffer: Any, offset: int, numbers: list[int]) -> None:
+        np.ndarray((len(numbers),), np.int64, buffer, offset)[:] = numbers
 
 
 def varying_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
     """How many bytes of a slot the batches in it take."""
-    return int(anchor[_WORD : 2 * _WORD].view(np.int64)[0])
+    return int(anchor[_NUMBER_BYTES : 2 * _NUMBER_BYTES].view(np.int64)[0])
 
 
 def varying_counts(anchor: npt.NDArray[np.uint8]) -> list[BatchCounts]:
     """What each of the batches that a `VaryingLayout` wrote says of itself."""
-    words = anchor[: anchor.nbytes // _WORD * _WORD].view(np.int64)
-    starts = words[2 : 2 + int(words[0])].tolist()
-    return [BatchCounts(*words[start // _WORD : start // _WORD + _COUNT_WORDS].tolist()) for start in starts]
+    numbers = anchor[: anchor.nbytes // _NUMBER_BYTES * _NUMBER_BYTES].view(np.int64)
+    starts = numbers[2 : 2 + int(numbers[0])].tolist()
+    return [
+        BatchCounts(*numbers[start // _NUMBER_BYTES : start // _NUMBER_BYTES + _COUNTS].tolist()) for start in starts
+    ]
 
 
 def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
     """Whether a slot holds no batch at all: the generator that it was for has ended."""
-    return not anchor[:_WORD].view(np.int64)[0]
+    return not anchor[:_NUMBER_BYTES].view(np.int64)[0]
 
 
 def read_varying(
     anchor: npt.NDArray[np.uint8], block_dtypes: Sequence[np.dtype[Any]]
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
     """The batches that a `VaryingLayout` wrote: rows and blocks of each, as views of `anchor`."""
-    words = anchor[: anchor.nbytes // _WORD * _WORD].view(np.int64)
-    count = int(words[0])
-    for start in words[2 : 2 + count].tolist():
-        position = start // _WORD
-        rows = int(words[position])
-        position += _COUNT_WORDS
+    numbers = anchor[: anchor.nbytes // _NUMBER_BYTES * _NUMBER_BYTES].view(np.int64)
+    count = int(numbers[0])
+    for start in numbers[2 : 2 + count].tolist():
+        position = start // _NUMBER_BYTES
+        rows = int(numbers[position])
+        position += _COUNTS
         blocks = []
         for dtype in block_dtypes:
-            offset, ndim = words[position : position + 2].tolist()
-            shape = tuple(words[position + 2 : position + 2 + ndim].tolist())
+            offset, ndim = numbers[position : position + 2].tolist()
+            shape = tuple(numbers[position + 2 : position + 2 + ndim].tolist())
             position += 2 + ndim
             blocks.append(np.ndarray(shape, dtype, anchor, offset))
         yield rows, blocks

@@ -30,7 +30,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.exec_start import CleanStart
 from loaderpool.supervisor.processes import Processes, WorkerProcess
-from loaderpool.supervisor.records import LastWords
+from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import SampleWatch
 from loaderpool.system import capacity, clock, fault_points, machine, role
@@ -307,12 +307,12 @@ class Supervisor:
         return []
 
     def _worker_gone(self, worker: WorkerProcess) -> None:
-        self._workers.bury(worker)  # reaped: only now is its cell the last word
+        self._workers.bury(worker)  # reaped: only now does its cell change no more
         fault_points.reach("supervisor.burying")
         # Reports it wrote before it died count: read them first, so that only real losses are redone.
         self._state.on_worker_dead(worker.number)
         self._drain(self._workers.reports, self._state.on_report)
-        last = self._workers.last_words(worker)
+        last = self._workers.last_cell(worker)
         sample = worker.sample
         self._last_death = _Death(
             pid=worker.pid,
@@ -335,7 +335,7 @@ class Supervisor:
         self._trainer.send(encode(Notice.WORKER_ENDED, worker.number, worker.pid, int(was_lost)))
         self._carry_out(instructions)
 
-    def _was_out_of_memory(self, last: LastWords) -> bool:
+    def _was_out_of_memory(self, last: LastCell) -> bool:
         """Whether the kernel has killed somebody for memory since the last look, and this worker was killed so."""
         before, self._oom_kills = self._oom_kills, capacity.oom_kill_count()
         return last.exit_code == -signal.SIGKILL and self._oom_kills > before

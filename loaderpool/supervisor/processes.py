@@ -19,7 +19,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.supervisor.exec_start import CleanStart
 from loaderpool.supervisor.fork_worker import ForkedProcess
-from loaderpool.supervisor.records import LastWords
+from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.watch import HungSample, StackFile
 from loaderpool.system import machine, role
 from loaderpool.system.stop_watch import StopWatch
@@ -155,11 +155,11 @@ class Processes:
         worker.tickets.forget()
         os.close(worker.tickets.descriptor)
 
-    def last_words(self, worker: WorkerProcess) -> LastWords:
+    def last_cell(self, worker: WorkerProcess) -> LastCell:
         """What a buried worker left on the board, which nobody changes any more."""
         board, cell = self._arena.board, worker.cell
         index = board.read(cell, Field.INDEX)
-        return LastWords(
+        return LastCell(
             finished=board.read(cell, Field.FINISHED),
             sending=board.read(cell, Field.SENDING),
             status=board.read(cell, Field.STATUS),

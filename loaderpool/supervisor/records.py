@@ -97,8 +97,8 @@ class Ticket:
         )
 
 
-class LastWords(NamedTuple):
-    """What a dead worker left: the words of its cell, read when it was reaped, and how it ended."""
+class LastCell(NamedTuple):
+    """What a dead worker left: the fields of its cell, read when it was reaped, and how it ended."""
 
     finished: int = 0
     sending: int = 0

@@ -27,7 +27,7 @@ from loaderpool.supervisor.instructions import (
     Update,
 )
 from loaderpool.supervisor.ledger import Ledger
-from loaderpool.supervisor.records import Kept, LastWords, LoaderRecord, Ticket, WorkerRecord
+from loaderpool.supervisor.records import Kept, LastCell, LoaderRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
 from loaderpool.transport.messages import Control, Notice, Order, Status, Words, encode
 from loaderpool.transport.reports import Verdict
@@ -170,7 +170,7 @@ class SupervisorState:
         self.ledger.forget(number)
 
     def on_worker_gone(
-        self, number: int, last: LastWords, now_ns: int = 0, is_explained: bool = False
+        self, number: int, last: LastCell, now_ns: int = 0, is_explained: bool = False
     ) -> list[Instruction]:
         """A worker's process was reaped.
 
@@ -223,7 +223,7 @@ class SupervisorState:
         return self.ledger.take_out()
 
     def on_worker_hung(
-        self, number: int, last: LastWords, ticket_number: int, ran_ns: int, now_ns: int = 0
+        self, number: int, last: LastCell, ticket_number: int, ran_ns: int, now_ns: int = 0
     ) -> list[Instruction]:
         """A worker was killed and reaped because its sample ran past the timeout.
 
@@ -332,7 +332,7 @@ class SupervisorState:
 
     # ---- deaths over tickets ----
 
-    def _died_over(self, ticket: Ticket, worker: WorkerRecord, last: LastWords) -> None:
+    def _died_over(self, ticket: Ticket, worker: WorkerRecord, last: LastCell) -> None:
         if ticket.run is not None and ticket.run.is_ended:  # a trial's suspect was abandoned with its run
             self.ledger.abandon(ticket)
             return

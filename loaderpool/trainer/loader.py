@@ -75,8 +75,8 @@ class Loader:
         augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample;
             may name `rng` and `out` as `fn` may, which then gets no `out`.
         cache: keep what `fn` gives, so that it is called once for each item: "memory" (shared by all workers, until the
-            loader is closed), a directory on a local disk (for later trainings, too), or a `Cache` with a bound. `fn` must
-            not be random then; what is random belongs into `augment`. It is no part of `Limits.memory`.
+            loader is closed), a directory on a local disk (for later trainings, too), or a `Cache` with a bound. `fn`
+            must not be random then; what is random belongs into `augment`. It is no part of `Limits.memory`.
         buckets: `Buckets(by, boundaries, batch_sizes)`: batches are made of items of like length.
         worker_options: `WorkerOptions`: threads of each worker, and whether global random generators are reseeded for
             each sample; None: one thread, and as the function is seen to need.

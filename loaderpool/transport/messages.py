@@ -1,4 +1,4 @@
-"""The words that trainer, supervisor and workers say to each other: eight unsigned 64-bit numbers a message.
+"""The messages of trainer, supervisor and workers: each is a tuple of eight unsigned 64-bit numbers, its words.
 
 Every message is `MESSAGE_BYTES` long, far below PIPE_BUF, so that a write to a pipe is atomic whoever else writes, and
 one `read` drains many. The first number is the kind; the others are listed beside it here, and only here.
@@ -53,8 +53,8 @@ class Control(enum.IntEnum):
     # limit is 0; or of a stream that ends with a smaller batch, before that is within the limit. The beginning is a
     # position, or with nbytes the offset of its pickle in the arena.
     RUN_AFTER = 15
-    RUN_FEED = 17  # run, where the table of its stream lies. ReaderMessage while its limit is 0.
-    RUN_LANES = 18  # run, how many generators' batches take turns in it. ReaderMessage while its limit is 0.
+    RUN_FEED = 17  # run, where the table of its stream lies. Told while its limit is 0.
+    RUN_LANES = 18  # run, how many generators' batches take turns in it. Told while its limit is 0.
     LANE_OVER = 19  # run, lane: its generator has ended, there are no more batches of it
     LANE_AT = 20  # run, lane, batch: the first one of it to be made. ReaderMessage while the run's limit is 0.
     FILES = 16  # loader, count: over the socket, with the descriptors of its data files, before its LOAD

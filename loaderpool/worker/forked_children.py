@@ -26,7 +26,7 @@ def end_stray(error: BaseException | None = None) -> None:
     pipes are the worker's. A child that ends itself, as those of `multiprocessing` do, never comes here.
 
     Args:
-        error: what the user's code raised. The child's status and words are those that it would have had alone.
+        error: what the user's code raised. The child's status and texts are those that it would have had alone.
     """
     if not _is_stray:
         return

@@ -76,7 +76,7 @@ class WorkerLoop:
         self, worker: int, cell: int, arena: Arena, channels: WorkerChannels, payloads: Mapping[int, Mapping[str, Any]]
     ) -> None:
         self._worker, self._cell, self._arena, self._channels = worker, cell, arena, channels
-        self._words = arena.board.words
+        self._numbers = arena.board.numbers
         self._base = Board.base(cell)
         self._payloads = payloads
         self._works: dict[int, Work] = {}
@@ -91,13 +91,13 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until the end."""
-        self._words[self._base + Field.PID] = os.getpid()
+        self._numbers[self._base + Field.PID] = os.getpid()
         orders, begun = self._orders, self._begun
         while True:
             fault_points.reach("worker.idle")
             waited = clock.monotonic_ns()
             data = os.read(self._channels.tickets, READ_BYTES)
-            self._words[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
+            self._numbers[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
             if not data:
                 return
             orders.extend(decode_all(data))
@@ -184,14 +184,14 @@ class WorkerLoop:
         work = self._works.get(loader)
         if work is None:
             payload = self._payloads[loader]
-            work = self._works[loader] = Work(payload, self._words, self._base, self._worker, shared=self._arena.map)
+            work = self._works[loader] = Work(payload, self._numbers, self._base, self._worker, shared=self._arena.map)
             work.look_ahead = self._look_ahead
         return work
 
     def _probe(self, ticket: int, loader: int, epoch: int, feed: int, batch: int) -> None:
         import cloudpickle
 
-        self._words[self._base + Field.TICKET] = ticket
+        self._numbers[self._base + Field.TICKET] = ticket
         others: tuple[int, ...] = ()
         try:
             work = self._work(loader)
@@ -202,13 +202,13 @@ class WorkerLoop:
         except WorkFailed as error:
             found, status, notice = cloudpickle.dumps(error.failure), Status.FAILED, Notice.SPEC_FAILED
         self._check_pipes()
-        self._words[self._base + Field.INDEX] = 0
+        self._numbers[self._base + Field.INDEX] = 0
         send_with_bytes(self._channels.socket, encode(notice, loader, self._worker), found)
         self._report(encode(Report.DONE, ticket, self._worker, status, 0, len(others), max(others, default=0)))
 
     def _make_early(self, ticket: int, loader: int, epoch: int, batch: int, call: int) -> None:
         """One call whose turn will come. What fails is not told: then it will fail again."""
-        self._words[self._base + Field.TICKET] = ticket
+        self._numbers[self._base + Field.TICKET] = ticket
         calls: int | None = None
         try:
             work = self._work(loader)
@@ -217,7 +217,7 @@ class WorkerLoop:
         except WorkFailed:  # of the setup hook, or of loading
             pass
         self._check_pipes()
-        self._words[self._base + Field.INDEX] = 0
+        self._numbers[self._base + Field.INDEX] = 0
         status = Status.ABANDONED if calls is None else Status.FINISHED
         self._report(encode(Report.DONE, ticket, self._worker, status, 0, calls or 0))
 
@@ -228,7 +228,7 @@ class WorkerLoop:
         run = self._runs[run_id]
         epoch, batch = divmod(first_batch, run.batches_per_epoch)
         job = Job(run_id, run.first_epoch + epoch, batch, count, *split32(rows), after=run.after, feed=run.feed)
-        self._words[self._base + Field.TICKET] = ticket
+        self._numbers[self._base + Field.TICKET] = ticket
         status = Status.FINISHED
         total = 0
         try:
@@ -240,7 +240,7 @@ class WorkerLoop:
         except WorkFailed:  # of the setup hook, or of loading
             pass
         self._check_pipes()
-        self._words[self._base + Field.INDEX] = 0
+        self._numbers[self._base + Field.INDEX] = 0
         self._report(encode(Report.DONE, ticket, self._worker, status, 0, total))
 
     def _ticket(self, words: Words) -> None:
@@ -248,7 +248,7 @@ class WorkerLoop:
         count, attempt = split32(count_attempt)
         run = self._runs[run_id]
         fault_points.reach("worker.ticket_taken")
-        board, base = self._words, self._base
+        board, base = self._numbers, self._base
         board[base + Field.TICKET] = ticket
         started = clock.monotonic_ns()
         row_count = batches_ended = 0

@@ -227,16 +227,16 @@ class Prober:
         if excluded is not None:
             raise WorkFailed(excluded, RuntimeError(excluded.text))
         progress = self._progress
-        words = progress.words
+        numbers = progress.numbers
         started = clock.monotonic_ns()
-        words[progress.started_word] = started
-        words[progress.index_word] = indices[0] + 1
+        numbers[progress.started_field] = started
+        numbers[progress.index_field] = indices[0] + 1
         try:
             result = self._calls.watched(lambda calls: calls.unit(epoch, positions.tolist(), indices))
         except progress.catches as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         elapsed = clock.monotonic_ns() - started
-        words[progress.index_word] = 0
+        numbers[progress.index_field] = 0
         try:
             spec = sample_spec(result, self._given_spec, self._calls.origin)
             leaves = spec.structure.flatten(result)

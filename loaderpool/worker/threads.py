@@ -100,7 +100,7 @@ class TicketCalls:
         kept: Mapping[int, Any],
     ) -> None:
         self._worker_threads, self._epoch, self._read, self._arrays = worker_threads, job.epoch, read, arrays
-        self._words, self._mark, self._run = worker_threads.progress.words, Board.mark(job.run), job.run
+        self._numbers, self._mark, self._run = worker_threads.progress.numbers, Board.mark(job.run), job.run
         self._is_over = False
         self.look_ahead: Callable[[], bool] | None = None
         self.calls: dict[int, _Call] = {}
@@ -114,7 +114,7 @@ class TicketCalls:
     @property
     def is_unwanted(self) -> bool:
         """Whether no further call shall begin."""
-        return self._is_over or bool(self._words[self._mark] == self._run)
+        return self._is_over or bool(self._numbers[self._mark] == self._run)
 
     def make(self, calls: Calls, call: _Call) -> Any:
         """What the call gives; raises whatever it raises."""
@@ -177,7 +177,7 @@ class TicketCalls:
             if not call.is_done:
                 if call.started_ns:
                     progress.note_thread(call.thread, call.started_ns)
-                    progress.words[progress.index_word] = call.indices[0] + 1
+                    progress.numbers[progress.index_field] = call.indices[0] + 1
                 self._wait(call)
 
 

@@ -62,8 +62,8 @@ class Work:
     Args:
         payload: what `Loader` shipped: source, fn, augment, batch_fn, setup, config, plan, given_spec,
             takes_rng, takes_out; and the loader's cache.
-        words: the board (or a stand-in) to note progress on.
-        cell: first word of this worker's cell.
+        numbers: the board (or a stand-in) to note progress on.
+        cell: first field of this worker's cell.
         worker: this worker's number, None in the caller's process.
         catches: what is taken for an error of the function; BaseException in a worker, which has no user at its keys.
         shared: the arena's mapping, in which a stream's items lie; None in the caller's process.
@@ -72,7 +72,7 @@ class Work:
     def __init__(
         self,
         payload: Mapping[str, Any],
-        words: memoryview,
+        numbers: memoryview,
         cell: int,
         worker: int | None,
         catches: type[BaseException] = BaseException,
@@ -94,7 +94,7 @@ class Work:
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
-        self._progress = Progress(words, cell, worker, catches)
+        self._progress = Progress(numbers, cell, worker, catches)
         if isinstance(source, LaneItems):
             source.attend(self._progress, times_items=self.config.limits.timeout_s is not None)
         self._exclusions = Exclusions(worker, self.config.limits.timeout_s)

@@ -79,7 +79,7 @@ def classes() -> Iterator[tuple[str, str]]:
 def messages() -> Iterator[str]:
     """Each kind of message between processes: `RUN_BEGIN`."""
     for module in MODULES:
-        for node in module.tree.body if module.name.endswith((".messages", ".words")) else ():
+        for node in module.tree.body if module.name.endswith(".messages") else ():
             if isinstance(node, ast.ClassDef) and "IntEnum" in ast.unparse(node.bases[0]):
                 yield from (ast.unparse(each.targets[0]) for each in node.body if isinstance(each, ast.Assign))
 

@@ -33,7 +33,7 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.plan.order import Plan
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor import watch
-from loaderpool.supervisor.records import LastWords
+from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
 from loaderpool.system.stop_watch import StopWatch
@@ -112,7 +112,7 @@ class Desk:
     def dies(self, worker: int, **last: int) -> None:
         del self.pipes[worker]
         self.state.on_worker_dead(worker)
-        self.obey(self.state.on_worker_gone(worker, LastWords(**last)))
+        self.obey(self.state.on_worker_gone(worker, LastCell(**last)))
 
     def completions(self) -> list[Words]:
         return [words for words in self.told if words[0] == Notice.COMPLETION]
@@ -258,7 +258,7 @@ def test_rule_03_redone_work_goes_before_anything_newer() -> None:
     had = [what(ticket) for ticket in desk.tickets(0)]
     fork_failed = desk.state
     fork_failed.on_worker_dead(0)
-    instructions = fork_failed.on_worker_gone(0, LastWords())
+    instructions = fork_failed.on_worker_gone(0, LastCell())
     forked = [one.worker for one in instructions if isinstance(one, s.Fork)]
     desk.state.on_fork_failed(forked[0])
     del desk.pipes[0]
@@ -471,7 +471,7 @@ def test_rule_08_an_abandoned_ticket_is_answered_and_only_then_its_slot_is_free(
     with lp.Loader(range(8), fn, batch_size=8, workers=0) as loader:
         loader.element_spec  # noqa: B018
         work: Any = loader._core.engine.work  # type: ignore[union-attr]
-        words.append(work._progress.words)
+        words.append(work._progress.numbers)
         work._progress.worker = 0  # in the caller's process there is no board to look at
         calls.clear()
         with pytest.raises(Abandoned):

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderpool.supervisor import instructions as s
-from loaderpool.supervisor.records import LastWords
+from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.transport.messages import Control, Notice, Order, Report, Status, Words, decode_all, join32, split32
 
@@ -225,7 +225,7 @@ class Supervision(RuleBasedStateMachine):
     def gone(self, number: int, index: int | None = None, hung: int = 0) -> None:
         worker = self.workers.pop(number)
         self.state.on_worker_dead(number)
-        last = LastWords(worker.finished, worker.sending, worker.status, index)
+        last = LastCell(worker.finished, worker.sending, worker.status, index)
         if hung:
             self.obey(self.state.on_worker_hung(number, last, hung, 10**9))
         else:

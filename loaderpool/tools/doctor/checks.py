@@ -19,7 +19,7 @@ class Check:
     change: str = ""  # what to do about it; empty where it is ok
 
 
-def bytes_in_words(nbytes: float) -> str:
+def readable_bytes(nbytes: float) -> str:
     """A size as people read it."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if nbytes < 1024 or unit == "TiB":

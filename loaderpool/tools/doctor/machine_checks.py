@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loaderpool.tools.doctor.checks import Check, Status, bytes_in_words
+from loaderpool.tools.doctor.checks import Check, Status, readable_bytes
 from loaderpool.tools.doctor.limits import Limits
 
 _GROUP = "machine"
@@ -73,7 +73,7 @@ def _cpu_checks(limits: Limits) -> Iterator[Check]:
 
 def _memory_checks(limits: Limits) -> Iterator[Check]:
     free = limits.memory_free
-    found = bytes_in_words(free)
+    found = readable_bytes(free)
     if free >= _GOOD_MEMORY:
         yield _ok("memory free", found)
     else:
@@ -85,11 +85,11 @@ def _memory_checks(limits: Limits) -> Iterator[Check]:
     if limit is None:
         yield _ok("memory: cgroup limit", "none")
     elif limit >= _GOOD_MEMORY:
-        yield _ok("memory: cgroup limit", bytes_in_words(limit))
+        yield _ok("memory: cgroup limit", readable_bytes(limit))
     else:
         yield _warn(
             "memory: cgroup limit",
-            bytes_in_words(limit),
+            readable_bytes(limit),
             "give the container more (docker --memory, Kubernetes limits.memory): past it the kernel kills processes",
         )
 
@@ -167,7 +167,7 @@ def _kernel_checks(limits: Limits) -> Iterator[Check]:
             "none",
             "deaths are seen later, by looks at the process table: Linux 5.3 or later, pidfd_open allowed by seccomp",
         )
-    shm = "none" if limits.shm_bytes is None else bytes_in_words(limits.shm_bytes)
+    shm = "none" if limits.shm_bytes is None else readable_bytes(limits.shm_bytes)
     if limits.has_memfd:
         yield _ok("/dev/shm", f"{shm} (not needed)")
     elif limits.shm_bytes is None:
@@ -175,11 +175,11 @@ def _kernel_checks(limits: Limits) -> Iterator[Check]:
     else:
         yield _ok("/dev/shm", shm)
     if limits.pipe_bytes >= _GOOD_PIPE:
-        yield _ok("pipe capacity", bytes_in_words(limits.pipe_bytes))
+        yield _ok("pipe capacity", readable_bytes(limits.pipe_bytes))
     else:
         yield _warn(
             "pipe capacity",
-            bytes_in_words(limits.pipe_bytes),
+            readable_bytes(limits.pipe_bytes),
             (
                 "this user's pipe budget is spent: it works, with more wake-ups; end what holds pipes, or raise "
                 "fs.pipe-user-pages-soft"

@@ -9,7 +9,7 @@ from typing import Any
 from loaderpool.errors import LargeDataWarning, UnpicklableError
 from loaderpool.memory.adoption import is_in_passing, is_shared, why_copied
 from loaderpool.system import clock
-from loaderpool.tools.doctor.checks import Check, bytes_in_words
+from loaderpool.tools.doctor.checks import Check, readable_bytes
 from loaderpool.tools.doctor.drill import DEADLINE_S, in_time
 from loaderpool.trainer.arguments import payload_of
 from loaderpool.trainer.loader import Loader
@@ -41,7 +41,7 @@ def cargo_checks(loader: Loader, free_bytes: int, deadline_s: float = DEADLINE_S
 
 def _pickle(shipment: Shipment, elapsed_s: float) -> Check:
     nbytes = len(shipment.pickled)
-    found = f"{bytes_in_words(nbytes)} in {elapsed_s * 1e3:.3g} ms"
+    found = f"{readable_bytes(nbytes)} in {elapsed_s * 1e3:.3g} ms"
     if nbytes <= _LARGE_PICKLE:
         return Check(_GROUP, "pickle", "ok", found)
     change = "many Python objects travel: put them into arrays, or into a file that is opened in setup="
@@ -50,11 +50,11 @@ def _pickle(shipment: Shipment, elapsed_s: float) -> Check:
 
 def _captured(shipment: Shipment) -> Iterator[Check]:
     """Long lists and dicts of functions and objects, and what is to be said of the source."""
-    packed = [f"{each.name} ({bytes_in_words(each.nbytes)})" for each in shipment.captured if not each.left_because]
+    packed = [f"{each.name} ({readable_bytes(each.nbytes)})" for each in shipment.captured if not each.left_because]
     yield Check(_GROUP, "captured lists packed", "ok", _listed(packed))
     for each in shipment.captured:
         if each.left_because:
-            found = f"{each.name}: {each.length:,} elements, {bytes_in_words(each.nbytes)}: {each.left_because}"
+            found = f"{each.name}: {each.length:,} elements, {readable_bytes(each.nbytes)}: {each.left_because}"
             yield Check(_GROUP, "captured list", "warn", found, each.cure)
     for hint in shipment.hints:
         found, _, change = hint.rpartition(": ")
@@ -66,14 +66,14 @@ def _arrays(buffers: Sequence[memoryview], free_bytes: int) -> Check:
         return Check(_GROUP, "arrays in shared memory", "ok", "none")
     nbytes = sum(buffer.nbytes for buffer in buffers)
     largest = sorted(buffers, key=lambda buffer: -buffer.nbytes)
-    shown = [f"{_array_name(buffer)} {bytes_in_words(buffer.nbytes)} {_fate(buffer)}" for buffer in largest[:_SHOWN]]
+    shown = [f"{_array_name(buffer)} {readable_bytes(buffer.nbytes)} {_fate(buffer)}" for buffer in largest[:_SHOWN]]
     more = f", and {len(buffers) - _SHOWN} more" if len(buffers) > _SHOWN else ""
-    found = f"{len(buffers)}, {bytes_in_words(nbytes)}: {', '.join(shown)}{more}"
+    found = f"{len(buffers)}, {readable_bytes(nbytes)}: {', '.join(shown)}{more}"
     copied = sum(buffer.nbytes for buffer in buffers if not is_shared(buffer) and why_copied(buffer) is not None)
     if copied <= free_bytes // 2:
         return Check(_GROUP, "arrays in shared memory", "ok", found)
     change = (
-        f"{bytes_in_words(copied)} are copied, and {bytes_in_words(free_bytes)} are free: a numpy.memmap goes by path "
+        f"{readable_bytes(copied)} are copied, and {readable_bytes(free_bytes)} are free: a numpy.memmap goes by path "
         "instead, and NumPy's own large arrays are adopted (docs/how-to/large-arrays.md)"
     )
     return Check(_GROUP, "arrays in shared memory", "warn", found, change)

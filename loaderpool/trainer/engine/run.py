@@ -58,7 +58,7 @@ class Run:
         self._start: Extent | None = None  # where workers read the beginning of its epoch
 
     def place_start(self, start: Start) -> tuple[int, int]:
-        """The words that tell workers where its epoch begins: a position and 0, or an offset in the arena and bytes.
+        """What tells workers where its epoch begins: a position and 0, or an offset in the arena and bytes.
 
         Ownership: `forget` gives the arena's bytes back.
         """

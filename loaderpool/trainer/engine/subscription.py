@@ -168,7 +168,7 @@ class PoolSubscription:
         plan, feed = self._plan, self.feed
         run = Run(self._context, session.take_number(), self.first_epoch, plan, buffer, feed)
         number, start = run.number, plan.begins_at if feed is None else 0
-        start_word, start_bytes = run.place_start(start) if start else (0, 0)
+        start_number, start_bytes = run.place_start(start) if start else (0, 0)
         session.order(
             Control.RUN_BEGIN,
             number,
@@ -180,7 +180,7 @@ class PoolSubscription:
             self.quota,
         )
         if start:
-            session.order(Control.RUN_AFTER, number, start_word, plan.full_batches, plan.last_rows, start_bytes)
+            session.order(Control.RUN_AFTER, number, start_number, plan.full_batches, plan.last_rows, start_bytes)
             session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
         if isinstance(buffer, LaneBuffer):
             session.order(Control.RUN_LANES, number, plan.lanes)

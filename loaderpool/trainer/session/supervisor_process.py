@@ -28,8 +28,8 @@ _SEND_TIMEOUT_S = 5.0
 _LOOK_MS = 200
 # Workers end with their supervisor by themselves, in milliseconds; larger for one in an uninterruptible system call.
 _WORKERS_END_S = 5.0
-# A board's word holds a ticket in 48 bits. More than one supervisor can ever deal, and few enough that only the 256th
-# supervisor after this one begins with the same number, when nobody looks at this one's batches any more.
+# A field of the board holds a ticket in 48 bits. More than one supervisor can ever deal, and few enough that only the
+# 256th supervisor after this one begins with the same number, when nobody looks at this one's batches any more.
 _TICKET_NUMBERS = 1 << 48
 _TICKETS_PER_SUPERVISOR = 1 << 40
 

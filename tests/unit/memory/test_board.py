@@ -19,11 +19,11 @@ def board() -> Iterator[Board]:
 
 
 def test_cells_and_marks_lie_apart(board: Board) -> None:
-    assert len(board.words) * 8 == BOARD_BYTES
+    assert len(board.numbers) * 8 == BOARD_BYTES
     cells = {Board.base(cell) + field for cell in range(MAX_WORKERS) for field in Field}
     marks = {Board.mark(run) for run in range(RUN_MARKS)}
     assert len(cells) == MAX_WORKERS * len(Field) and len(marks) == RUN_MARKS
-    assert not cells & marks and max(cells | marks) < len(board.words)
+    assert not cells & marks and max(cells | marks) < len(board.numbers)
 
 
 def test_a_mark_means_one_run_only_though_others_share_it(board: Board) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loaderpool.supervisor import instructions as s
-from loaderpool.supervisor.records import LastWords
+from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.transport.messages import Control, Order, Report, Status, Words, decode_all, join32, split32
 from loaderpool.transport.reports import Verdict
@@ -60,7 +60,7 @@ class Desk:
     def dies(self, worker: int, index: int | None = 5, hung: bool = False) -> None:
         words = self.orders.pop(worker)
         self.state.on_worker_dead(worker)
-        last = LastWords(source_index=index, has_begun=True)
+        last = LastCell(source_index=index, has_begun=True)
         if hung:
             self.obey(self.state.on_worker_hung(worker, last, words[0][1], 10**9))
         else:
@@ -185,7 +185,7 @@ def test_nothing_is_made_early_beside_a_run_whose_tickets_would_wait_for_it() ->
     desk.control(Control.LOAD, 2, 0, 0, 1, 2, 0, join32(0, 1))
     for worker in [worker for worker, orders in desk.orders.items() if orders and orders[0][0] == Order.EXIT]:
         del desk.orders[worker]
-        desk.obey(desk.state.on_worker_gone(worker, LastWords(has_begun=True)))
+        desk.obey(desk.state.on_worker_gone(worker, LastCell(has_begun=True)))
     desk.slow()
     assert not any(desk.early_of(worker) for worker in desk.orders)
     desk.control(Control.RUN_END, 9)

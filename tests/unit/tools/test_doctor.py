@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from loaderpool.tools.doctor.checks import Check, bytes_in_words
+from loaderpool.tools.doctor.checks import Check, readable_bytes
 from loaderpool.tools.doctor.drill import in_time
 from loaderpool.tools.doctor.limits import Limits, read_limits
 from loaderpool.tools.doctor.machine_checks import machine_checks
@@ -128,4 +128,4 @@ def test_a_look_that_raises_or_hangs_is_a_failed_check() -> None:
     [(17, "17 bytes"), (1024, "1.0 KiB"), (1 << 20, "1.0 MiB"), (300 << 20, "300 MiB"), (3 << 40, "3.0 TiB")],
 )
 def test_sizes_in_words(nbytes: int, words: str) -> None:
-    assert bytes_in_words(nbytes) == words
+    assert readable_bytes(nbytes) == words

@@ -41,8 +41,8 @@ class Bench:
             **{"batch_size": 8, **settings},
         )
         payload = check_arguments(loader._core.arguments).payload
-        self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
-        self.work = Work(payload, self.words, Board.base(0), worker=0, catches=BaseException)
+        self.numbers = memoryview(bytearray(BOARD_BYTES)).cast("Q")
+        self.work = Work(payload, self.numbers, Board.base(0), worker=0, catches=BaseException)
         self.plan, self.config = payload["plan"], payload["config"]
         self.work.ensure_setup()
 
@@ -75,10 +75,10 @@ class Bench:
         return copied(self.form.spec.structure.unflatten(parts))
 
     def word(self, field: Field) -> int:
-        return self.words[Board.base(0) + field]
+        return self.numbers[Board.base(0) + field]
 
     def abandon(self) -> None:
-        self.words[Board.mark(RUN)] = RUN
+        self.numbers[Board.mark(RUN)] = RUN
 
 
 @contextlib.contextmanager

@@ -32,8 +32,8 @@ class Bench:
     def __init__(self, fn: Any = None, size: int = 20, *, source: Any = None, chunk: int = 1, **settings: Any) -> None:
         loader = lp.Loader(range(size) if source is None else source, fn, workers=0, **{"batch_size": 4, **settings})
         payload = check_arguments(loader._core.arguments).payload
-        self.words = memoryview(bytearray(BOARD_BYTES)).cast("Q")
-        self.work = Work(payload, self.words, Board.base(0), worker=0, catches=Exception)
+        self.numbers = memoryview(bytearray(BOARD_BYTES)).cast("Q")
+        self.work = Work(payload, self.numbers, Board.base(0), worker=0, catches=Exception)
         self.plan, self.config, self.chunk = payload["plan"], payload["config"], chunk
 
     def prepare(self) -> Bench:
@@ -491,7 +491,7 @@ def test_the_board_names_the_sample_that_runs() -> None:
     seen: list[int] = []
 
     def look(index: int) -> Any:
-        seen.append(bench.words[Board.base(0) + Field.INDEX] - 1)
+        seen.append(bench.numbers[Board.base(0) + Field.INDEX] - 1)
         return np.zeros(1 << 15, np.uint8) + np.uint8(index)  # large rows: made one by one
 
     bench = Bench(look, shuffle=True)
@@ -504,7 +504,7 @@ def test_small_rows_are_made_one_by_one_once_they_have_brought_down_a_worker() -
     seen: list[int] = []
 
     def look(index: int) -> int:
-        seen.append(bench.words[Board.base(0) + Field.INDEX] - 1)
+        seen.append(bench.numbers[Board.base(0) + Field.INDEX] - 1)
         return index
 
     bench = Bench(look)
@@ -519,7 +519,7 @@ def test_an_abandoned_run_ends_before_the_next_row() -> None:
     def fn(index: int) -> Any:
         calls.append(index)
         if index == 6:
-            bench.words[Board.mark(RUN)] = RUN
+            bench.numbers[Board.mark(RUN)] = RUN
         return np.zeros(1 << 15, np.uint8)
 
     bench = Bench(fn)

@@ -16,9 +16,9 @@ from loaderpool.errors import ClosedError, PoolBrokenError
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.session.remote_errors import reader_lost_error, reading_error, setup_error
 from loaderpool.trainer.stream.frames import StreamFailed
+from loaderpool.trainer.stream.reader.messages import HEADER, ReaderMessage
 from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader, ReaderGoneError
 from loaderpool.trainer.stream.reader.readers import Readers
-from loaderpool.trainer.stream.reader.words import HEADER, ReaderMessage
 
 # What nobody wants is thrown away in pieces of so many bytes.
 _PIECE_BYTES = 1 << 20

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, machine, malloc, role
-from loaderpool.trainer.stream.reader.words import HEADER, LARGE_BYTES, ORDER, ReaderMessage, ReaderOrder
+from loaderpool.trainer.stream.reader.messages import HEADER, LARGE_BYTES, ORDER, ReaderMessage, ReaderOrder
 from loaderpool.transport.bundles import Frame, frames, what_ended
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.loaded import Payloads

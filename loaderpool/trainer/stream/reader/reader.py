@@ -11,7 +11,7 @@ import subprocess
 
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.stop_watch import StopWatch
-from loaderpool.trainer.stream.reader.words import ORDER, ReaderOrder
+from loaderpool.trainer.stream.reader.messages import ORDER, ReaderOrder
 from loaderpool.transport.reports import LostReport, Verdict
 
 # How long a reader may take to let go of a pass that nobody wants, or to end. Smaller: the user's code that happens to
