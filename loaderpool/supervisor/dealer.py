@@ -13,7 +13,7 @@ from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import Kept, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
 from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
-from loaderpool.transport.messages import Order, encode
+from loaderpool.transport.messages import Command, encode
 
 
 class Dealer:
@@ -104,17 +104,17 @@ class Dealer:
         if run is None:
             if ticket.early is None:
                 loader.kept[ticket.row_start] = Kept(number, ticket.row_start, 1)
-            out += [ToWorker(number, encode(Order.EXCLUDE, loader.number, *sample)) for sample in loader.excluded]
+            out += [ToWorker(number, encode(Command.EXCLUDE, loader.number, *sample)) for sample in loader.excluded]
         else:
             if loader.number not in worker.layouts and loader.layout is not None:
                 worker.layouts.add(loader.number)
-                out.append(ToWorker(number, encode(Order.LAYOUT, loader.number, *loader.layout)))
-                out += [ToWorker(number, encode(Order.EXCLUDE, loader.number, *sample)) for sample in loader.excluded]
+                out.append(ToWorker(number, encode(Command.LAYOUT, loader.number, *loader.layout)))
+                out += [ToWorker(number, encode(Command.EXCLUDE, loader.number, *sample)) for sample in loader.excluded]
             if run.number not in worker.runs:
                 worker.runs.add(run.number)
                 after, nbytes = run.after
                 told = encode(
-                    Order.RUN,
+                    Command.RUN,
                     run.number,
                     loader.number,
                     run.first_epoch,
@@ -127,8 +127,8 @@ class Dealer:
             if ticket.slot not in worker.slots:
                 worker.slots.add(ticket.slot)
                 slot = self._ledger.slots[ticket.slot]
-                out.append(ToWorker(number, encode(Order.SLOT, slot.number, slot.offset, slot.nbytes)))
+                out.append(ToWorker(number, encode(Command.SLOT, slot.number, slot.offset, slot.nbytes)))
         if run is not None and run.lanes is not None:
             run.lanes.homes[ticket.first % len(run.lanes.next)] = number
         self._workers.give(worker, ticket)
-        out.append(ToWorker(number, ticket.order()))
+        out.append(ToWorker(number, ticket.command()))

@@ -13,7 +13,7 @@ from loaderpool.supervisor.instructions import Instruction, Load, ToTrainer, ToW
 from loaderpool.supervisor.records import LaneRecords, LoaderRecord, RunRecord, SlotRecord, Ticket
 from loaderpool.supervisor.roster import Roster
 from loaderpool.supervisor.scheduler import TicketCutter
-from loaderpool.transport.messages import Notice, Order, Status, Words, encode, split32
+from loaderpool.transport.messages import Command, Notice, Status, Words, encode, split32
 
 
 class Ledger:
@@ -183,7 +183,7 @@ class Ledger:
             if run.number in worker.runs:
                 worker.runs.discard(run.number)
                 if not worker.is_leaving:
-                    self.out.append(ToWorker(worker.number, encode(Order.RUN_OVER, run.number)))
+                    self.out.append(ToWorker(worker.number, encode(Command.RUN_OVER, run.number)))
         self.out.append(ToTrainer(encode(Notice.RUN_ENDED, run.number)))
 
     # ---- slots ----
@@ -252,7 +252,7 @@ class Ledger:
         self.loaders[loader] = LoaderRecord(loader, max_deaths, probe_epoch, timeout_ns, may_exclude, is_per_sample)
         self.out.append(Load(loader, offset, nbytes))
 
-    def order_probe(self, words: Words) -> None:
+    def ask_probe(self, words: Words) -> None:
         """PROBE: now, or when the loader is loaded."""
         _, number, epoch, feed, batch, *_ = words
         loader = self.loaders[number]

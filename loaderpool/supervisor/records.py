@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from typing import NamedTuple
 
-from loaderpool.transport.messages import Notice, Order, Status, encode, join32
+from loaderpool.transport.messages import Command, Notice, Status, encode, join32
 
 # Batches of which something is made beside the first probe. Less: workers idle behind a first sample that takes very
 # long. More: the tickets of what a worker keeps, which all wait for it, may not fit its pipe.
@@ -48,15 +48,15 @@ class Ticket:
             return True
         return self.count == 1 and (not self.loader.is_per_sample or self.row_stop - self.row_start == 1)
 
-    def order(self) -> bytes:
+    def command(self) -> bytes:
         """What the worker is told."""
         if self.early is not None:
-            return encode(Order.EARLY, self.number, self.loader.number, self.first, self.row_start, self.early)
+            return encode(Command.EARLY, self.number, self.loader.number, self.first, self.row_start, self.early)
         if self.run is None:
-            return encode(Order.PROBE, self.number, self.loader.number, self.first, self.loader.feed, self.row_start)
+            return encode(Command.PROBE, self.number, self.loader.number, self.first, self.loader.feed, self.row_start)
         if self.suspect is not None:
             return encode(
-                Order.TRY,
+                Command.TRY,
                 self.number,
                 self.run.number,
                 self.first,
@@ -65,7 +65,7 @@ class Ticket:
                 0 if self.suspect.hint is None else self.suspect.hint + 1,
             )
         return encode(
-            Order.TICKET,
+            Command.TICKET,
             self.number,
             self.run.number,
             self.first,

@@ -16,7 +16,7 @@ TICKETS_PER_WORKER = 2
 # Where a worker has threads, they shall have so much to do behind the ticket that it is at. Less: they idle behind a
 # call that takes much longer than others (decision 17 has the figures). More: more slots are filled ahead.
 _CALLS_AHEAD_PER_THREAD = 8
-# However tiny the batches, so that all orders fit a pipe of the usual size.
+# However tiny the batches, so that all commands fit a pipe of the usual size.
 MOST_TICKETS = 256
 # A chunk should take about this long: shorter pays for messages, and for the caches that every switch between processes
 # empties; longer has batches wait for others that they have nothing to do with.

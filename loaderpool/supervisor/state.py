@@ -29,7 +29,7 @@ from loaderpool.supervisor.instructions import (
 from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import Kept, LastCell, LoaderRecord, Ticket, WorkerRecord
 from loaderpool.supervisor.roster import Roster
-from loaderpool.transport.messages import Control, Notice, Order, Status, Words, encode
+from loaderpool.transport.messages import Command, Control, Notice, Status, Words, encode
 from loaderpool.transport.reports import Verdict
 
 # Deaths in a row of workers that had no ticket and had not even begun: more means that nothing ever will work. Of those
@@ -106,7 +106,7 @@ class SupervisorState:
         elif kind == Control.UPDATE:
             ledger.out.append(Update(words[1], words[2], words[3]))
         elif kind == Control.PROBE:
-            ledger.order_probe(words)
+            ledger.ask_probe(words)
         elif kind == Control.UNLOAD:
             ledger.unload(ledger.loaders[words[1]])
         elif kind == Control.CLOSE:
@@ -297,7 +297,7 @@ class SupervisorState:
         if not worker.is_leaving:
             self.workers.leave(worker)
             self.ledger.forget(worker.number)
-            self.ledger.out.append(ToWorker(worker.number, encode(Order.EXIT)))
+            self.ledger.out.append(ToWorker(worker.number, encode(Command.EXIT)))
 
     # ---- tickets ----
 
@@ -378,9 +378,9 @@ class SupervisorState:
         """Have this sample never run again."""
         sample = epoch, index, ran_ns, exit_code & 0xFFFF
         loader.excluded.append(sample)
-        order = encode(Order.EXCLUDE, loader.number, *sample)
+        command = encode(Command.EXCLUDE, loader.number, *sample)
         informed = [worker.number for worker in self.workers if loader.number in worker.layouts]
-        self.ledger.out += [ToWorker(number, order) for number in informed]
+        self.ledger.out += [ToWorker(number, command) for number in informed]
 
     def _give_up(
         self, ticket: Ticket, worker: WorkerRecord, index: int | None = None, verdict: Verdict = Verdict.ALONE

@@ -1,6 +1,6 @@
 """Ctrl-C comes at a few chosen places of ours, and nowhere else.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread: behind an order to the supervisor and
+Python raises KeyboardInterrupt between any two bytecodes of the main thread: behind a message to the supervisor and
 before the note that it was given, between a process's start and the variable that would hold it. What is lost there is
 missed by some later pass. So whatever begins, moves or ends something runs in a block of `InterruptsHeld`, as a thread
 that can be cancelled only at its cancellation points does (pthreads(7)). In such a block KeyboardInterrupt comes

@@ -4,7 +4,7 @@ Every message is `MESSAGE_BYTES` long, far below PIPE_BUF, so that a write to a 
 one `read` drains many. The first number is the kind; the others are listed beside it here, and only here.
 
     trainer -> supervisor   control pipe      Control
-    supervisor -> worker    ticket pipe       Order
+    supervisor -> worker    ticket pipe       Command
     worker -> supervisor    report pipe       Report
     worker, supervisor -> trainer  completion pipe  Notice
     worker, supervisor -> trainer  socket     a Notice, then bytes, in the same packet or in a memory file beside it
@@ -60,7 +60,7 @@ class Control(enum.IntEnum):
     FILES = 16  # loader, count: over the socket, with the descriptors of its data files, before its LOAD
 
 
-class Order(enum.IntEnum):
+class Command(enum.IntEnum):
     """Supervisor to worker."""
 
     # ticket, run, first_batch, count|attempt, row_start|row_stop, slot, whether nothing shall be made beside it

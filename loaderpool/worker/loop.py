@@ -1,6 +1,6 @@
 """A worker's life: read tickets from its pipe, fill slots, report.
 
-    supervisor ──Order──▶ [ticket pipe] ──▶ worker ──rows──▶ slot
+    supervisor ──Command─▶ [ticket pipe] ──▶ worker ──rows──▶ slot
                                               │ 1 FINISHED on the board
                                               │ 2 completion (pipe, or socket where bytes go with it)
                                               └ 3 report to the supervisor
@@ -27,8 +27,8 @@ from loaderpool.plan.base import Start
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport.messages import (
     READ_BYTES,
+    Command,
     Notice,
-    Order,
     Report,
     Status,
     Words,
@@ -82,7 +82,7 @@ class WorkerLoop:
         self._works: dict[int, Work] = {}
         self._runs: dict[int, _Run] = {}
         self._slots: dict[int, tuple[int, int]] = {}
-        self._orders: collections.deque[Words] = collections.deque()  # read, and not obeyed yet
+        self._commands: collections.deque[Words] = collections.deque()  # read, and not obeyed yet
         self._begun: collections.deque[Words] = collections.deque()  # tickets before those, at which threads are
         self._poll = select.poll()
         self._poll.register(channels.tickets, select.POLLIN)
@@ -92,7 +92,7 @@ class WorkerLoop:
     def run(self) -> None:
         """Serve until the end."""
         self._numbers[self._base + Field.PID] = os.getpid()
-        orders, begun = self._orders, self._begun
+        commands, begun = self._commands, self._begun
         while True:
             fault_points.reach("worker.idle")
             waited = clock.monotonic_ns()
@@ -100,36 +100,36 @@ class WorkerLoop:
             self._numbers[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
             if not data:
                 return
-            orders.extend(decode_all(data))
-            while begun or orders:  # obeying one may find more
-                if not self._obey(begun.popleft() if begun else orders.popleft()):
+            commands.extend(decode_all(data))
+            while begun or commands:  # obeying one may find more
+                if not self._obey(begun.popleft() if begun else commands.popleft()):
                     return
 
     def _look_ahead(self) -> bool:
         """Have threads begin with tickets that lie behind the one that is being filled; whether more may come.
 
-        An order of another kind is obeyed in its turn, and nothing behind it begins before.
+        A command of another kind is obeyed in its turn, and nothing behind it begins before.
         """
-        orders = self._orders
+        commands = self._commands
         while True:
-            while orders:
-                words = orders[0]
-                if words[0] == Order.TICKET:
+            while commands:
+                words = commands[0]
+                if words[0] == Command.TICKET:
                     if not self._begin(words):
                         return False
                     self._begun.append(words)
-                elif words[0] in (Order.RUN, Order.SLOT):  # what a ticket behind them needs
+                elif words[0] in (Command.RUN, Command.SLOT):  # what a ticket behind them needs
                     self._obey(words)
                 else:
                     return False
-                orders.popleft()
+                commands.popleft()
             if not self._poll.poll(0):
                 return True
             self._check_pipes()
             data = os.read(self._channels.tickets, READ_BYTES)
             if not data:
                 return False
-            orders.extend(decode_all(data))
+            commands.extend(decode_all(data))
 
     def _begin(self, words: Words) -> bool:
         run = self._runs[words[2]]
@@ -141,35 +141,35 @@ class WorkerLoop:
 
     def _obey(self, words: Words) -> bool:
         kind = words[0]
-        if kind == Order.TICKET:
+        if kind == Command.TICKET:
             self._ticket(words)
-        elif kind == Order.RUN:
+        elif kind == Command.RUN:
             after = get_object(self._arena, words[5], words[7]) if words[7] else words[5]
             self._runs[words[1]] = _Run(words[2], words[3], words[4], after, words[6])
-        elif kind == Order.RUN_OVER:
+        elif kind == Command.RUN_OVER:
             run = self._runs.pop(words[1], None)
             if run is not None and not any(same == run for same in self._runs.values()):
                 self._forget_epoch(run)
-        elif kind == Order.SLOT:
+        elif kind == Command.SLOT:
             self._slots[words[1]] = (words[2], words[3])
             if words[3] >= _LARGE_SLOT_BYTES:
                 machine.map_pages(self._arena.map, words[2], words[3])
-        elif kind == Order.LAYOUT:
+        elif kind == Command.LAYOUT:
             form, is_given = get_object(self._arena, words[2], words[3])
             with contextlib.suppress(WorkFailed):  # there is no payload: the answer to the ticket will say so
                 self._work(words[1]).set_form(form, is_given)
-        elif kind == Order.EXCLUDE:
+        elif kind == Command.EXCLUDE:
             with contextlib.suppress(WorkFailed):
                 self._work(words[1]).exclude(
                     epoch=words[2], index=words[3], ran_s=words[4] / 1e9, exit_code=_signed16(words[5])
                 )
-        elif kind == Order.TRY:
+        elif kind == Command.TRY:
             self._try(words)
-        elif kind == Order.EARLY:
+        elif kind == Command.EARLY:
             self._make_early(*words[1:6])
-        elif kind == Order.PROBE:
+        elif kind == Command.PROBE:
             self._probe(ticket=words[1], loader=words[2], epoch=words[3], feed=words[4], batch=words[5])
-        elif kind == Order.EXIT:
+        elif kind == Command.EXIT:
             return False
         return True
 
@@ -326,7 +326,7 @@ class WorkerLoop:
 
 
 def _job(words: Words, run: _Run) -> Job:
-    """What an Order.TICKET is about."""
+    """What an Command.TICKET is about."""
     _, _, run_id, first_batch, count_attempt, rows, _, is_isolated = words
     count, attempt = split32(count_attempt)
     epoch, batch = divmod(first_batch, run.batches_per_epoch)

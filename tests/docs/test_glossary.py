@@ -24,7 +24,7 @@ PLAIN = {
     "advice", "ahead", "allowed", "arguments", "array", "arrived", "backup", "bar", "base", "bench",
     "block", "budget", "bursts", "c", "callback", "capacity", "change", "changes", "channels", "check",
     "checks", "children", "choice", "clock", "close", "code", "collate", "column", "columns",
-    "commands", "comparison", "contention", "context", "converter", "core", "count", "counters", "death",
+    "comparison", "contention", "context", "converter", "core", "count", "counters", "death",
     "describe", "descriptor", "dict", "error", "example", "explain", "extras", "failure", "feature",
     "file", "files", "filled", "flow", "fork", "format", "found", "function", "globals", "group", "guard",
     "handle", "held", "ideal", "imports", "info", "installed", "instructions", "iterator", "keys", "launch",

@@ -175,7 +175,7 @@ def test_behind_an_interrupt_anywhere_the_next_pass_is_whole(
 def test_a_ctrl_c_right_behind_the_order_to_begin_a_run_leaves_no_run(
     make: Callable[[], lp.Loader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = Session.order
+    send = Session.send
 
     def interrupted(self: Session, kind: Control, *words: int) -> None:
         send(self, kind, *words)
@@ -186,7 +186,7 @@ def test_a_ctrl_c_right_behind_the_order_to_begin_a_run_leaves_no_run(
         rows(loader)
         loader.epoch = 5  # no run stands before it
         with monkeypatch.context() as now:
-            now.setattr(Session, "order", interrupted)
+            now.setattr(Session, "send", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 rows(loader)
         check_all_is_well(loader, "RUN_BEGIN")

@@ -41,9 +41,9 @@ from loaderpool.trainer.session.lease import ReturnPipe
 from loaderpool.trainer.session.session import Session
 from loaderpool.trainer.session.supervisor_process import SupervisorProcess
 from loaderpool.transport.messages import (
+    Command,
     Control,
     Notice,
-    Order,
     Report,
     Status,
     Words,
@@ -97,7 +97,7 @@ class Desk:
 
     def tickets(self, worker: int) -> list[Words]:
         """What lies in a worker's pipe."""
-        return [words for words in self.pipes[worker] if words[0] == Order.TICKET]
+        return [words for words in self.pipes[worker] if words[0] == Command.TICKET]
 
     def done(self, worker: int, status: Status = Status.FINISHED, busy_ns: int = MS) -> Words:
         """The worker reports its oldest ticket."""
@@ -187,10 +187,10 @@ def test_rule_02_rows_then_the_note_then_the_completion_then_the_report(monkeypa
     worker: Any = loop.WorkerLoop(0, 0, arena, channels, {})
     worker._works[1] = work
     for order in (
-        encode(Order.RUN, 5, 1, 0, 10),
-        encode(Order.SLOT, 3, 65536, 4096),
-        encode(Order.TICKET, 7, 5, 0, join32(1, 2), join32(0, ROWS), 3),
-        encode(Order.EXIT),
+        encode(Command.RUN, 5, 1, 0, 10),
+        encode(Command.SLOT, 3, 65536, 4096),
+        encode(Command.TICKET, 7, 5, 0, join32(1, 2), join32(0, ROWS), 3),
+        encode(Command.EXIT),
     ):
         os.write(told, order)
     worker.run()
@@ -304,7 +304,7 @@ def test_rule_04_no_write_blocks_and_nothing_is_lost_by_it() -> None:
     # The trainer's; a release, which may run inside any garbage collection, takes no lock besides.
     read_end, write_end = one_page_pipe()
     pipe = ReturnPipe(write_end)
-    within_s(20, lambda: [pipe.order(message) for message in messages])
+    within_s(20, lambda: [pipe.send(message) for message in messages])
     within_s(20, lambda: [pipe.release(message) for message in messages])
     got = numbers(read_end)
     while not pipe.flush():
@@ -396,11 +396,11 @@ def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_receiv
     send()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
-    orders: list[Any] = []
+    commands: list[Any] = []
     session: Any = SimpleNamespace(
         _supervisor=SimpleNamespace(socket=here),
-        order=lambda *words: orders.append(words),
-        _dispatch=lambda *_: orders.pop(),
+        send=lambda *words: commands.append(words),
+        _dispatch=lambda *_: commands.pop(),
         _lost_in_a_row=0,
         runs={},
     )
@@ -415,7 +415,7 @@ def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_receiv
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for each in spare:
             os.close(each)
-    assert orders == [(Control.REDO, 7, 3)]
+    assert commands == [(Control.REDO, 7, 3)]
     here.close()
     there.close()
     desk = Desk(workers=1, slots=1)
@@ -773,7 +773,7 @@ def test_rule_13_a_second_loader_gets_new_workers_at_a_ticket_boundary_and_none_
     had = {worker: [what(ticket) for ticket in desk.tickets(worker)] for worker in (0, 1)}
     desk.control(Control.LOAD, 2, 0, 0, 0, 3, 0, join32(0, 1))
     for worker in (0, 1):
-        assert desk.pipes[worker][-1][0] == Order.EXIT
+        assert desk.pipes[worker][-1][0] == Command.EXIT
         assert [what(ticket) for ticket in desk.tickets(worker)] == had[worker]
     assert set(desk.pipes) == {0, 1, 2, 3}
     desk.control(Control.SLOT_ADD, 2, 50, 0, 4096)

@@ -72,7 +72,7 @@ def test_no_iterator_waits_for_ever_or_misses_a_batch(
             elif event < 0.06:
                 pool.session.workers_wanted = choice.randint(1, 4)
                 with pool.session.lock:
-                    pool.session.order(Control.RESIZE, pool.session.workers_wanted)
+                    pool.session.send(Control.RESIZE, pool.session.workers_wanted)
                     pool.sharing.fit_to_workers()
             elif event < 0.1:  # as a new supervisor will have it, whatever the reason
                 with pool.session.lock:

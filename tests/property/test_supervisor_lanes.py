@@ -17,7 +17,7 @@ from loaderpool.errors import PoolBrokenError
 from loaderpool.supervisor import instructions as s
 from loaderpool.trainer.engine.lane_buffer import LaneBuffer
 from loaderpool.trainer.engine.reorder_buffer import Arrived
-from loaderpool.transport.messages import Control, Order, Status, Words, decode_all, split32
+from loaderpool.transport.messages import Command, Control, Status, Words, decode_all, split32
 from tests.property.test_supervisor_state import BATCH_ROWS, PHASES, ModelWorker, Supervision
 
 PER_EPOCH = 1 << 40  # nobody knows how many batches there are
@@ -72,7 +72,7 @@ class LaneSupervision(Supervision):
                 super().obey([one])
 
     def look_at(self, worker: int, words: Words) -> None:
-        if words[0] != Order.TICKET or words[2] in self.ended:
+        if words[0] != Command.TICKET or words[2] in self.ended:
             return
         run, number = words[2], words[3]
         lane = number % len(self.runs[run].lengths)
@@ -260,7 +260,7 @@ class LaneSupervision(Supervision):
         if not self.workers:
             self.obey(self.state.on_retry())
         for _ in range(5000):
-            busy = [number for number, worker in self.workers.items() if worker.orders]
+            busy = [number for number, worker in self.workers.items() if worker.commands]
             if self.takeable():
                 self.take_from(self.takeable()[0], keeps=True)  # a consumer that keeps what it may keep
             elif busy:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.transport.messages import Control, Notice, Order, Report, Status, Words, decode_all, join32, split32
+from loaderpool.transport.messages import Command, Control, Notice, Report, Status, Words, decode_all, join32, split32
 
 PER_EPOCH, BATCH_ROWS, LAST_ROWS = 7, 4, 2
 FULL = PER_EPOCH - 1
@@ -30,7 +30,7 @@ WAYS_TO_DIE = ["dies", "dies sending", "dies sending sent", "dies noted", "dies 
 class ModelWorker:
     def __init__(self, cell: int) -> None:
         self.cell = cell
-        self.orders: collections.deque[Words] = collections.deque()
+        self.commands: collections.deque[Words] = collections.deque()
         self.finished = 0
         self.sending = 0
         self.status = 0
@@ -75,7 +75,7 @@ class Supervision(RuleBasedStateMachine):
         for _ in range(early):
             self.obey(self.state.on_slow_probe())
             for number, worker in list(self.workers.items()):
-                if worker.orders and worker.orders[0][0] == Order.EARLY:
+                if worker.commands and worker.commands[0][0] == Command.EARLY:
                     self.act(number, "done")
         self.obey(self.state.on_control((Control.LAYOUT, 1, 4096, 64, *layout)))
 
@@ -90,7 +90,7 @@ class Supervision(RuleBasedStateMachine):
             elif isinstance(instruction, s.Load):
                 self.obey(self.state.on_loaded(instruction.loader))
             elif isinstance(instruction, s.ToWorker):
-                self.workers[instruction.worker].orders.extend(decode_all(instruction.message))
+                self.workers[instruction.worker].commands.extend(decode_all(instruction.message))
             elif isinstance(instruction, s.ToTrainer):
                 for words in decode_all(instruction.message):
                     self.trainer_gets(words)
@@ -144,30 +144,30 @@ class Supervision(RuleBasedStateMachine):
             self.state.on_control((Control.RUN_BEGIN, run, 1, 0, PER_EPOCH, 0, self.limits[run], len(self.slots)))
         )
 
-    @precondition(lambda self: any(worker.orders for worker in self.workers.values()))
+    @precondition(lambda self: any(worker.commands for worker in self.workers.values()))
     @rule(data=st.data())
     def worker_acts(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(n for n, w in self.workers.items() if w.orders)))
+        number = data.draw(st.sampled_from(sorted(n for n, w in self.workers.items() if w.commands)))
         self.act(number, data.draw(st.sampled_from(["done", "done", "done", *WAYS_TO_DIE])))
 
     def act(self, number: int, how: str) -> None:
         worker = self.workers[number]
-        words = worker.orders[0]
-        if words[0] == Order.EXIT:
+        words = worker.commands[0]
+        if words[0] == Command.EXIT:
             return self.gone(number)
-        if words[0] == Order.TRY:
+        if words[0] == Command.TRY:
             _, ticket, _, _, count_which, row_range, _, _ = words
             start, stop = split32(row_range)
             if how != "done":
                 return self.gone(number, index=1, hung=ticket if how == "hangs" else 0)
-            worker.orders.popleft()
+            worker.commands.popleft()
             status = Status.ABANDONED if words[2] in self.ended else Status.FINISHED
             rows = split32(count_which)[0] * (stop - start)
             return self.obey(self.state.on_report((Report.DONE, ticket, number, status, 0, rows, 0, 0)))
-        if words[0] == Order.EARLY:
+        if words[0] == Command.EARLY:
             if how != "done":
                 return self.gone(number, index=1, hung=words[1] if how == "hangs" else 0)
-            worker.orders.popleft()
+            worker.commands.popleft()
             _, ticket, _, _, batch, row, _, _ = words
             is_over = batch >= PER_EPOCH
             if not is_over:
@@ -176,19 +176,19 @@ class Supervision(RuleBasedStateMachine):
             status = Status.ABANDONED if is_over else Status.FINISHED
             rows = 0 if is_over else BATCH_ROWS if batch < FULL else LAST_ROWS
             return self.obey(self.state.on_report((Report.DONE, ticket, number, status, 0, rows, 0, 0)))
-        if words[0] not in (Order.TICKET, Order.PROBE):
-            worker.orders.popleft()
-            if words[0] == Order.RUN:
+        if words[0] not in (Command.TICKET, Command.PROBE):
+            worker.commands.popleft()
+            if words[0] == Command.RUN:
                 worker.runs.add(words[1])
-            elif words[0] == Order.LAYOUT:
+            elif words[0] == Command.LAYOUT:
                 worker.layouts.add(words[1])
-            elif words[0] == Order.SLOT:
+            elif words[0] == Command.SLOT:
                 worker.slots.add(words[1])
             return None
-        if words[0] == Order.PROBE:
+        if words[0] == Command.PROBE:
             if how != "done":
                 return self.gone(number)
-            worker.orders.popleft()
+            worker.commands.popleft()
             return self.obey(self.state.on_report((Report.DONE, words[1], number, Status.FINISHED, 0, 0, 0, 0)))
         _, ticket, run, first, count_attempt, row_range, slot, _ = words
         count, attempt = split32(count_attempt)
@@ -211,7 +211,7 @@ class Supervision(RuleBasedStateMachine):
             self.trainer_gets((Notice.COMPLETION, ticket, run, first, count_attempt, row_range, slot, status))
         if how != "done":
             return self.gone(number)
-        worker.orders.popleft()
+        worker.commands.popleft()
         rows = count * (stop - start)
         return self.obey(
             self.state.on_report((Report.DONE, ticket, number, Status.FINISHED, 1000 * rows, rows, count, attempt))
@@ -272,7 +272,7 @@ class Supervision(RuleBasedStateMachine):
         if not hasattr(self, "state"):
             return
         for _ in range(3000):
-            busy = [number for number, worker in self.workers.items() if worker.orders]
+            busy = [number for number, worker in self.workers.items() if worker.commands]
             if busy:
                 self.act(busy[0], "done")
             elif self.controls:
@@ -309,9 +309,9 @@ def test_what_is_made_early_is_made_once(
     walk = Supervision()
     walk.start(workers, slots, split, chunk, 1, early)
     walk.begin_run(1)
-    while busy := [number for number, worker in walk.workers.items() if worker.orders]:
+    while busy := [number for number, worker in walk.workers.items() if worker.commands]:
         walk.act(random.choice(busy), "done")
-        if (walk.filled and random.random() < 0.5) or not any(worker.orders for worker in walk.workers.values()):
+        if (walk.filled and random.random() < 0.5) or not any(worker.commands for worker in walk.workers.values()):
             for slot in walk.filled:
                 walk.obey(walk.state.on_control((Control.RELEASE, *slot, 0, 0, 0, 0, 0)))
             walk.filled.clear()

@@ -1,7 +1,7 @@
 """A pool without processes: the trainer's side and the supervisor's state as they are, moved step by step by hand.
 
-What the trainer orders waits in one queue, what the supervisor tells it in another, what a worker shall do in a third;
-a step moves one message of one of them. So every order of events can be chosen, and where no step is left and a
+What the trainer commands waits in one queue, what the supervisor tells it in another, what a worker shall do in a
+third; a step moves one message of one of them. So every order of events can be chosen, and where no step is left and a
 consumer still waits, that is a deadlock and not a timeout. Rows are made by the real `Work`, into a real arena.
 """
 
@@ -34,9 +34,9 @@ from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.transport.messages import (
+    Command,
     Control,
     Notice,
-    Order,
     Report,
     Status,
     Words,
@@ -88,7 +88,7 @@ class HandSession:
         self.state = SupervisorState(workers)
         self.controls: collections.deque[Words] = collections.deque()
         self.notices: collections.deque[tuple[Words, Any]] = collections.deque()
-        self.orders: dict[int, collections.deque[Words]] = {}
+        self.commands: dict[int, collections.deque[Words]] = {}
         self.pipe: Any = HandPipe(self.controls)
         self.lock = threading.RLock()
         self.todo: collections.deque[Callable[[], None]] = collections.deque()
@@ -103,7 +103,7 @@ class HandSession:
         self._numbers += 1
         return self._numbers
 
-    def order(self, kind: Control, *words: int) -> None:
+    def send(self, kind: Control, *words: int) -> None:
         self.controls.extend(decode_all(encode(kind, *words)))
 
     def check_owner(self) -> None: ...
@@ -139,14 +139,14 @@ class HandSession:
 
     def step(self) -> bool:
         """Move one message; False: there is none."""
-        busy = [worker for worker, orders in self.orders.items() if orders]
+        busy = [worker for worker, commands in self.commands.items() if commands]
         moves: list[Callable[[], None]] = [lambda worker=worker: self._act(worker) for worker in busy]  # type: ignore[misc]
         if self.controls:
             moves.append(lambda: self.obey(self.state.on_control(self.controls.popleft())))
         if self.notices:
             moves.append(lambda: self.routing.tell(*self.notices.popleft()))
-        if self.slow_one and len(moves) > 1 and min(self.orders) in busy:
-            del moves[busy.index(min(self.orders))]
+        if self.slow_one and len(moves) > 1 and min(self.commands) in busy:
+            del moves[busy.index(min(self.commands))]
         if not moves:
             return False
         self.choice.choice(moves)()
@@ -164,18 +164,18 @@ class HandSession:
         """Do what the supervisor's state says."""
         for one in instructions:
             if isinstance(one, told.Fork):
-                self.orders[one.worker] = collections.deque()
+                self.commands[one.worker] = collections.deque()
             elif isinstance(one, told.Load):
                 self.obey(self.state.on_loaded(one.loader))
             elif isinstance(one, told.ToWorker):
-                self.orders[one.worker].extend(decode_all(one.message))
+                self.commands[one.worker].extend(decode_all(one.message))
             elif isinstance(one, told.ToTrainer):
                 self.notices.extend((words, None) for words in decode_all(one.message))
 
     def _act(self, worker: int) -> None:
-        words = self.orders[worker].popleft()
-        if words[0] == Order.EXIT:
-            del self.orders[worker]
+        words = self.commands[worker].popleft()
+        if words[0] == Command.EXIT:
+            del self.commands[worker]
             self.obey(self.state.on_worker_gone(worker, 0, 0))
         else:
             self.work(self, worker, words)
@@ -250,17 +250,17 @@ class HandPool:
     # ---- what a worker does ----
 
     def _act(self, session: HandSession, worker: int, words: Words) -> None:
-        if words[0] == Order.PROBE:
+        if words[0] == Command.PROBE:
             attachment = pickle.dumps(self._work.probe(words[3], batch=words[5]))
             session.notices.append(((Notice.SPEC, words[2], worker, 0, 0, 0, 0, 0), attachment))
             report = (Report.DONE, words[1], worker, Status.FINISHED, 0, 0, 0, 0)
             session.obey(session.state.on_report(report))
-        elif words[0] == Order.LAYOUT:
+        elif words[0] == Command.LAYOUT:
             form, is_given = get_object(session.arena, words[2], words[3])
             self._work.set_form(form, is_given)
-        elif words[0] == Order.RUN:
+        elif words[0] == Command.RUN:
             self._runs[words[1]] = (words[3], words[4])
-        elif words[0] == Order.TICKET:
+        elif words[0] == Command.TICKET:
             self._make(session, worker, words)
 
     def _make(self, session: HandSession, worker: int, words: Words) -> None:

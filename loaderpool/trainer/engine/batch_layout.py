@@ -16,7 +16,7 @@ from loaderpool.transport.pickling import put_object
 
 
 class BatchLayout:
-    """Is made when the first samples have told the form, and orders it. The session's lock is held by the caller.
+    """Is made when the first samples have told the form, and sends it. The session's lock is held by the caller.
 
     Attributes:
         form: of all batches.
@@ -68,10 +68,10 @@ class BatchLayout:
             raise
         self.quotas: SlotQuotas[Any] = SlotQuotas(self.ring, plan.lanes > 0)
 
-    def order(self) -> None:
+    def send(self) -> None:
         """Tell the workers, through the supervisor; again where there is another one."""
         form, plan = self.form, self._plan
-        self._session.order(
+        self._session.send(
             Control.LAYOUT,
             self._number,
             self.extent.offset,

@@ -93,7 +93,7 @@ class PoolEngine:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
                 self._shipment = offset, nbytes
                 self._send_files()
-                session.order(Control.LOAD, *self._load_words(probes=stream is None and not self._probing.has_first))
+                session.send(Control.LOAD, *self._load_words(probes=stream is None and not self._probing.has_first))
             except BaseException:  # a number that no message can hold
                 if self.feeds is not None:
                     self.feeds.free_all()
@@ -110,7 +110,7 @@ class PoolEngine:
                 raise
 
     def _send_files(self) -> None:
-        """What the order to load needs beside the arena: `Payloads.load` takes them in this order."""
+        """What LOAD needs beside the arena: `Payloads.load` takes it in this order."""
         files = self._placement.descriptors
         if self.cache is not None:
             files.append(self.cache.descriptor)
@@ -150,7 +150,7 @@ class PoolEngine:
         )
         self._extents.append(layout.extent)
         self.layout = layout
-        layout.order()
+        layout.send()
 
     def spec(self) -> ElementSpec:
         with InterruptsHeld():
@@ -237,7 +237,7 @@ class PoolEngine:
         is_wanted = not self._is_closed and not self._has_ended_supervisor
         if feed is self.feeds.first and not self._probing.has_first and is_wanted:
             if feed.made == 1 and feed.end is None:
-                self._probing.order_first(feed.offset)
+                self._probing.ask_first(feed.offset)
             elif not feed.made:
                 nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
                 self.failure.note(feed.make_error or nothing, may_pass=not self.feeds.is_one_shot)
@@ -305,16 +305,16 @@ class PoolEngine:
             return
         self._send_files()
         must_probe = not self._probing.has_first and not self.failure.is_there
-        self.session.order(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
+        self.session.send(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
         first_feed = None if self.feeds is None else self.feeds.first
         if must_probe and first_feed is not None and first_feed.made:
-            self._probing.order_first(first_feed.offset)
+            self._probing.ask_first(first_feed.offset)
         self._is_loaded = False
         self._updates.repeat()
         if self.layout is not None:
             with self._shortage_ends_all():
                 self.layout.ring.tell_new_supervisor()
-                self.layout.order()
+                self.layout.send()
                 self._forget_runs()
                 self._free_feeds()
                 self.layout.quotas.restart_all()
@@ -340,10 +340,10 @@ class PoolEngine:
             if not self.failure.pass_over() or self._probing.has_first:
                 return
             if self.feeds is None:
-                self._probing.order_first()
+                self._probing.ask_first()
             elif not self.feeds.begin_again(self._first_epoch, self.plan):
                 assert self.feeds.first is not None
-                self._probing.order_first(self.feeds.first.offset)
+                self._probing.ask_first(self.feeds.first.offset)
 
     def _unload(self) -> None:
         if self.layout is not None:
@@ -352,7 +352,7 @@ class PoolEngine:
         if self.session.is_closed or self._has_ended_supervisor:
             self._forget()
         else:
-            self.session.order(Control.UNLOAD, self.number)
+            self.session.send(Control.UNLOAD, self.number)
 
     def _loaded(self) -> None:
         """The supervisor has read the payload; and after it each update in turn, which is then its own."""

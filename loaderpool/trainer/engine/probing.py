@@ -54,26 +54,26 @@ class Probing:
         """Whether there is nothing more to wait for before `widen`."""
         return self._second.is_over
 
-    def order_first(self, feed: int = 0) -> None:
+    def ask_first(self, feed: int = 0) -> None:
         """Have the first samples made.
 
         Args:
             feed: where the table of their stream lies in the arena; 0: they are read by index.
         """
-        self._session.order(Control.PROBE, self._number, self._epoch, feed, 0)
+        self._session.send(Control.PROBE, self._number, self._epoch, feed, 0)
 
     def want_second(self, is_loaded: bool) -> None:
         """Have a second batch made where that is wanted for the first time, at once or by `on_loaded`."""
         if self._second.ask() and is_loaded:
-            self._order_second()
+            self._ask_second()
 
     def on_loaded(self) -> None:
-        """A supervisor has loaded the function: order what one before it may not have had done."""
+        """A supervisor has loaded the function: ask for what one before it may not have had done."""
         if self._second.is_awaited:
-            self._order_second()
+            self._ask_second()
 
-    def _order_second(self) -> None:
-        self._session.order(Control.PROBE, self._number, self._epoch, 0, SECOND)
+    def _ask_second(self) -> None:
+        self._session.send(Control.PROBE, self._number, self._epoch, 0, SECOND)
 
     def take(self, probe: Probe) -> None:
         """A worker has made it."""

@@ -203,7 +203,7 @@ class Ring:
         for slot in list(self.extents):
             if slot not in self._retiring:
                 self._retiring.add(slot)
-                self._session.order(Control.SLOT_RETIRE, slot)
+                self._session.send(Control.SLOT_RETIRE, slot)
         self._ceiling = None
         self._wanted = max(least, min(self._most(runs), max(runs, _first_slots(self._tickets))))
         self._grow_as_wanted()
@@ -243,9 +243,9 @@ class Ring:
                 self.retired(slot)
                 continue
             ticket = 0 if message is None else next(decode_all(message))[2]
-            self._session.order(Control.SLOT_ADD, self._loader, slot, extent.offset, extent.nbytes, ticket)
+            self._session.send(Control.SLOT_ADD, self._loader, slot, extent.offset, extent.nbytes, ticket)
             if slot in self._retiring:
-                self._session.order(Control.SLOT_RETIRE, slot)
+                self._session.send(Control.SLOT_RETIRE, slot)
             if message is not None:
                 told[slot] = message
         for slot, message in told.items():
@@ -324,7 +324,7 @@ class Ring:
         owner = self._owner()
         assert owner is not None  # it calls us
         self._session.routing.by_slot[number] = owner
-        self._session.order(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
+        self._session.send(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
 
 
 def with_chunk(form: BatchForm, max_chunk: int) -> BatchForm:

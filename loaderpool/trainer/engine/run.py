@@ -100,7 +100,7 @@ class Run:
         for arrived in self.buffer.clear():
             self.give_back(arrived)
         if not self._session.is_closed:
-            self._session.order(Control.RUN_END, self.number)
+            self._session.send(Control.RUN_END, self.number)
 
     def give_back(self, arrived: Arrived) -> None:
         """It is abandoned: its slot is free again."""
@@ -180,7 +180,7 @@ class Run:
         if self.is_over:
             self.on_completion((*words[:7], join32(Status.ABANDONED, 0)), None)
         else:
-            self._session.order(Control.REDO, ticket, slot)
+            self._session.send(Control.REDO, ticket, slot)
 
     def _redo_batches_before(self, arrived: Arrived, ticket: int, report: Failure | LostReport) -> bool:
         """Whether a chunk failed behind its first batch: those before are made again, and the error waits for its turn.
@@ -209,5 +209,5 @@ class Run:
         behind = arrived.first + before
         self.buffer.put(Arrived(behind, 1, arrived.rows, slot=None, make_error=arrived.make_error))
         del self._seen[arrived.first, 0]
-        self._session.order(Control.REDO, ticket, arrived.slot, before)
+        self._session.send(Control.REDO, ticket, arrived.slot, before)
         return True

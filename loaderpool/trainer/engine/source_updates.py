@@ -45,7 +45,7 @@ class SourceUpdates:
         extents, offset, nbytes = put_shipment(self._session.arena, shipment)
         names = frozenset(changes["set"]) | frozenset(changes["deleted"])
         self._unread.append(_Update(names, extents, offset, nbytes))
-        self._session.order(Control.UPDATE, self._loader, offset, nbytes)
+        self._session.send(Control.UPDATE, self._loader, offset, nbytes)
 
     def was_read(self) -> None:
         """The supervisor has taken in the oldest that it had not; those that it makes needless are given back."""
@@ -58,7 +58,7 @@ class SourceUpdates:
         """Another supervisor has the loader as it was made: send again what was changed since."""
         self._take_back()
         for update in self._unread:
-            self._session.order(Control.UPDATE, self._loader, update.offset, update.nbytes)
+            self._session.send(Control.UPDATE, self._loader, update.offset, update.nbytes)
 
     def give_back_all(self) -> None:
         """The loader is unloaded."""

@@ -121,14 +121,14 @@ class PoolSubscription:
     def fed(self, feed: Feed) -> None:
         """More of the stream's batches may be made. The session's lock is held."""
         if feed.tail is not None and feed.made == feed.tail[0] + 1:
-            self._session.order(Control.RUN_AFTER, self._run.number, 0, *feed.tail)
+            self._session.send(Control.RUN_AFTER, self._run.number, 0, *feed.tail)
         self.extend(feed.made)
 
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
         with self._session.lock:  # or a restart on another thread might tell the new run of the old limit
             self.limit = limit
-            self._session.order(Control.RUN_EXTEND, self._run.number, limit, self.quota)
+            self._session.send(Control.RUN_EXTEND, self._run.number, limit, self.quota)
 
     @property
     def lent(self) -> Iterable[int]:
@@ -169,7 +169,7 @@ class PoolSubscription:
         run = Run(self._context, session.take_number(), self.first_epoch, plan, buffer, feed)
         number, start = run.number, plan.begins_at if feed is None else 0
         start_number, start_bytes = run.place_start(start) if start else (0, 0)
-        session.order(
+        session.send(
             Control.RUN_BEGIN,
             number,
             self._context.number,
@@ -180,23 +180,23 @@ class PoolSubscription:
             self.quota,
         )
         if start:
-            session.order(Control.RUN_AFTER, number, start_number, plan.full_batches, plan.last_rows, start_bytes)
-            session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
+            session.send(Control.RUN_AFTER, number, start_number, plan.full_batches, plan.last_rows, start_bytes)
+            session.send(Control.RUN_EXTEND, number, self.limit, self.quota)
         if isinstance(buffer, LaneBuffer):
-            session.order(Control.RUN_LANES, number, plan.lanes)
+            session.send(Control.RUN_LANES, number, plan.lanes)
             for lane, batches in enumerate(buffer.places.taken):
                 if lane in buffer.ended:
-                    session.order(Control.LANE_OVER, number, lane)
+                    session.send(Control.LANE_OVER, number, lane)
                 elif batches * plan.lanes + lane >= buffer.begin_at + plan.lanes:  # further than its turn
-                    session.order(Control.LANE_AT, number, lane, batches * plan.lanes + lane)
+                    session.send(Control.LANE_AT, number, lane, batches * plan.lanes + lane)
             self.limit = self._furthest(buffer)
-            session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
+            session.send(Control.RUN_EXTEND, number, self.limit, self.quota)
         if feed is not None:
-            session.order(Control.RUN_FEED, number, feed.offset)
+            session.send(Control.RUN_FEED, number, feed.offset)
             if feed.tail is not None:
-                session.order(Control.RUN_AFTER, number, 0, *feed.tail)
+                session.send(Control.RUN_AFTER, number, 0, *feed.tail)
             self.limit = feed.made
-            session.order(Control.RUN_EXTEND, number, self.limit, self.quota)
+            session.send(Control.RUN_EXTEND, number, self.limit, self.quota)
         self._context.runs[number] = run
         session.routing.by_run[number] = run
         return run
@@ -234,7 +234,7 @@ class PoolSubscription:
                 return
             for behind in buffer.end_lane():
                 self._run.give_back(behind)
-            self._session.order(Control.LANE_OVER, self._run.number, arrived.first % self._plan.lanes)
+            self._session.send(Control.LANE_OVER, self._run.number, arrived.first % self._plan.lanes)
             self._move_window(buffer)
 
     def _move_window(self, buffer: LaneBuffer) -> None:

@@ -35,18 +35,18 @@ class ReturnPipe:
         self._descriptor = descriptor
         self._owner_pid = os.getpid()
         self._releases: collections.deque[bytes] = collections.deque()  # their order does not matter
-        self._orders: collections.deque[bytes] = collections.deque()  # theirs does
+        self._messages: collections.deque[bytes] = collections.deque()  # theirs does
         self.is_dead = False
         self.on_leftover: Callable[[], None] | None = None  # has whoever waits come and see
 
     def renew(self, descriptor: int) -> None:
-        """Write to another pipe from now on; orders that the old one did not take are forgotten.
+        """Write to another pipe from now on; messages that the old one did not take are forgotten.
 
         The descriptor's number stays, so that a finalizer in the middle of a write meets the one pipe or the other.
         The caller holds the session's lock. Ownership: takes the descriptor.
         """
         os.set_blocking(descriptor, False)
-        self._orders.clear()
+        self._messages.clear()
         os.dup2(descriptor, self._descriptor, inheritable=False)
         os.close(descriptor)
 
@@ -59,14 +59,14 @@ class ReturnPipe:
             if (on_leftover := self.on_leftover) is not None:
                 on_leftover()
 
-    def order(self, message: bytes) -> None:
-        """Write a message behind all earlier ones given to `order`. The caller holds the session's lock."""
-        if self._orders or not self._write(message):
-            self._orders.append(message)
+    def send(self, message: bytes) -> None:
+        """Write a message behind all earlier ones given to `send`. The caller holds the session's lock."""
+        if self._messages or not self._write(message):
+            self._messages.append(message)
 
     def flush(self) -> bool:
         """Write what was left over; True when nothing is left. The caller holds the session's lock."""
-        for unsent in (self._orders, self._releases):
+        for unsent in (self._messages, self._releases):
             while unsent:
                 try:
                     message = unsent.popleft()
@@ -80,7 +80,7 @@ class ReturnPipe:
     @property
     def has_unsent(self) -> bool:
         """Whether `flush` has something to do."""
-        return bool(self._orders or self._releases)
+        return bool(self._messages or self._releases)
 
     def fileno(self) -> int:
         """The descriptor, for poll."""

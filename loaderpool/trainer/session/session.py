@@ -114,15 +114,15 @@ class Session:
             self._numbers += 1
             return self._numbers
 
-    def order(self, kind: Control, *words: int) -> None:
+    def send(self, kind: Control, *words: int) -> None:
         """Send a control message; earlier ones arrive first. Never blocks."""
         if self.is_foreign:
             return
         with self.lock:
-            self.pipe.order(encode(kind, *words))
+            self.pipe.send(encode(kind, *words))
 
     def send_files(self, loader: int, descriptors: Sequence[int]) -> None:
-        """Hand a loader's data files to the supervisor, before the order to load it."""
+        """Hand a loader's data files to the supervisor, before it is told to load it."""
         if descriptors and not self.is_foreign:
             with self.lock:
                 self._supervisor.send_files(encode(Control.FILES, loader, len(descriptors)), descriptors)
@@ -165,7 +165,7 @@ class Session:
         with self.lock:
             self.check_usable()
             self.workers_wanted = workers
-            self.order(Control.RESIZE, workers)
+            self.send(Control.RESIZE, workers)
 
     def wake(self) -> None:
         """Have all who wait look again whether they need to. The lock is held."""
@@ -279,7 +279,7 @@ class Session:
                 self._lost_in_a_row = 0
             elif words[0] == Notice.COMPLETION and self._lost_in_a_row < _LOST_IN_A_ROW:
                 self._lost_in_a_row += 1
-                self.order(Control.REDO, words[1], words[6])
+                self.send(Control.REDO, words[1], words[6])
             elif words[0] not in _ABOUT_WORKERS:
                 self._has_lost_notice = True
 

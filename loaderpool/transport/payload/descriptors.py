@@ -1,4 +1,4 @@
-"""Descriptors of data files, which the trainer sends before the order to load what needs them."""
+"""Descriptors of data files, which the trainer sends before LOAD of what needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 
 from loaderpool.transport.messages import MESSAGE_BYTES, Control, decode_all
 
-# They were sent before the order was; larger only makes a defect take longer to show.
+# They were sent before LOAD was; larger only makes a defect take longer to show.
 _ARRIVE_S = 5.0
 _MOST_DESCRIPTORS = 253  # in one message; the kernel's own limit
 

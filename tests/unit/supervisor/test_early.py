@@ -11,7 +11,7 @@ import pytest
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.transport.messages import Control, Order, Report, Status, Words, decode_all, join32, split32
+from loaderpool.transport.messages import Command, Control, Report, Status, Words, decode_all, join32, split32
 from loaderpool.transport.reports import Verdict
 
 PROBED = 3  # the epoch
@@ -26,7 +26,7 @@ class Desk:
 
     def __init__(self, workers: int = 3, max_restarts: tuple[int, float] | None = None) -> None:
         self.state = SupervisorState(workers, max_restarts)
-        self.orders: dict[int, collections.deque[Words]] = {}
+        self.commands: dict[int, collections.deque[Words]] = {}
         self.told: list[s.Instruction] = []
         self.control(Control.LOAD, 1, 0, 0, PROBED + 1, 2, 0, join32(0, 1))
 
@@ -37,12 +37,12 @@ class Desk:
         self.state.check_invariants()
         for one in instructions:
             if isinstance(one, s.Fork):
-                self.orders[one.worker] = collections.deque()
+                self.commands[one.worker] = collections.deque()
             elif isinstance(one, s.Load | s.Update):
                 self.obey(self.state.on_loaded(one.loader))
             elif isinstance(one, s.ToWorker):
-                kinds = (Order.PROBE, Order.EARLY, Order.TICKET, Order.TRY, Order.EXIT)
-                self.orders[one.worker] += [words for words in decode_all(one.message) if words[0] in kinds]
+                kinds = (Command.PROBE, Command.EARLY, Command.TICKET, Command.TRY, Command.EXIT)
+                self.commands[one.worker] += [words for words in decode_all(one.message) if words[0] in kinds]
             elif not isinstance(one, s.ToTrainer):
                 self.told.append(one)
 
@@ -51,14 +51,14 @@ class Desk:
         return self
 
     def done(self, worker: int, status: int = Status.FINISHED, rows: int | None = None, last: int = 0) -> Words:
-        words = self.orders[worker].popleft()
+        words = self.commands[worker].popleft()
         if rows is None:
-            rows = ROWS if words[0] == Order.EARLY else 0
+            rows = ROWS if words[0] == Command.EARLY else 0
         self.obey(self.state.on_report((Report.DONE, words[1], worker, status, 0, rows, last, 0)))
         return words
 
     def dies(self, worker: int, index: int | None = 5, hung: bool = False) -> None:
-        words = self.orders.pop(worker)
+        words = self.commands.pop(worker)
         self.state.on_worker_dead(worker)
         last = LastCell(source_index=index, has_begun=True)
         if hung:
@@ -81,11 +81,11 @@ class Desk:
 
     def early_of(self, worker: int) -> list[tuple[int, int]]:
         """Batch and call of what the worker shall make early."""
-        return [(words[4], words[5]) for words in self.orders[worker] if words[0] == Order.EARLY]
+        return [(words[4], words[5]) for words in self.commands[worker] if words[0] == Command.EARLY]
 
     def tickets_of(self, worker: int) -> list[tuple[int, int, int]]:
         """Batch and rows of the worker's tickets."""
-        tickets = [words for words in self.orders[worker] if words[0] == Order.TICKET]
+        tickets = [words for words in self.commands[worker] if words[0] == Command.TICKET]
         return [(words[3], *split32(words[5])) for words in tickets]
 
     @property
@@ -97,11 +97,11 @@ class Desk:
 def test_nothing_is_made_early_before_the_probe_is_said_to_be_slow() -> None:
     desk = Desk()
     assert desk.state.early.awaits_probe
-    assert [len(orders) for orders in desk.orders.values()] == [1, 0, 0]
+    assert [len(commands) for commands in desk.commands.values()] == [1, 0, 0]
     desk.slow()
     assert not desk.state.early.awaits_probe
     assert [desk.early_of(worker) for worker in range(3)] == [[], [(1, 0)], [(2, 0)]]
-    assert desk.orders[1][0][2:4] == (1, PROBED)
+    assert desk.commands[1][0][2:4] == (1, PROBED)
 
 
 def test_each_worker_makes_batches_of_its_own_call_by_call() -> None:
@@ -136,9 +136,9 @@ def test_of_a_batch_that_all_shall_share_a_worker_makes_the_rows_that_it_keeps()
     seen: dict[int, list[tuple[int, int, int]]] = {0: [], 1: []}
     for _ in range(40):
         for worker in (0, 1):
-            if desk.orders[worker]:
+            if desk.commands[worker]:
                 words = desk.done(worker)
-                if words[0] == Order.TICKET:
+                if words[0] == Command.TICKET:
                     seen[worker].append((words[3], *split32(words[5])))
     assert (1, 0, 3) in seen[1]
     assert seen[0][0] == (0, 0, 1)
@@ -160,7 +160,7 @@ def test_no_more_is_made_when_the_probe_is_over(happens: Callable[[Desk], Any]) 
     happens(desk)
     for worker in (1, 2):
         desk.done(worker)
-        assert not desk.orders[worker]
+        assert not desk.commands[worker]
 
 
 def test_a_loader_that_is_closed_is_gone_when_all_that_was_made_of_it_is() -> None:
@@ -179,17 +179,17 @@ def test_nothing_is_made_early_beside_a_run_whose_tickets_would_wait_for_it() ->
     desk.lay_out()
     desk.begin()
     for _ in range(PER_EPOCH):
-        for worker in desk.orders:
-            if desk.orders[worker]:
+        for worker in desk.commands:
+            if desk.commands[worker]:
                 desk.done(worker)
     desk.control(Control.LOAD, 2, 0, 0, 1, 2, 0, join32(0, 1))
-    for worker in [worker for worker, orders in desk.orders.items() if orders and orders[0][0] == Order.EXIT]:
-        del desk.orders[worker]
+    for worker in [worker for worker, commands in desk.commands.items() if commands and commands[0][0] == Command.EXIT]:
+        del desk.commands[worker]
         desk.obey(desk.state.on_worker_gone(worker, LastCell(has_begun=True)))
     desk.slow()
-    assert not any(desk.early_of(worker) for worker in desk.orders)
+    assert not any(desk.early_of(worker) for worker in desk.commands)
     desk.control(Control.RUN_END, 9)
-    assert any(desk.early_of(worker) for worker in desk.orders)
+    assert any(desk.early_of(worker) for worker in desk.commands)
 
 
 @pytest.mark.parametrize("pass_", [{"epoch": PROBED + 1}, {"start": ROWS}], ids=["another epoch", "the rest of one"])
@@ -202,10 +202,10 @@ def test_another_pass_than_the_foretold_one_is_dealt_as_ever(pass_: dict[str, in
     assert (0, 0, 1) in desk.tickets_of(0)
     made = []
     for _ in range(80):
-        for worker in desk.orders:
-            if desk.orders[worker]:
+        for worker in desk.commands:
+            if desk.commands[worker]:
                 made.append(desk.done(worker))
-    ranges = [split32(words[5]) for words in made if words[0] == Order.TICKET]
+    ranges = [split32(words[5]) for words in made if words[0] == Command.TICKET]
     assert set(ranges) == {(row, row + 1) for row in range(ROWS)}
 
 
@@ -213,12 +213,12 @@ def test_a_worker_that_says_so_ends_what_is_made_early_but_keeps_what_it_has() -
     desk = Desk().slow()
     desk.done(1)
     desk.done(1, Status.ABANDONED, rows=0)  # it has no room, after one row
-    assert not desk.orders[1]
+    assert not desk.commands[1]
     desk.done(2)
     assert desk.early_of(2) == [(2, 1)], "a batch that was begun"
     for _ in range(3):
         desk.done(2)
-    assert not desk.orders[2]
+    assert not desk.commands[2]
     kept = desk.state.ledger.loaders[1].kept
     assert {batch: (one.worker, one.rows) for batch, one in kept.items()} == {0: (0, 1), 1: (1, 1), 2: (2, 4)}
 
@@ -241,7 +241,7 @@ def test_a_death_early_is_nobodys(hung: bool) -> None:
     desk.done(1)
     desk.dies(1, hung=hung)
     assert desk.is_quiet
-    assert 3 in desk.orders and not desk.orders[3], "its successor waits"
+    assert 3 in desk.commands and not desk.commands[3], "its successor waits"
     desk.done(2)
     assert desk.early_of(2) == [(2, 1)]
     desk.done(0)
@@ -260,7 +260,7 @@ def test_tickets_behind_what_killed_early_only_waited() -> None:
     desk.begin()
     assert desk.tickets_of(1) == [(1, 0, 4)]
     desk.dies(1)
-    tickets = [words for orders in desk.orders.values() for words in orders if words[0] == Order.TICKET]
+    tickets = [words for commands in desk.commands.values() for words in commands if words[0] == Command.TICKET]
     assert [split32(words[4])[1] for words in tickets if words[3] == 1] == [1], "once, as a second attempt"
     assert not desk.state.ledger.held and desk.is_quiet
     assert desk.state._inquest.restarts.count == 0
@@ -281,7 +281,7 @@ def test_a_change_of_the_source_ends_the_workers_that_keep_something() -> None:
     desk = Desk().slow()
     desk.done(1)
     desk.control(Control.UPDATE, 1, 0, 0)
-    assert all(orders[-1][0] == Order.EXIT for worker, orders in desk.orders.items() if worker < 3)
+    assert all(commands[-1][0] == Command.EXIT for worker, commands in desk.commands.items() if worker < 3)
     assert {kept.worker for kept in desk.state.ledger.loaders[1].kept.values()} == {3, 4, 5}
 
 
@@ -289,7 +289,7 @@ def test_what_a_worker_was_to_make_that_could_not_be_started_is_dropped() -> Non
     desk = Desk(workers=2).slow()
     desk.control(Control.RESIZE, 3)
     assert desk.early_of(2) == [(2, 0)]
-    del desk.orders[2]
+    del desk.commands[2]
     desk.obey(desk.state.on_fork_failed(2))
     assert 2 not in desk.state.ledger.loaders[1].kept
     desk.done(1)

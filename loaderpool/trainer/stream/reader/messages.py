@@ -20,11 +20,11 @@ import struct
 # Smaller: the round trip costs more than the copies into the socket and out of it. Larger: more to copy.
 LARGE_BYTES = 1 << 19
 
-ORDER = struct.Struct("<4Q")  # an ReaderOrder, pass, epoch (of ROOM: offset), first position
+COMMAND = struct.Struct("<4Q")  # a ReaderCommand, pass, epoch (of ROOM: offset), first position
 HEADER = struct.Struct("<6Q")  # a ReaderMessage, pickling, buffers, first position, rows, how many bytes follow
 
 
-class ReaderOrder(enum.IntEnum):
+class ReaderCommand(enum.IntEnum):
     """Trainer to reader."""
 
     READ = 1

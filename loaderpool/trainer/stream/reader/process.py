@@ -1,7 +1,7 @@
 """The process that reads a stream, pass after pass: a clean interpreter with the user's iterable in it.
 
     main thread   waits for a pass, reads the iterable, pickles batches of items, writes them to the socket or the arena
-    watch         reads the trainer's orders, and ends the process when the trainer dies, whatever the main thread does
+    watch reads the trainer's commands, and ends the process when the trainer dies, whatever the main thread does
 
 It may have two threads, for it never forks. What it writes the trainer's thread reads when there is room, so that the
 socket's buffer is all that it can be ahead.
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, machine, malloc, role
-from loaderpool.trainer.stream.reader.messages import HEADER, LARGE_BYTES, ORDER, ReaderMessage, ReaderOrder
+from loaderpool.trainer.stream.reader.messages import COMMAND, HEADER, LARGE_BYTES, ReaderCommand, ReaderMessage
 from loaderpool.transport.bundles import Frame, frames, what_ended
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.loaded import Payloads
@@ -53,7 +53,7 @@ class _Pass(NamedTuple):
     start: int
 
 
-class _Orders:
+class _Commands:
     """What the trainer says; one thread reads it, another asks.
 
     Args:
@@ -105,9 +105,9 @@ class _Orders:
                     _end_group()  # the main thread may be in the user's code, for ever
                 if ready:
                     unread += self._read()
-                while len(unread) >= ORDER.size:
-                    self._obey(*ORDER.unpack_from(unread))
-                    unread = unread[ORDER.size :]
+                while len(unread) >= COMMAND.size:
+                    self._obey(*COMMAND.unpack_from(unread))
+                    unread = unread[COMMAND.size :]
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -126,10 +126,10 @@ class _Orders:
         return data
 
     def _obey(self, kind: int, number: int, epoch: int, start: int) -> None:
-        if kind == ReaderOrder.CANCEL:
+        if kind == ReaderCommand.CANCEL:
             self.cancelled = max(self.cancelled, number)
             self._rooms.put((-1, 0))
-        elif kind == ReaderOrder.ROOM:
+        elif kind == ReaderCommand.ROOM:
             self._rooms.put((number, epoch))
         else:
             self._passes.append(_Pass(number, epoch, start))
@@ -139,20 +139,20 @@ class _Orders:
 class _CheckedStream(StreamSource):
     """Looks before each item whether anybody wants it."""
 
-    def __init__(self, items: Any, orders: _Orders, number: int) -> None:
+    def __init__(self, items: Any, commands: _Commands, number: int) -> None:
         super().__init__(items)
-        self._orders, self._number = orders, number
+        self._commands, self._number = commands, number
 
     def open(self) -> Iterator[Any]:
-        orders, number = self._orders, self._number
+        commands, number = self._commands, self._number
         for item in super().open():
-            orders.check(number)
+            commands.check(number)
             yield item
 
 
 class _Reader:
-    def __init__(self, start: Mapping[str, Any], channel: socket.socket, orders: _Orders) -> None:
-        self._channel, self._orders = channel, orders
+    def __init__(self, start: Mapping[str, Any], channel: socket.socket, commands: _Commands) -> None:
+        self._channel, self._commands = channel, commands
         self._arena = Arena(start["arena"], start["arena_bytes"])
         payloads = Payloads(self._arena, ReceivedDescriptors(None, {0: list(start["files"])}))
         fault_points.reach("reader.loading")
@@ -163,7 +163,7 @@ class _Reader:
     def serve(self, wanted: _Pass) -> None:
         """Read one pass and send it."""
         fault_points.reach("reader.pass_taken")
-        stream = _CheckedStream(self._items, self._orders, wanted.number)
+        stream = _CheckedStream(self._items, self._commands, wanted.number)
         config, plan = self._config, self._plan.after(wanted.start)
         batches = read_batches(stream, plan, window=config.shuffle_window, seed=config.seed, epoch=wanted.epoch)
         answer, extra = ReaderMessage.END, b""
@@ -194,7 +194,7 @@ class _Reader:
             _send(self._channel, [header, *frame.parts])
             return
         _send(self._channel, [header])
-        offset = self._orders.wait_for_room(number)
+        offset = self._commands.wait_for_room(number)
         with memoryview(self._arena.map) as whole, whole[offset : offset + nbytes] as room:
             frame.write_into(room)
         _send(self._channel, [HEADER.pack(ReaderMessage.WRITTEN, 0, 0, 0, 0, 0)])
@@ -242,9 +242,9 @@ def main(start: Mapping[str, Any]) -> None:
     try:
         _settle(start)
         channel = socket.socket(fileno=start["socket"])
-        orders = _Orders(channel, start["trainer_pid"])
+        commands = _Commands(channel, start["trainer_pid"])
         try:
-            reader = _Reader(start, channel, orders)
+            reader = _Reader(start, channel, commands)
         except BaseException as error:
             end_stray(error)
             failure = describe_failure(error, epoch=0, worker=None)
@@ -252,7 +252,7 @@ def main(start: Mapping[str, Any]) -> None:
             _send(channel, [HEADER.pack(ReaderMessage.NOT_LOADED, 0, 0, 0, 0, len(extra)), extra])
         else:
             settle_libraries()
-            while (wanted := orders.next_pass()) is not None:
+            while (wanted := commands.next_pass()) is not None:
                 reader.serve(wanted)
         status = 0
     except (BrokenPipeError, ConnectionResetError):  # the trainer wants no more of us

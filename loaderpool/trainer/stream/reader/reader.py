@@ -11,7 +11,7 @@ import subprocess
 
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.stop_watch import StopWatch
-from loaderpool.trainer.stream.reader.messages import ORDER, ReaderOrder
+from loaderpool.trainer.stream.reader.messages import COMMAND, ReaderCommand
 from loaderpool.transport.reports import LostReport, Verdict
 
 # How long a reader may take to let go of a pass that nobody wants, or to end. Smaller: the user's code that happens to
@@ -67,7 +67,7 @@ class Reader:
         """
         self.passes += 1
         try:
-            self._channel.send(ORDER.pack(ReaderOrder.READ, self.passes, epoch, start))
+            self._channel.send(COMMAND.pack(ReaderCommand.READ, self.passes, epoch, start))
         except OSError:
             raise ReaderGoneError from None
         return self.passes
@@ -79,7 +79,7 @@ class Reader:
             ReaderGoneError: nobody hears it.
         """
         try:
-            self._channel.send(ORDER.pack(ReaderOrder.ROOM, number, offset, 0))
+            self._channel.send(COMMAND.pack(ReaderCommand.ROOM, number, offset, 0))
         except OSError:
             raise ReaderGoneError from None
 
@@ -88,7 +88,7 @@ class Reader:
         if self._cancelled[0] != number:
             self._cancelled = number, clock.monotonic_ns() + int(GRACE_S * 1e9)
         with contextlib.suppress(OSError):
-            self._channel.send(ORDER.pack(ReaderOrder.CANCEL, number, 0, 0), socket.MSG_DONTWAIT)
+            self._channel.send(COMMAND.pack(ReaderCommand.CANCEL, number, 0, 0), socket.MSG_DONTWAIT)
 
     @property
     def is_leaving(self) -> bool:

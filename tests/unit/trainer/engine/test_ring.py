@@ -64,7 +64,7 @@ class FakeSession:
         self.pipe = ends.pipe
         self.routing = Routing()
         self.todo: collections.deque[Any] = collections.deque()
-        self.orders: list[tuple[Any, ...]] = []
+        self.sent: list[tuple[Any, ...]] = []
         self.is_closed = False
         self._numbers = 0
 
@@ -72,8 +72,8 @@ class FakeSession:
         self._numbers += 1
         return self._numbers
 
-    def order(self, kind: Control, *words: int) -> None:
-        self.orders.append((kind, *words))
+    def send(self, kind: Control, *words: int) -> None:
+        self.sent.append((kind, *words))
 
 
 class Owner:
@@ -93,7 +93,7 @@ class RingBench:
         return sum(extent.nbytes for extent in self.ring.extents.values())
 
     def retiring(self) -> list[int]:
-        return [words[1] for words in self.session.orders if words[0] == Control.SLOT_RETIRE]
+        return [words[1] for words in self.session.sent if words[0] == Control.SLOT_RETIRE]
 
     def lend(self, slot: int) -> Any:
         extent = self.ring.extents[slot]
@@ -144,7 +144,7 @@ def test_a_ring_that_the_machine_has_no_room_for_leaves_nothing_behind(
     plan = plan_ring(form_of(4 * PAGE_BYTES, 1), workers=2, memory_limit=1 << 22)
     with pytest.raises(MemoryLimitError, match="the machine is full"):
         Ring(session, Owner(), 1, plan)  # type: ignore[arg-type]
-    assert session.arena.extents.taken_bytes == 0 and not session.routing.by_slot and not session.orders
+    assert session.arena.extents.taken_bytes == 0 and not session.routing.by_slot and not session.sent
     session.arena.close_descriptor()
 
 

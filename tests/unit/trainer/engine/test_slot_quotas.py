@@ -60,7 +60,7 @@ def test_more_workers_get_more_slots_in_the_middle_of_a_pass() -> None:
         assert first(begun, 1) == [0]
         before = pool.ring.count
         pool.session.workers_wanted = 32
-        pool.session.order(Control.RESIZE, 32)
+        pool.session.send(Control.RESIZE, 32)
         assert consume(begun) == list(range(1, 80))
         assert pool.ring.count == pool.quotas()[0] > before
         assert consume(pool.batches()) == list(range(80))

@@ -80,7 +80,7 @@ class Begun:
     """Counts what the supervisor is told of runs."""
 
     def __init__(self, pool: HandPool, monkeypatch: pytest.MonkeyPatch) -> None:
-        order = pool.session.order
+        send = pool.session.send
         self.begun: list[int] = []
         self.ended: collections.Counter[int] = collections.Counter()
 
@@ -89,9 +89,9 @@ class Begun:
                 self.begun.append(words[0])
             elif kind == Control.RUN_END:
                 self.ended[words[0]] += 1
-            order(kind, *words)
+            send(kind, *words)
 
-        monkeypatch.setattr(pool.session, "order", listen)
+        monkeypatch.setattr(pool.session, "send", listen)
 
 
 @pytest.mark.parametrize("when", ["before", "during", "after it looked"])

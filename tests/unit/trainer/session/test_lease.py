@@ -21,18 +21,18 @@ from tests.support.return_pipe import Pipe
 
 def test_messages_arrive_in_their_order(ends: Pipe) -> None:
     for number in range(10):
-        ends.pipe.order(encode(Control.RELEASE, number))
+        ends.pipe.send(encode(Control.RELEASE, number))
     assert ends.numbers() == list(range(10))
     assert not ends.pipe.has_unsent
 
 
-def test_a_full_pipe_blocks_nobody_and_keeps_the_order_of_orders(ends: Pipe) -> None:
+def test_a_full_pipe_blocks_nobody_and_keeps_the_order_of_messages(ends: Pipe) -> None:
     count = 3 * ends.room
     for number in range(count):
-        ends.pipe.order(encode(Control.RESIZE, number))
+        ends.pipe.send(encode(Control.RESIZE, number))
     assert ends.pipe.has_unsent and not ends.pipe.flush()
     seen = ends.numbers()
-    ends.pipe.order(encode(Control.RESIZE, count))  # behind what waits, though there is room now
+    ends.pipe.send(encode(Control.RESIZE, count))  # behind what waits, though there is room now
     while ends.pipe.has_unsent:
         ends.pipe.flush()
         seen += ends.numbers()
@@ -53,7 +53,7 @@ def test_a_pipe_that_nobody_reads_any_more_takes_everything_in_silence(ends: Pip
     ends.close()
     for _ in range(3):
         ends.pipe.release(encode(Control.RELEASE, 1))
-        ends.pipe.order(encode(Control.RELEASE, 2))
+        ends.pipe.send(encode(Control.RELEASE, 2))
     assert not ends.pipe.has_unsent
 
 
