@@ -7,6 +7,7 @@ that copies; a dtype that tf.data does not take goes as its bytes.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -66,7 +67,7 @@ class TensorFormat:
         """Whether a component travels in another form than the user sees."""
         return any(component.ragged or _travels_as_bytes(component) for component in self.spec.components)
 
-    def element(self, parts: list[Any]) -> Any:
+    def element(self, parts: Sequence[Any]) -> Any:
         """What the generator yields for a batch's (or chunk's) components.
 
         Raises:
@@ -75,7 +76,7 @@ class TensorFormat:
         self._check(parts)
         return tuple(self._apart(parts)) if self.needs_restoring else self.spec.structure.unflatten(parts)
 
-    def _apart(self, parts: list[Any]) -> list[Any]:
+    def _apart(self, parts: Sequence[Any]) -> list[Any]:
         flat: list[Any] = []
         for part, component in zip(parts, self.spec.components, strict=True):
             if isinstance(part, RaggedArray):
@@ -99,7 +100,7 @@ class TensorFormat:
         structure = self.spec.structure
         return structure.unflatten(parts)
 
-    def _check(self, parts: list[Any]) -> None:
+    def _check(self, parts: Sequence[Any]) -> None:
         """TensorFlow would name neither the component nor the way out."""
         if not self.may_differ:
             return

@@ -31,8 +31,7 @@ from loaderpool.adapters.tensor_format import TensorFormat
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.system import ctrl_c, malloc
-from loaderpool.trainer.engine.delivery import data_bytes
-from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.batch_reader import BatchReader
 from loaderpool.trainer.epochs.position import IterationLog
 
 if TYPE_CHECKING:
@@ -203,65 +202,29 @@ class _Elements:
 def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[Any]:
     """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
     tracker = core.tracker
-    counters = tracker.counters
-    skips = core.config.on_error.action == "skip"
-    has_hooks = tracker.has_hooks
     done = 0
-    reading = IterationLog()
-    tracker.note_iteration(reading, is_dataset=True)
+    iteration = IterationLog()
+    tracker.note_iteration(iteration, is_dataset=True)
     while done != epochs.count and not exit_gate.is_shut:
-        one_pass = Pass(tracker, reading, is_followed=epochs.is_followed(done))
+        reader = BatchReader(tracker, iteration, wire.element, epochs.is_followed(done))
+        take = reader.take_joined if wire.in_chunks else reader.take
         done += 1
         try:
-            while True:
-                delivery = _next_delivery(one_pass)
-                if delivery is None:
-                    break
-                counters.tick(delivery)
-                # Nothing of an element may stay in a local variable while we are suspended: its slot would stay, too.
-                must_tell = has_hooks or bool(delivery.row_failures)
-                if wire.in_chunks:
-                    if must_tell:
-                        one_pass.hand_over(delivery.count)
-                    count = delivery.count
-                    counters.hand_over(count, count * delivery.rows, count * (delivery.batch_bytes or 0))
-                    elements = [wire.element(delivery.joined())]
-                    del delivery
-                    yield elements.pop()
-                    continue
-                batches, nbytes = list(delivery.batches()), delivery.batch_bytes
-                del delivery
-                while batches:
-                    if must_tell:
-                        one_pass.hand_over()
-                    if skips and not batches[0][0]:
-                        assert one_pass.log is not None
-                        one_pass.log.omitted.append(one_pass.log.delivered - len(batches))
-                        del batches[0]
-                        continue
-                    counters.hand_over(1, batches[0][0], data_bytes(batches[0][1]) if nbytes is None else nbytes)
-                    yield wire.element(batches.pop(0)[1])
+            while not exit_gate.is_shut:
+                yield take()  # by no local variable: while we are suspended its slot would stay lent
+        except StopIteration:
+            pass
+        except ClosedError:
+            if not exit_gate.is_shut:  # else the interpreter ends: end quietly, nobody reads this any more
+                raise
         except SpecMismatchError as error:  # a whole batch is not as the dataset says
             tracker.note_error(error)
             raise
         finally:
-            one_pass.close()
+            reader.close()
             if not exit_gate.is_shut:
                 tracker.settle_ends()  # the last batch was handed over, though nobody asked whether it was the last
     epochs.was_ended = True
-
-
-def _next_delivery(one_pass: Pass) -> Any:
-    if exit_gate.is_shut:
-        return None
-    try:
-        return one_pass.next_delivery()
-    except StopIteration:
-        return None
-    except ClosedError:
-        if exit_gate.is_shut:  # the interpreter ends: end quietly, nobody reads this any more
-            return None
-        raise
 
 
 class _Stream:

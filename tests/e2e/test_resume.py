@@ -312,3 +312,20 @@ def test_a_first_batch_that_fails_takes_nothing_of_the_rest(on: Place) -> None:
             list(loader)
         broken[0] = False
         assert [batch.tolist()[0] for batch in loader] == [8, 12, 16]
+
+
+def test_a_pass_that_is_broken_off_at_its_last_batch_still_stands_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last delivery has come, and with that nothing is left to be asked of the engine."""
+
+    def interrupted(_: object) -> Any:
+        raise KeyboardInterrupt
+
+    with lp.Loader(range(6), batch_size=2, workers=0) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        with monkeypatch.context() as now:
+            now.setattr(batches._reader, "_assemble", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        assert loader.state_dict() == batches.state_dict()
+        assert next(batches).tolist() == [4, 5]

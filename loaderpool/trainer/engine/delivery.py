@@ -42,6 +42,7 @@ class Delivery:
         count: how many batches are handed out.
         rows: rows of each (varying batches tell their own).
         row_failures: rows left out or replaced in the batches that are handed out.
+        waited_ns: how long the consumer has waited for it.
 
     Args:
         form: how to look at the batches.
@@ -53,7 +54,7 @@ class Delivery:
         keep: which of them are handed out, in rising order, counted from `first`; None: all.
     """
 
-    __slots__ = ("_anchor", "_keep", "_stored", "count", "first", "form", "row_failures", "rows")
+    __slots__ = ("_anchor", "_keep", "_stored", "count", "first", "form", "row_failures", "rows", "waited_ns")
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Delivery:
         self._stored = self.count = count
         self.first, self.rows = first, rows
         self.row_failures = row_failures
+        self.waited_ns = 0
         if keep is not None:
             self.count = len(keep)
             self.row_failures = tuple(each for each in row_failures if each.batch in keep)
@@ -78,7 +80,9 @@ class Delivery:
     def head(self, count: int) -> Delivery:
         """The first `count` of its batches, in the same memory."""
         keep = tuple(self._numbers()[:count])
-        return Delivery(self.form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
+        head = Delivery(self.form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
+        head.waited_ns = self.waited_ns
+        return head
 
     def failures(self) -> list[list[Failure]]:
         """For each batch, in order, what failed in it."""
@@ -137,7 +141,6 @@ class Subscription(Protocol):
     first_epoch: int
     outlives_interrupts: bool  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
     limit: int  # batches before this one are wanted, or may be made ahead
-    wait_ns: int  # how long `take` has waited, in sum
 
     @property
     def is_at_end(self) -> bool:

@@ -40,7 +40,6 @@ class LocalSubscription(ABC):
     """
 
     limit = 0  # batches before this one are wanted; of one that tells its end itself it says nothing
-    wait_ns = 0  # nobody waits here: what is taken is made
     outlives_interrupts = False  # they come in the user's code, in a generator's, say
 
     def __init__(self, make: MakeBatch, forget: Callable[[int], None], first_epoch: int, plan: BasePlan) -> None:

@@ -57,7 +57,6 @@ class PoolSubscription:
         self._plan, self.feed = plan, feed
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
-        self.wait_ns = 0
         buffer: ReorderBuffer = OrderedBuffer(0)
         if plan.lanes:
             buffer = LaneBuffer(plan.lanes, context.is_deterministic, lanes)
@@ -76,13 +75,12 @@ class PoolSubscription:
         session.check_owner()
         if session.todo:
             session.run_todo()
+        waited_ns = 0
         while True:
             if not self._run.buffer.is_ready():
                 started = clock.monotonic_ns()
-                try:
-                    session.wait_for(lambda: self._is_ready() or failure.is_there or self.is_over or self.is_at_end)
-                finally:
-                    self.wait_ns += clock.monotonic_ns() - started
+                session.wait_for(lambda: self._is_ready() or failure.is_there or self.is_over or self.is_at_end)
+                waited_ns += clock.monotonic_ns() - started
             session.warn()  # of a form that `element_spec` states the first workers may begin later
             with session.lock:
                 if self._layout.ring.lender.returned:  # a Ctrl-C broke a finalizer off, or a fork held it back
@@ -94,7 +92,9 @@ class PoolSubscription:
                     make_error = self._run.buffer.front().make_error
                     if make_error is not None:
                         raise make_error()
-                    return self._deliver()
+                    delivery = self._deliver()
+                    delivery.waited_ns = waited_ns
+                    return delivery
                 failure.check()
                 session.check_usable()
                 if self.is_at_end:

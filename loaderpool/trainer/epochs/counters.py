@@ -27,9 +27,10 @@ class Counters:
         self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
         self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
 
-    def tick(self, delivery: Delivery) -> None:
-        """Note a delivery's time and its padding; who takes it apart counts what it hands over."""
+    def note(self, delivery: Delivery) -> None:
+        """Note a delivery's time, the wait for it, and its padding; who takes it apart counts what it hands over."""
         now = clock.monotonic_ns()
+        self.wait_ns += delivery.waited_ns
         if not self.first_ns:
             self.first_ns = now
             self.first_samples = sum(each.rows for each in delivery.counts())
@@ -38,12 +39,6 @@ class Counters:
             for each in delivery.counts():
                 self.padded += each.padded
                 self.padding += each.padding
-
-    def hand_over(self, batches: int, samples: int, nbytes: int) -> None:
-        """A consumer is given so much."""
-        self.batches += batches
-        self.samples += samples
-        self.nbytes += nbytes
 
     def note_failures(self, failures: Iterable[Failure], action: str) -> None:
         """Note the samples that failed in a batch, and that `on_error` skips or replaces."""

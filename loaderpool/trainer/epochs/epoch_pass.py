@@ -91,6 +91,7 @@ class Pass:
         if not log.delivered:
             tracker.counters.passes += 1
             tracker.note_begun(log.epoch)
+        tracker.counters.note(delivery)
         log.note(delivery, self._subscription)
         if log.delivered >= log.batches and self._budget is None and not tracker.has_hooks:
             self._let_go_on(log)
@@ -111,15 +112,13 @@ class Pass:
 
     def _take(self, subscription: Subscription | None, log: PassLog) -> Delivery | None:
         """The subscription's next delivery; None: the epoch is over, or this pass was closed."""
-        tracker = self._tracker
         if log.delivered >= log.batches:
             self._finish(log)
             return None
         if subscription is None:  # closed on another thread
             return None
-        waited = subscription.wait_ns
         try:
-            delivery = subscription.take()
+            return subscription.take()
         except StopIteration:
             if self._is_over:  # closed on another thread
                 return None
@@ -130,8 +129,6 @@ class Pass:
                 f"epoch {log.epoch} ended after {log.delivered} of {log.batches} batches, though "
                 "nobody closed the pass: a defect of loaderpool, please report it"
             ) from None
-        tracker.counters.wait_ns += subscription.wait_ns - waited
-        return delivery
 
     def _end_of_stream(self, log: PassLog) -> None:
         self._is_over = True

@@ -8,21 +8,32 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
+from loaderpool.memory.layout import PackedCounts
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog
 
 
+class FakeForm:
+    max_chunk = 1
+    may_be_padded = False
+
+
 class FakeDelivery:
     count, rows, nbytes = 1, 2, 16
     row_failures = ()
+    waited_ns = 0
+    form = FakeForm
+
+    def counts(self) -> list[PackedCounts]:
+        return [PackedCounts(2, 0, 0)]
 
 
 class FakeRun:
     def __init__(self, engine: FakeEngine, first_epoch: int, limit: int) -> None:
         self.engine, self.first_epoch, self.limit = engine, first_epoch, limit
-        self.taken = self.wait_ns = 0
+        self.taken = 0
         self.is_over = self.is_at_end = False
 
     def take(self) -> Any:
@@ -37,10 +48,6 @@ class FakeRun:
 
     def end(self) -> None:
         self.is_over = True
-
-
-class FakeForm:
-    max_chunk = 1
 
 
 class FakeEngine:

@@ -1,0 +1,153 @@
+"""`BatchReader`: how the batches of a pass are handed over to whoever reads them, a loop or `tf.data`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.trainer.engine.delivery import Delivery, data_bytes
+from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.position import IterationLog
+
+_NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
+
+
+class BatchReader:
+    """Hands over the batches of one pass, each once: counts them, tells the pass where it must know, omits empty ones.
+
+    Used by one thread at a time. It may be asked again after a KeyboardInterrupt, and goes on with the batch that was
+    awaited: until a batch counts as taken, it is still in front. What was handed over is in no variable of it any more,
+    so that a slot comes back with the reader's own arrays.
+
+    Ownership: `close` lets go of the subscription; a reader that is dropped must be closed.
+
+    Attributes:
+        one_pass: whose batches they are.
+        consumed: batches of the plan that are behind the consumer: those left out, too.
+
+    Args:
+        tracker: of the loader.
+        iteration: the passes of one iterator; this one will be among them.
+        assemble: makes of a batch's components what is handed over; None: arrays, nested as the function's results.
+        is_followed: whether another pass will come after it; None: unknown.
+    """
+
+    def __init__(
+        self,
+        tracker: EpochTracker,
+        iteration: IterationLog,
+        assemble: Callable[[Sequence[Any]], Any] | None = None,
+        is_followed: bool | None = None,
+    ) -> None:
+        self.one_pass = Pass(tracker, iteration, is_followed=is_followed)
+        self.consumed = 0
+        self._told = 0  # of these, to the pass, where it must be told
+        self._counters = tracker.counters
+        self._assemble = assemble
+        self._delivery: Delivery | None = None
+        self._batches = _NONE  # of the delivery
+        self._left = 0  # of these batches
+        self._batch_bytes: int | None = None
+        self._skips = tracker.config.on_error.action == "skip"
+        self._must_tell = self._has_hooks = tracker.has_hooks  # the pass of each batch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass is at its end, or closed, and each of its batches was handed over."""
+        return not self._left and self.one_pass.is_over
+
+    def take(self) -> Any:
+        """The next batch. Blocks until it is there.
+
+        Raises:
+            StopIteration: the pass is over.
+            KeyboardInterrupt: it came in the wait; the reader may be asked again.
+            LoaderpoolError: what ended the pass.
+        """
+        while True:
+            if not self._left:
+                if self.one_pass.is_over:
+                    raise StopIteration
+                with InterruptsHeld():
+                    self._fetch()
+            try:
+                # A Ctrl-C may come behind any call.
+                for rows, parts in self._batches:
+                    if self._must_tell:
+                        self._tell()
+                        if not rows and self._skips:
+                            self._leave_out()
+                            continue
+                    batch = self._assemble(parts)  # type: ignore[misc]  # there is one since the first delivery
+                    nbytes = self._batch_bytes
+                    if nbytes is None:
+                        nbytes = data_bytes(parts)
+                    counters = self._counters
+                    counters.batches += 1
+                    counters.samples += rows
+                    counters.nbytes += nbytes
+                    self.consumed += 1
+                    self._left -= 1
+                    if not self._left:  # else the last batch's slot would be lent until the next one is asked for
+                        self._delivery, self._batches = None, _NONE
+                    return batch
+            except BaseException:
+                if self._delivery is not None:
+                    taken = self._delivery.count - self._left
+                    self._batches = itertools.islice(self._delivery.batches(), taken, None)
+                raise
+
+    def take_joined(self) -> Any:
+        """All batches of the next delivery, each component as `dtype[count, rows, ...]`; for fixed forms only.
+
+        Blocks and raises as `take`; it is not called beside that.
+        """
+        if self.one_pass.is_over:
+            raise StopIteration
+        with InterruptsHeld():
+            delivery = self.one_pass.next_delivery()
+            count = delivery.count
+            if self._has_hooks or delivery.row_failures:
+                self.one_pass.hand_over(count)
+            counters = self._counters
+            counters.batches += count
+            counters.samples += count * delivery.rows
+            counters.nbytes += count * (delivery.batch_bytes or 0)
+            self.consumed += count
+            assert self._assemble is not None
+            return self._assemble(delivery.joined())
+
+    def _fetch(self) -> None:
+        """The next delivery, whose batches are handed over next. Runs in: a block of `InterruptsHeld`."""
+        delivery = self.one_pass.next_delivery()
+        self._delivery, self._batches, self._left = delivery, delivery.batches(), delivery.count
+        self._batch_bytes = delivery.batch_bytes
+        self._must_tell = self._has_hooks or bool(delivery.row_failures)
+        self._told = self.consumed
+        if self._assemble is None:
+            self._assemble = delivery.form.spec.structure.unflatten
+
+    def _tell(self) -> None:
+        """Tell the pass of the batch in front, once."""
+        with InterruptsHeld():
+            if self._told == self.consumed:
+                self._told += 1
+                self.one_pass.hand_over()
+
+    def _leave_out(self) -> None:
+        """Pass over the batch in front, of which no row is left."""
+        with InterruptsHeld():
+            assert self.one_pass.log is not None
+            self.one_pass.log.omitted.append(self.consumed)
+            self.consumed += 1
+            self._left -= 1
+            if not self._left:
+                self._delivery, self._batches = None, _NONE
+
+    def close(self) -> None:
+        """End the pass. Never blocks; may run in a finalizer, and twice."""
+        self._delivery, self._batches, self._left = None, _NONE, 0
+        self.one_pass.close()
