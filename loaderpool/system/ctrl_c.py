@@ -101,11 +101,6 @@ def told_descriptor() -> int | None:
     return None if _told is None else _told[0]
 
 
-def latest() -> CtrlC | None:
-    """The latest one; it is none of a wait's that begins now."""
-    return _latest
-
-
 def check_patience(before: CtrlC | None) -> None:
     """Break a wait off.
 
@@ -119,17 +114,21 @@ def check_patience(before: CtrlC | None) -> None:
         raise KeyboardInterrupt("Ctrl-C, while the main thread waits for a batch that does not come")
 
 
-def note_signals() -> None:
-    """Take in what the descriptor tells. Runs in: any thread, at the begin of a wait, or when there is something."""
+def note_signals() -> CtrlC | None:
+    """Take in what the descriptor tells; returns the latest Ctrl-C, which is none of a wait's that begins now.
+
+    Runs in: any thread, at the begin of a wait, or when there is something.
+    """
     global _latest
     if _told is None:
-        return
+        return _latest
     try:
         numbers = os.read(_told[0], 4096)
     except BlockingIOError:
-        return
+        return _latest
     if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _on_ctrl_c):
         _latest = CtrlC()
+    return _latest
 
 
 # ---- where it is raised ----

@@ -94,6 +94,7 @@ class HandSession:
         self.todo: collections.deque[Callable[[], None]] = collections.deque()
         self.routing = Routing()
         self.is_closed = False
+        self.deliveries, self.obstacles = 0, ()
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)
         self.slow_one = False  # the first worker moves only where nobody else can
@@ -115,8 +116,6 @@ class HandSession:
     def check_usable(self) -> None:
         if self.is_closed:
             raise ClosedError("closed")
-
-    def note_progress(self) -> None: ...
 
     def send_files(self, *_: Any) -> None: ...
 

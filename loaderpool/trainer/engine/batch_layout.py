@@ -49,7 +49,7 @@ class BatchLayout:
         tickets_per_worker: int,
     ) -> None:
         self._session, self._number, self._config, self._plan = session, number, config, plan
-        self._probing, self._tickets_per_worker = probing, tickets_per_worker
+        self._probing = probing
         # Generators that stand beside one another need a batch each to be ready in turn; but many large ones would take
         # all the memory, and no more are made at once than there are workers.
         makers = max(session.workers_wanted, min(plan.lanes, 2 * session.workers_wanted))
@@ -62,7 +62,7 @@ class BatchLayout:
         self.form = ring_plan.form
         self.extent, self._nbytes = put_object(session.arena, (self.form, probing.is_spec_given))
         try:
-            self.ring = Ring(session, owner, number, ring_plan)
+            self.ring = Ring(session, owner, number, ring_plan, is_for_lanes=plan.lanes > 0)
         except BaseException:
             session.arena.give_back(self.extent)
             raise
@@ -81,14 +81,3 @@ class BatchLayout:
             plan.full_batches,
             self._probing.batch_ns(form),
         )
-
-    def reserve(self, quota: int) -> int:
-        """Slots that a run with this quota never lends, so that workers always have somewhere to write.
-
-        Of generators that many batches may be made ahead, so they hang on nothing but the quota, and grow no faster
-        than it does (RING-4).
-        """
-        if self._plan.lanes:
-            return max(1, quota // 2)
-        busy = self._session.workers_wanted * self._tickets_per_worker // 2
-        return max(1, min(busy + 1, self.ring.count // 2))

@@ -12,22 +12,23 @@ from loaderpool.transport.notices import Attachment, read_attachment
 
 
 class EngineFailure:
-    """The error that all of a loader's passes end with; none at first. What changes it holds the session's lock."""
+    """The error that all of a loader's passes end with; none at first. What changes it holds the session's lock.
+
+    Attributes:
+        is_there: the whole loader has failed.
+    """
 
     def __init__(self) -> None:
+        self.is_there = False
         # Makes the error anew for each who meets it: a kept exception would keep, through its traceback, every frame
         # that it passed, and so the loader itself.
         self._make_error: Callable[[], LoaderpoolError] | None = None
         self._may_pass = self._was_told = False
 
-    @property
-    def is_there(self) -> bool:
-        """Whether the whole loader has failed."""
-        return self._make_error is not None
-
     def note(self, make_error: Callable[[], LoaderpoolError], *, may_pass: bool = False) -> None:
         """The loader fails with this error; `may_pass`: what led to it is tried again once somebody was told."""
         self._make_error, self._may_pass, self._was_told = make_error, may_pass, False
+        self.is_there = True
 
     def note_told(self, words: Words, attachment: Attachment) -> None:
         """The supervisor says that the first sample or the start failed, or that a process was lost."""
@@ -64,4 +65,5 @@ class EngineFailure:
         if not (self._may_pass and self._was_told):
             return False
         self._make_error, self._may_pass, self._was_told = None, False, False
+        self.is_there = False
         return True

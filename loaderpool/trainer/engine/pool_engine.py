@@ -32,6 +32,7 @@ from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import place, put_shipment
+from loaderpool.transport.payload.ship import Shipment, ship
 
 # Whoever holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
 _LOCK_TIMEOUT_S = 1.0
@@ -74,11 +75,15 @@ class PoolEngine:
         self.runs: dict[int, LiveRun] = {}  # until the supervisor forgets them
         self.counts = DeliveryCounts()
         self._is_loaded = False
-        self._is_closed = self._was_loaded = self._has_ended_supervisor = False
+        self.is_closed = self._was_loaded = self._has_ended_supervisor = False
         self.feeds: StreamFeeds | None = None
         for_workers = {**checked.payload, "cache": None if cache is None else cache.plan}
+        for_reader: Shipment | str = ""
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
-            shipment, for_reader = ship_beside(for_workers, stream, config, plan)
+            if stream is None:
+                shipment = ship(for_workers)
+            else:
+                shipment, for_reader = ship_beside(for_workers, stream, config, plan)
         warn_of_data(shipment)
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
@@ -134,7 +139,7 @@ class PoolEngine:
             if self.failure.is_there:
                 self._try_again()
             if self.layout is None:
-                self.session.wait_for(lambda: self._probing.has_first or self.failure.is_there or self._is_closed)
+                self.session.wait_for(lambda: self._probing.has_first or self.failure.is_there or self.is_closed)
                 with self.session.lock:
                     self.check_open()
                     self.failure.check()
@@ -157,7 +162,7 @@ class PoolEngine:
             form, probing = self.form(), self._probing
             with self.session.lock:
                 probing.want_second(self._is_loaded)
-            self.session.wait_for(lambda: probing.is_second_over or self.failure.is_there or self._is_closed)
+            self.session.wait_for(lambda: probing.is_second_over or self.failure.is_there or self.is_closed)
             return probing.widen(form)
 
     def read_ahead(self, is_sure: bool) -> int:
@@ -206,9 +211,9 @@ class PoolEngine:
 
     def close(self) -> None:
         """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
-        if self._is_closed or self.session.is_foreign:
+        if self.is_closed or self.session.is_foreign:
             return
-        self._is_closed = True
+        self.is_closed = True
         self.on_close()
         self.session.todo.append(self._unload)
         if self.session.lock.acquire(timeout=_LOCK_TIMEOUT_S):
@@ -234,7 +239,7 @@ class PoolEngine:
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread; the session's lock is held."""
         assert self.feeds is not None
-        is_wanted = not self._is_closed and not self._has_ended_supervisor
+        is_wanted = not self.is_closed and not self._has_ended_supervisor
         if feed is self.feeds.first and not self._probing.has_first and is_wanted:
             if feed.made == 1 and feed.end is None:
                 self._probing.ask_first(feed.offset)
@@ -298,7 +303,7 @@ class PoolEngine:
 
     def on_new_supervisor(self) -> None:
         """Tell another supervisor all that it must know, and have what was not taken made anew."""
-        if self._is_closed:
+        if self.is_closed:
             self._forget()
             return
         if self._has_ended_supervisor:
@@ -330,7 +335,7 @@ class PoolEngine:
 
     def check_open(self) -> None:
         """Raise where this loader, or the pool under it, was closed."""
-        if self._is_closed or self.session.is_closed:
+        if self.is_closed or self.session.is_closed:
             raise closed_error()
 
     def _try_again(self) -> None:

@@ -104,13 +104,16 @@ class Ring:
         owner: who is told of retired slots.
         loader: the loader's number.
         plan: sizes and counts; where the machine has less, fewer slots are made, but no fewer than two.
+        is_for_lanes: they are for batches of generators.
 
     Raises:
         MemoryLimitError: the machine has no room for two.
     """
 
-    def __init__(self, session: Session, owner: Listener, loader: int, plan: RingPlan) -> None:
-        self._session = session
+    def __init__(
+        self, session: Session, owner: Listener, loader: int, plan: RingPlan, is_for_lanes: bool = False
+    ) -> None:
+        self._session, self._is_for_lanes = session, is_for_lanes
         self._owner = weakref.ref(owner)  # which has us
         self._loader = loader
         self._workers = session.workers_wanted  # that it was planned for
@@ -146,6 +149,17 @@ class Ring:
     def _tickets(self) -> int:
         """How many tickets the workers may have."""
         return self._session.workers_wanted * self.plan.tickets_per_worker
+
+    def reserve(self, quota: int) -> int:
+        """Slots that a run with this quota never lends, so that workers always have somewhere to write.
+
+        Of generators that many batches may be made ahead, so they hang on nothing but the quota, and grow no faster
+        than it does (RING-4).
+        """
+        if self._is_for_lanes:
+            return max(1, quota // 2)
+        busy = self._session.workers_wanted * self.plan.tickets_per_worker // 2
+        return max(1, min(busy + 1, self.count // 2))
 
     @property
     def slot_bytes(self) -> int:

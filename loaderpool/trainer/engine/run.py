@@ -47,6 +47,9 @@ class Run:
         feed: Feed | None,
     ) -> None:
         self._context, self._session, self._plan = context, context.session, plan
+        # As the supervisor is told them: a plan computes them anew for who asks.
+        self._per_epoch, self._full_batches = plan.batches_per_epoch, plan.full_batches
+        self._rows_vary, self._most_rows, self._last_rows = plan.rows_vary, plan.most_rows, plan.last_rows
         self.number = number
         self._first_epoch = first_epoch
         self.buffer = buffer
@@ -112,9 +115,7 @@ class Run:
     def on_notice(self, words: Words, attachment: Attachment) -> None:
         """A notice about this run."""
         kind = words[0]
-        if kind == Notice.COMPLETION:
-            self.on_completion(words, attachment)
-        elif kind == Notice.UNSURE:
+        if kind == Notice.UNSURE:
             self.on_unsure(words)
         elif kind == Notice.RUN_ENDED:
             self.forget()
@@ -131,13 +132,12 @@ class Run:
         if len(self._seen) > _SEEN_KEYS:
             del self._seen[next(iter(self._seen))]
         status, _ = split32(status_worker)
-        plan = self._plan
         if self.feed is not None:
             rows = self.feed.rows_of(first)
-        elif plan.rows_vary:
+        elif self._rows_vary:
             rows = row_stop - row_start  # its tickets are of whole batches, which tell their rows themselves
         else:
-            rows = plan.rows(self._first_epoch, first % plan.batches_per_epoch)
+            rows = self._most_rows if first % self._per_epoch < self._full_batches else self._last_rows
         arrived = self._parts.pop(first, None)
         if arrived is None:
             arrived = Arrived(first, split32(count_attempt)[0], rows, slot)

@@ -24,6 +24,8 @@ class LiveRun(Protocol):
 class RunOwner(Protocol):
     """The engine, as its runs call it. The session's lock is held."""
 
+    is_closed: bool  # also without the lock: it only ever becomes True
+
     def check_open(self) -> None:
         """Raise where the loader, or the pool under it, was closed."""
 

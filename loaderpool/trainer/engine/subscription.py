@@ -57,6 +57,7 @@ class PoolSubscription:
         self._plan, self.feed = plan, feed
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
+        self._tells_its_end = feed is not None or plan.lanes > 0
         buffer: ReorderBuffer = OrderedBuffer(0)
         if plan.lanes:
             buffer = LaneBuffer(plan.lanes, context.is_deterministic, lanes)
@@ -71,7 +72,7 @@ class PoolSubscription:
             StopIteration: the run was ended, or the stream has.
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
-        session, failure = self._session, self._context.failure
+        session, failure, owner = self._session, self._context.failure, self._context.owner
         session.check_owner()
         if session.todo:
             session.run_todo()
@@ -79,13 +80,15 @@ class PoolSubscription:
         while True:
             if not self._run.buffer.is_ready():
                 started = clock.monotonic_ns()
-                session.wait_for(lambda: self._is_ready() or failure.is_there or self.is_over or self.is_at_end)
+                session.wait_for(self._has_news)
                 waited_ns += clock.monotonic_ns() - started
-            session.warn()  # of a form that `element_spec` states the first workers may begin later
+            if session.obstacles:
+                session.warn()  # of a form that `element_spec` states the first workers may begin later
             with session.lock:
                 if self._layout.ring.lender.returned:  # a Ctrl-C broke a finalizer off, or a fork held it back
                     self._layout.ring.lender.settle()
-                self._context.owner.check_open()  # first: batches that are ready do not outlive the close by chance
+                if owner.is_closed or session.is_closed:  # first: no batch that is ready outlives the close by chance
+                    owner.check_open()
                 if self._plan.lanes:
                     self._pass_over_ends()
                 if self._run.buffer.is_ready():
@@ -201,8 +204,11 @@ class PoolSubscription:
         session.routing.by_run[number] = run
         return run
 
-    def _is_ready(self) -> bool:
-        return self._run.buffer.is_ready()
+    def _has_news(self) -> bool:
+        """Whether `take` has nothing to wait for. The session's lock is held."""
+        if self._run.buffer.is_ready() or self._context.failure.is_there or self.is_over:
+            return True
+        return self._tells_its_end and self.is_at_end
 
     # ---- generators that take turns; the session's lock is held ----
 
@@ -218,7 +224,7 @@ class PoolSubscription:
         if not self._context.is_deterministic:
             return _NO_LIMIT
         not_lent = layout.ring.prospect - layout.ring.lent_count(but=())
-        return buffer.begin_at + max(1, min(layout.reserve(self.quota), not_lent))
+        return buffer.begin_at + max(1, min(layout.ring.reserve(self.quota), not_lent))
 
     def _pass_over_ends(self) -> None:
         """Take note of generators that have ended, if that is what stands in front."""
@@ -261,7 +267,7 @@ class PoolSubscription:
             if self.feed is not None:
                 context.counts.largest_chunk = max(context.counts.largest_chunk, arrived.count)
                 self.feed.take(range(arrived.first, arrived.first + arrived.count), run.buffer.done_before)
-            self._session.note_progress()
+            self._session.deliveries += 1
             fault_points.reach("trainer.delivering")
             if arrived.oversize is not None:
                 anchor: npt.NDArray[Any] = np.ndarray((arrived.oversize[1],), np.uint8, buffer=arrived.oversize[0])
@@ -303,14 +309,14 @@ class PoolSubscription:
 
     def _may_lend(self, ring: Ring) -> bool:
         """Lend-or-copy: enough slots must stay for the workers, for this run and for all of them."""
-        reserve = self._layout.reserve(self.quota)
+        reserve = ring.reserve(self.quota)
         lent = self._run.lent
         if len(lent) < self.quota - reserve and len(ring.lender.lent) < ring.count - reserve:
             return True
         if len(lent) < ring.count and self._layout.quotas.grow_by_one():
             self.set_quota(self.quota + 1)
             if self._plan.lanes:  # RING-4: with the quota what is kept back has grown, too
-                reserve = self._layout.reserve(self.quota)
+                reserve = ring.reserve(self.quota)
                 return len(lent) < self.quota - reserve and len(ring.lender.lent) < ring.count - reserve
             return len(ring.lender.lent) < ring.count - reserve
         return False

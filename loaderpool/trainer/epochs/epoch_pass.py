@@ -16,6 +16,7 @@ class Pass:
     Ownership: `close` (or the end, or an error) lets go of the subscription; a pass that is dropped must be closed.
 
     Attributes:
+        is_over: it was closed, or is at its end: this shows with the last delivery, if the end has nothing to do.
         log: what it has handed out; None before the first delivery was asked for.
 
     Args:
@@ -33,12 +34,7 @@ class Pass:
         self._end_is_owed = False
         self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
         self._is_under_way = False  # it has delivered, and was asked for more
-        self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was closed, or is at its end: this shows with the last delivery, if the end has nothing to do."""
-        return self._is_over
+        self.is_over = False
 
     @property
     def epoch(self) -> int:
@@ -56,7 +52,7 @@ class Pass:
             LoaderpoolError: what ended the pass; the next pass starts anew.
         """
         tracker = self._tracker
-        if self._is_over:
+        if self.is_over:
             raise StopIteration
         try:
             if self.log is None:
@@ -84,7 +80,7 @@ class Pass:
             raise
         if delivery is None:
             if self._goes_on:
-                self._goes_on = self._is_over = False
+                self._goes_on = self.is_over = False
                 self.log = None
                 return self.next_delivery()
             raise StopIteration
@@ -95,7 +91,7 @@ class Pass:
         log.note(delivery, self._subscription)
         if log.delivered >= log.batches and self._budget is None and not tracker.has_hooks:
             self._let_go_on(log)
-            self._is_over = tracker.at_end is None
+            self.is_over = tracker.at_end is None
         return delivery
 
     @property
@@ -120,7 +116,7 @@ class Pass:
         try:
             return subscription.take()
         except StopIteration:
-            if self._is_over:  # closed on another thread
+            if self.is_over:  # closed on another thread
                 return None
             if subscription.is_at_end:
                 self._end_of_stream(log)
@@ -131,7 +127,7 @@ class Pass:
             ) from None
 
     def _end_of_stream(self, log: PassLog) -> None:
-        self._is_over = True
+        self.is_over = True
         log.close()
         if not log.delivered:
             if log.is_rest:  # of an epoch, of which nothing was left
@@ -150,7 +146,7 @@ class Pass:
             self._tracker.park(subscription, log)
 
     def _finish(self, log: PassLog) -> None:
-        self._is_over = True
+        self.is_over = True
         self._let_go_on(log)
         if self._tracker.has_hooks:
             self._owe_end()
@@ -176,7 +172,7 @@ class Pass:
 
     def close(self) -> None:
         """Let go; the next pass is whole. Never blocks; may run in a finalizer, and twice."""
-        self._is_over = True
+        self.is_over = True
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             subscription.end()

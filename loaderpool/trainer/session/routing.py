@@ -15,6 +15,13 @@ class NoticeListener(Protocol):
         """A notice about it arrived. The session's lock is held."""
 
 
+class RunListener(NoticeListener, Protocol):
+    """A run."""
+
+    def on_completion(self, words: Words, attachment: Attachment) -> None:
+        """A ticket of it was answered: this is by far the most frequent notice. The session's lock is held."""
+
+
 class Listener(NoticeListener, Protocol):
     """A loader's engine."""
 
@@ -40,11 +47,16 @@ class Routing:
 
     def __init__(self) -> None:
         self.by_loader: dict[int, Listener] = {}
-        self.by_run: dict[int, NoticeListener] = {}
+        self.by_run: dict[int, RunListener] = {}
         self.by_slot: dict[int, NoticeListener] = {}
 
     def tell(self, words: Words, attachment: Attachment) -> None:
         """Hand a notice to whom it concerns, if that one is still there."""
+        if words[0] == Notice.COMPLETION:
+            run = self.by_run.get(words[2])
+            if run is not None:
+                run.on_completion(words, attachment)
+            return
         for each in self._concerned(words):
             each.on_notice(words, attachment)
 

@@ -24,7 +24,7 @@ from loaderpool.trainer.session.lease import ReturnPipe
 from loaderpool.trainer.session.open_sessions import live
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
-from loaderpool.trainer.session.supervisor_process import SupervisorProcess
+from loaderpool.trainer.session.supervisor_process import Ready, SupervisorProcess
 from loaderpool.trainer.session.warnings import warn_of
 from loaderpool.transport.messages import Control, Notice, Words, encode
 from loaderpool.transport.notices import Attachment, Lost, read_attachment, receive_notice
@@ -99,6 +99,7 @@ class Session:
         self.workers: dict[int, RunningWorker] = {}
         self.restarts = 0
         self.supervisor_restarts = 0
+        self.deliveries = 0  # that consumers have taken
         self._supervisor_deaths = SupervisorDeaths(max_restarts)
         self.obstacles: tuple[ForkObstacle, ...] = ()  # why workers are not forked
         self._has_warned = False
@@ -139,8 +140,7 @@ class Session:
             checkpoint()  # with the lock free; the handler may return
 
     def _wait_once(self, is_ready: Callable[[], bool]) -> bool:
-        ctrl_c.note_signals()
-        before = ctrl_c.latest()
+        before = ctrl_c.note_signals()
         with InterruptsHeld(self._wake_leader) as held, self._turn:
             while not is_ready():
                 if held.is_pending:
@@ -183,8 +183,7 @@ class Session:
             return
         with InterruptsHeld(), self._turn:
             if not self._has_leader and not self.is_closed and not self._how_broken:
-                self._supervisor.look()
-                self._drain()
+                self._drain(self._supervisor.wait(None, timeout_ms=0))
                 self._turn.notify_all()
 
     def check_usable(self) -> None:
@@ -231,35 +230,35 @@ class Session:
 
     def _lead(self) -> None:
         """One turn: wait for news with the lock free, then take them in."""
-        self.run_todo()
-        supervisor = self._supervisor
+        if self.todo:
+            self.run_todo()
         waits_for_room = self.pipe.has_unsent and not self.pipe.flush()
         self.lock.release()
         try:
             fault_points.reach("trainer.waiting")
-            supervisor.wait(self.pipe.fileno() if waits_for_room else None)
+            ready = self._supervisor.wait(self.pipe.fileno() if waits_for_room else None)
         finally:
             self.lock.acquire()
-        if supervisor.has_signal:
+        if ready.signal:
             ctrl_c.note_signals()
         if not self.is_closed:
-            self._drain()
+            self._drain(ready)
 
-    def _drain(self) -> None:
-        """Take in everything that the supervisor has seen arrive."""
+    def _drain(self, ready: Ready) -> None:
+        """Take in everything that has arrived; the end was known before what was written until then is read."""
         supervisor = self._supervisor
-        has_ended = supervisor.has_ended  # known before what was written until then is read
-        if supervisor.was_woken:
+        if ready.woken:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-        if has_ended or supervisor.has_completions or self._inbox:
+        if ready.completions or ready.ended or self._inbox:
             self._read_pipe(supervisor)
-        if has_ended or supervisor.has_notices:
+        if ready.notices or ready.ended:
             self._drain_socket()
         if self.pipe.has_unsent:
             self.pipe.flush()
-        self.run_todo()
-        if has_ended and not self.is_closed and not self._how_broken:
+        if self.todo:
+            self.run_todo()
+        if ready.ended and not self.is_closed and not self._how_broken:
             self._replace_supervisor(supervisor)
 
     def _read_pipe(self, supervisor: SupervisorProcess) -> None:
@@ -319,17 +318,13 @@ class Session:
         if importing is not None and not importing.was_loaded:
             importing.on_load_died(how)  # the next one would die of that import, too; so it does not count
         else:
-            self._supervisor_deaths.note(indices)
+            self._supervisor_deaths.note(indices, self.deliveries)
 
     def _indices_at_work(self) -> set[int]:
         """The source indices of the samples that the workers were at."""
         board = self.arena.board
         found = {board.read(worker.cell, Field.INDEX) for worker in self.workers.values()}
         return {index - 1 for index in found if index}
-
-    def note_progress(self) -> None:
-        """A consumer has taken something."""
-        self._supervisor_deaths.note_progress()
 
     def _dispatch(self, words: Words, attachment: Attachment) -> None:
         """Take in what is about the workers, and hand the rest to whom it concerns."""
@@ -339,7 +334,8 @@ class Session:
             return
         if kind in _MAY_OVERTAKE:
             self._drain_socket()
-        self._gave_up |= _ends_all(words)
+        if kind in _ENDS:
+            self._gave_up |= _ends_all(words)
         self.routing.tell(words, attachment)
 
     def _note_workers(self, words: Words, attachment: Attachment) -> None:

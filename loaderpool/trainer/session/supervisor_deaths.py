@@ -24,17 +24,21 @@ class SupervisorDeaths:
     def __init__(self, max_restarts: tuple[int, float] | None) -> None:
         self._limit, self._max_restarts = RestartLimit(max_restarts), max_restarts
         self._without_progress = 0  # since a consumer took anything
+        self._deliveries = 0  # that consumers had taken at the latest one
         self._indices: tuple[int, ...] = ()  # at which the workers were at the latest one
 
-    def note(self, indices: Iterable[int]) -> None:
-        """A supervisor died while its workers were at the samples with these source indices."""
-        self._limit.note(clock.monotonic_ns())
-        self._without_progress += 1
-        self._indices = tuple(sorted(indices))
+    def note(self, indices: Iterable[int], deliveries: int) -> None:
+        """A supervisor died.
 
-    def note_progress(self) -> None:
-        """A consumer has taken something: whatever ended supervisors before, it was not for good."""
-        self._without_progress = 0
+        Args:
+            indices: source indices of the samples that its workers were at.
+            deliveries: how many consumers have taken so far: if more than at the latest death, then whatever ended
+                supervisors before, it was not for good.
+        """
+        self._limit.note(clock.monotonic_ns())
+        self._without_progress = self._without_progress + 1 if deliveries == self._deliveries else 1
+        self._deliveries = deliveries
+        self._indices = tuple(sorted(indices))
 
     @property
     def are_too_many(self) -> bool:

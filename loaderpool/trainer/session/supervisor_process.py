@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
@@ -37,6 +37,16 @@ _TICKETS_PER_SUPERVISOR = 1 << 40
 def tickets_after(first_ticket: int) -> int:
     """Where the tickets of the supervisor after the one that begins with these begin; never 0."""
     return (first_ticket + _TICKETS_PER_SUPERVISOR) % _TICKET_NUMBERS
+
+
+class Ready(NamedTuple):
+    """What a wait has found. So a turn costs no system call for what is not there."""
+
+    completions: bool  # there is something to `read`
+    notices: bool  # there is something in the socket
+    woken: bool  # the wake pipe was written to
+    signal: bool  # a Ctrl-C came
+    ended: bool  # the supervisor is dead; what it and its workers have said may be there without having been seen
 
 
 class KnownProcess(Protocol):
@@ -76,7 +86,6 @@ class SupervisorProcess:
         self._wake = wake
         self._stop_watch = StopWatch()
         self._signals: int | None = None  # tells of Ctrl-C
-        self._ready: dict[int, int] = {}  # descriptors with news, as of the last wait or look
         try:
             fault_points.reach("trainer.launched")
             self._pidfd = machine.open_pidfd(self.pid)
@@ -90,11 +99,12 @@ class SupervisorProcess:
         """Of the supervisor; also the number of its process group."""
         return self._process.pid
 
-    def wait(self, room_in: int | None) -> None:
+    def wait(self, room_in: int | None, timeout_ms: int | None = None) -> Ready:
         """Blocks until something has arrived, the supervisor has ended, or the wake pipe is written to: 1 s at most.
 
         Args:
             room_in: a descriptor that is waited for to be writable, too.
+            timeout_ms: how long, at most; 0: find out what there is now.
         """
         poll = self._poll
         signals = ctrl_c.told_descriptor()
@@ -104,42 +114,21 @@ class SupervisorProcess:
         if room_in is not None:
             poll = self._make_poll()
             poll.register(room_in, select.POLLOUT)
-        self._ready = dict(poll.poll(_LOOK_MS if self._pidfd is None else self._stop_watch.look_ms))
-        if self._ready or not machine.is_stopped(self.pid):
-            self._stop_watch.runs()
-        elif self._stop_watch.is_too_long():  # its death is met as any other
-            self._launched.end_group()
-
-    def look(self) -> None:
-        """Find out what there is now; as `wait`, for who does not wait."""
-        self._ready = dict(self._poll.poll(0))
-
-    # What the last wait or look has found. So a turn costs no system call for what is not there.
-
-    @property
-    def has_signal(self) -> bool:
-        """A Ctrl-C came."""
-        return self._signals in self._ready
-
-    @property
-    def was_woken(self) -> bool:
-        """The wake pipe was written to."""
-        return self._wake in self._ready
-
-    @property
-    def has_completions(self) -> bool:
-        """There is something to `read`."""
-        return self._completions in self._ready
-
-    @property
-    def has_notices(self) -> bool:
-        """There is something in the socket."""
-        return self.socket.fileno() in self._ready
-
-    @property
-    def has_ended(self) -> bool:
-        """The supervisor is dead; what it and its workers have said may be there without having been seen above."""
-        return self._process.poll() is not None if self._pidfd is None else self._pidfd in self._ready
+        if timeout_ms is None:
+            timeout_ms = _LOOK_MS if self._pidfd is None else self._stop_watch.look_ms
+        news = dict(poll.poll(timeout_ms))
+        if timeout_ms:
+            if news or not machine.is_stopped(self.pid):
+                self._stop_watch.runs()
+            elif self._stop_watch.is_too_long():  # its death is met as any other
+                self._launched.end_group()
+        return Ready(
+            completions=self._completions in news,
+            notices=self.socket.fileno() in news,
+            woken=self._wake in news,
+            signal=self._signals in news,
+            ended=self._process.poll() is not None if self._pidfd is None else self._pidfd in news,
+        )
 
     def read(self, inbox: collections.deque[Words]) -> bool:
         """Put what has arrived on the completion pipe into a deque; whether there may be more."""

@@ -22,7 +22,7 @@ from loaderpool.transport.payload.ship import Shipment, ship
 
 
 def ship_beside(
-    payload: Mapping[str, Any], stream: StreamSource | None, config: LoaderConfig, plan: BasePlan
+    payload: Mapping[str, Any], stream: StreamSource, config: LoaderConfig, plan: BasePlan
 ) -> tuple[Shipment, Shipment | str]:
     """What travels to the workers, and what to the reader of the stream; in its place why it has none.
 
@@ -31,8 +31,6 @@ def ship_beside(
     Raises:
         UnpicklableError: what the workers need cannot travel.
     """
-    if stream is None:
-        return ship(dict(payload)), ""
     if stream.is_one_shot:
         return ship(dict(payload)), f"a {stream.kind} is an iterator, which can only be read where it is"
     for_reader = {"source": stream.items, "config": config, "plan": plan}

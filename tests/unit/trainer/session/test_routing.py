@@ -15,6 +15,9 @@ class Engine:
     def on_notice(self, words: Words, attachment: Any) -> None:
         self.told.append(words[0])
 
+    def on_completion(self, words: Words, attachment: Any) -> None:
+        self.told.append(words[0])
+
 
 def words(kind: int, *rest: int) -> Words:
     padded = [kind, *rest, *[0] * 7][:8]
