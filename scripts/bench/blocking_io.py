@@ -19,71 +19,8 @@ Last result
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
-from bare import bare_rate
-from common import Bar, Figure, Measured, Question, Window, deliveries, main, require
-
-WORKERS = 32
-FEW_WORKERS, THREADS = 2, 16
-BATCH_SIZE = 16
-SLEEP_S = 0.02
-
-
-def wait_for_it(item: int) -> int:
-    """What a read from afar is to the CPU: nothing, for 20 ms."""
-    time.sleep(SLEEP_S)
-    return item
-
-
-def ideal(window: Window) -> Measured:
-    return Measured({"ideal": WORKERS / SLEEP_S})
-
-
-def bare(window: Window) -> Measured:
-    def work(number: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        results: list[int] = []
-
-        def one_batch() -> None:
-            results[:] = [wait_for_it(item) for item in range(number, number + BATCH_SIZE)]
-
-        def check() -> None:
-            require(results == list(range(number, number + BATCH_SIZE)), "a wrong result")
-
-        return one_batch, check
-
-    return Measured({"bare": bare_rate(work, WORKERS, window) * BATCH_SIZE})
-
-
-def made_by(window: Window, figure: str, *, workers: int, threads: int = 1, batch_size: int = BATCH_SIZE) -> Measured:
-    import loaderpool as lp
-
-    def look(batch: Any) -> list[int]:
-        return batch.tolist()  # type: ignore[no-any-return]
-
-    options = lp.WorkerOptions(threads=threads)
-    with lp.Loader(
-        range(10**6), wait_for_it, batch_size=batch_size, workers=workers, worker_options=options
-    ) as batches:
-        rate, seen = deliveries(batches, window, look, turn=workers)
-    numbers = [number for batch in seen for number in batch]
-    require(numbers == list(range(len(seen) * batch_size)), "batches are wrong, missing or out of order")
-    return Measured({figure: rate * batch_size})
-
-
-def loader(window: Window) -> Measured:
-    return made_by(window, "loader", workers=WORKERS)
-
-
-def threads(window: Window) -> Measured:
-    return made_by(window, "threads", workers=FEW_WORKERS, threads=THREADS, batch_size=32)
-
-
-def threads_small(window: Window) -> Measured:
-    return made_by(window, "threads_small", workers=FEW_WORKERS, threads=THREADS, batch_size=8)
-
+from bench.rated import limit, loader
+from benchlib.model import Bar, Figure, Question
 
 QUESTION = Question(
     name="blocking_io",
@@ -95,11 +32,11 @@ QUESTION = Question(
         Figure("threads_small", "samples/s", "the same in batches of 8"),
     ),
     contestants={
-        "ideal": ideal,
-        "bare": bare,
-        "loader": loader,
-        "threads": threads,
-        "threads_small": threads_small,
+        "ideal": limit("ideal", "ideal", "io32", counts_samples=True),
+        "bare": limit("bare", "bare", "io32", counts_samples=True),
+        "loader": loader("loader", "io32", counts_samples=True),
+        "threads": loader("threads", "threads32", counts_samples=True),
+        "threads_small": loader("threads_small", "threads8", counts_samples=True),
     },
     bars=(
         Bar("loader", "ideal", at_least=0.95),
@@ -110,6 +47,3 @@ QUESTION = Question(
     seconds=3.2,
     warm_s=1.5,
 )
-
-if __name__ == "__main__":
-    main(QUESTION)

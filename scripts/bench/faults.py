@@ -27,10 +27,13 @@ import time
 from typing import Any
 
 import numpy as np
-from common import Bar, Figure, Measured, Question, Window, deliveries, main, require
-from cpu_bound import BATCH_SIZE, WORKERS, closed_form, slow
-from processes import cpu_ms, parent
 
+from benchlib.model import Bar, Figure, Measured, Question, Window, require
+from benchlib.processes import cpu_ms, parent
+from benchlib.samples import closed_form, slow
+from benchlib.windows import delivered
+
+WORKERS, BATCH_SIZE = 2, 32
 LIMIT_MS = 50.0
 SLEEP_S = 0.002
 KILLED_BATCH = 8
@@ -49,11 +52,11 @@ def cpu_share(window: Window) -> Measured:
         def look(batch: Any) -> tuple[int, int]:
             return batch.item(0), batch.item(-1)
 
-        _, warm = deliveries(batches, Window(0.1, window.warm_s, {}), look)
+        warm = delivered(batches, Window(0.1, window.warm_s, {}), look).seen
         workers = [worker.pid for worker in loader.statistics().workers]
         supervisor = parent(workers[0])
         before = [cpu_ms(os.getpid()), cpu_ms(supervisor), sum(map(cpu_ms, workers))]
-        _, seen = deliveries(batches, Window(window.seconds, 0.0, {}), look, turn=WORKERS)
+        seen = delivered(batches, Window(window.seconds, 0.0, {}), look, turn=WORKERS).seen
         after = [cpu_ms(os.getpid()), cpu_ms(supervisor), sum(map(cpu_ms, workers))]
         require(workers == [worker.pid for worker in loader.statistics().workers], "a worker was replaced")
     for position, ends in enumerate([*warm, *seen], start=1):
@@ -114,6 +117,3 @@ QUESTION = Question(
     seconds=4.0,
     warm_s=0.8,
 )
-
-if __name__ == "__main__":
-    main(QUESTION)

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 
-from common import Bar, Figure, Measured, Question, Window, main, require
+from benchlib.model import Bar, Figure, Measured, Question, Window, require
 
 REPETITIONS = 8
 
@@ -60,6 +60,3 @@ QUESTION = Question(
     bars=(Bar("loaderpool", "numpy", at_most=1.5),),
     rounds=5,
 )
-
-if __name__ == "__main__":
-    main(QUESTION)

@@ -1,6 +1,6 @@
 """How long until the first batch: of a loader, of a second one on a running pool, of the next epoch?
 
-Work: that of tiny.py with two workers, in fresh processes. "First batch" runs from `Loader(...)`, imports done, to the
+Work: that of `tiny` with two workers, in fresh processes. "First batch" runs from `Loader(...)`, imports done, to the
 batch; "second loader" the same on a `Pool` whose workers have served another loader; "gap" from the last batch of an
 epoch to the first of the next, by the clock of the loop that reads them.
 Baselines: a bare interpreter that imports NumPy and cloudpickle, `python -c "import numpy, cloudpickle"`, from start to
@@ -27,9 +27,14 @@ import sys
 import time
 
 import numpy as np
-from common import Bar, Figure, Measured, Question, Window, main, require
-from tiny import BATCH_SIZE, ITEMS, WORKERS, expected_batch, tiny
 
+from benchlib.model import Bar, Figure, Measured, Question, Window, require
+from benchlib.samples import tiny
+from benchlib.work import make_batch
+from benchlib.works import TINY_ITEMS, WORKS
+
+WORK = WORKS["tiny32"]
+BATCH_SIZE, WORKERS = WORK.batch_size, WORK.workers
 REPETITIONS = 5  # within a process, where a process can give several
 EPOCHS = 40
 EPOCH_BATCHES = 1000
@@ -48,10 +53,10 @@ def first_batch(window: Window) -> Measured:
     from loaderpool import Loader  # imported when named, and that is not in the time
 
     started = time.perf_counter()
-    loader = Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, workers=WORKERS)
+    loader = Loader(range(TINY_ITEMS), tiny, batch_size=BATCH_SIZE, workers=WORKERS)
     batch = next(iter(loader))
     elapsed_ms = (time.perf_counter() - started) * 1e3
-    require(np.array_equal(batch, expected_batch(0)), "a wrong first batch")
+    require(np.array_equal(batch, make_batch(WORK, 0)), "a wrong first batch")
     loader.close()
     return Measured({"first_batch": elapsed_ms})
 
@@ -60,14 +65,17 @@ def second_loader(window: Window) -> Measured:
     import loaderpool as lp
 
     times_ms = []
-    with lp.Pool(workers=WORKERS) as pool, lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, workers=pool) as first:
-        require(np.array_equal(next(iter(first)), expected_batch(0)), "a wrong first batch")
+    with (
+        lp.Pool(workers=WORKERS) as pool,
+        lp.Loader(range(TINY_ITEMS), tiny, batch_size=BATCH_SIZE, workers=pool) as first,
+    ):
+        require(np.array_equal(next(iter(first)), make_batch(WORK, 0)), "a wrong first batch")
         for _ in range(REPETITIONS):
             started = time.perf_counter()
-            second = lp.Loader(range(ITEMS), tiny, batch_size=BATCH_SIZE, workers=pool)
+            second = lp.Loader(range(TINY_ITEMS), tiny, batch_size=BATCH_SIZE, workers=pool)
             batch = next(iter(second))
             times_ms.append((time.perf_counter() - started) * 1e3)
-            require(np.array_equal(batch, expected_batch(0)), "a wrong first batch")
+            require(np.array_equal(batch, make_batch(WORK, 0)), "a wrong first batch")
             second.close()
     return Measured({"second_loader": statistics.median(times_ms)})
 
@@ -118,6 +126,3 @@ QUESTION = Question(
     ),
     rounds=5,
 )
-
-if __name__ == "__main__":
-    main(QUESTION)

@@ -31,8 +31,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from common import Bar, Figure, Measured, Question, Window, main, require
-from tiny import tiny
+
+from benchlib.model import Bar, Figure, Measured, Question, Window, require
+from benchlib.samples import tiny
 
 ITEMS = 2**21  # more than a window needs; each index is exact in float32, each sum in float64
 TURN_S = 0.0005  # shorter than the slices in which other processes get the CPU: few turns meet one
@@ -100,6 +101,3 @@ QUESTION = Question(
     contestants={f"batches of {size}": functools.partial(contest, size) for size in BARS},
     bars=tuple(Bar(f"local{size}", f"loop{size}", at_most=most) for size, most in BARS.items()),
 )
-
-if __name__ == "__main__":
-    main(QUESTION)

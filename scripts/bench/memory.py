@@ -15,8 +15,8 @@ run; so the interpreters of supervisor and workers count, and shared pages once.
 Every epoch's sum of labels, or of the array, is verified.
 
     scripts/bench/run memory
-    python scripts/bench/memory.py --quick                         100,000 items and 64 MB
-    python scripts/bench/memory.py --items 500000 --array-mb 1000
+    scripts/bench/run memory --quick                               100,000 items and 64 MB
+    BENCH_MEMORY_ITEMS=500000 BENCH_MEMORY_ARRAY_MB=1000 scripts/bench/run memory
 
 Last result
 (2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
@@ -34,17 +34,16 @@ Last result
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Bar, Figure, Measured, Question, Window, main, require
+
+from benchlib.model import Bar, Figure, Measured, Question, Window, require
 
 WORKERS = 4
 EPOCHS = 3
@@ -209,20 +208,3 @@ QUESTION = Question(
     rounds=1,
     seconds=SECONDS,
 )
-
-
-def _take_sizes() -> None:
-    """Hand sizes to the contestants, which are processes of their own."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--items", type=int, metavar="COUNT")
-    parser.add_argument("--array-mb", type=int, metavar="MB")
-    found, sys.argv[1:] = parser.parse_known_args()
-    if found.items is not None:
-        os.environ["BENCH_MEMORY_ITEMS"] = str(found.items)
-    if found.array_mb is not None:
-        os.environ["BENCH_MEMORY_ARRAY_MB"] = str(found.array_mb)
-
-
-if __name__ == "__main__":
-    _take_sizes()
-    main(QUESTION)

@@ -18,101 +18,8 @@ Last result
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-from bare import bare_rate
-from common import Bar, Figure, Measured, Question, Window, deliveries, main, require
-
-WORKERS = 2
-BATCH_SIZE = 64
-SHAPE = (224, 224, 3)
-BATCH_BYTES = BATCH_SIZE * 4 * 224 * 224 * 3
-SCALE = np.float32(1 / 255)
-ITEMS = 10**6
-# Images are used in turn. A number that is no divisor of the batch makes neighbouring batches differ; as a whole they
-# (7.4 MB) are larger than a core's own cache, as real images would be.
-IMAGES = np.random.default_rng(0).integers(0, 256, size=(49, *SHAPE), dtype=np.uint8)
-
-
-def scale_into(item: int, out: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
-    """The image as float32 in 0..1, written where it belongs."""
-    scaled: npt.NDArray[np.float32] = np.multiply(IMAGES[item % len(IMAGES)], SCALE, out=out, dtype=np.float32)
-    return scaled
-
-
-def scale(item: int) -> npt.NDArray[np.float32]:
-    """The image as float32 in 0..1, in an array of its own."""
-    scaled: npt.NDArray[np.float32] = np.multiply(IMAGES[item % len(IMAGES)], SCALE, dtype=np.float32)
-    return scaled
-
-
-def verify_batch(batch: npt.NDArray[Any], position: int) -> None:
-    """Check all numbers of a batch, against another way to make them."""
-    items = np.arange(position * BATCH_SIZE, (position + 1) * BATCH_SIZE) % len(IMAGES)
-    require(batch.shape == (BATCH_SIZE, *SHAPE) and batch.dtype == np.float32, f"batch {position}: {batch.shape}")
-    for row, item in zip(batch, items, strict=True):
-        require(np.array_equal(row, IMAGES[item] * SCALE), f"batch {position} is wrong")
-
-
-def verify_ends(seen: list[tuple[float, float]]) -> None:
-    """Check the first and last numbers of a pass's batches: right, in order, none missing, none twice."""
-    for position, ends in enumerate(seen):
-        first, last = position * BATCH_SIZE, (position + 1) * BATCH_SIZE - 1
-        expected = IMAGES[first % len(IMAGES)].item(0) * SCALE, IMAGES[last % len(IMAGES)].item(-1) * SCALE
-        require(ends == expected, f"batch {position} is wrong: {ends}, not {expected}")
-
-
-def bare(window: Window) -> Measured:
-    buffers = max(1, int(window.facts["slots"]) // WORKERS)
-
-    def work(number: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        own = [np.ndarray((BATCH_SIZE, *SHAPE), np.float32, buffer=mmap.mmap(-1, BATCH_BYTES)) for _ in range(buffers)]
-        for buffer in own:
-            buffer.fill(0)  # the pages are there before the clock starts
-        done = 0
-
-        def one_batch() -> None:
-            nonlocal done
-            batch, start = own[done % buffers], done * BATCH_SIZE
-            for row in range(BATCH_SIZE):
-                scale_into(start + row, batch[row])
-            done += 1
-
-        def check() -> None:
-            verify_batch(own[(done - 1) % buffers], done - 1)
-
-        return one_batch, check
-
-    return Measured({"bare": bare_rate(work, WORKERS, window)})
-
-
-def measure_loader(fn: Callable[..., Any], figure: str, window: Window) -> Measured:
-    import loaderpool as lp
-
-    with lp.Loader(range(ITEMS), fn, batch_size=BATCH_SIZE, workers=WORKERS) as batches:
-        for position, batch in zip(range(5), batches):  # noqa: B905 - only the first ones
-            verify_batch(batch, position)
-
-        def look(batch: Any) -> tuple[float, float]:
-            return batch.item(0), batch.item(-1)
-
-        rate, seen = deliveries(batches, window, look, turn=WORKERS)
-        statistics = batches.statistics()
-    verify_ends(seen)
-    return Measured({figure: rate}, {"slots": statistics.slots, f"{figure}_copied": statistics.batches_copied})
-
-
-def loader_out(window: Window) -> Measured:
-    return measure_loader(scale_into, "out", window)
-
-
-def loader_return(window: Window) -> Measured:
-    return measure_loader(scale, "return", window)
-
+from bench.rated import limit, loader
+from benchlib.model import Bar, Figure, Question
 
 QUESTION = Question(
     name="wide",
@@ -121,11 +28,12 @@ QUESTION = Question(
         Figure("out", "batches/s", "38.5 MB batches, fn writes into out, 2 workers"),
         Figure("return", "batches/s", "38.5 MB batches, fn returns an array, 2 workers"),
     ),
-    contestants={"out": loader_out, "bare": bare, "return": loader_return},
+    contestants={
+        "out": loader("out", "wide"),
+        "bare": limit("bare", "rows", "wide"),
+        "return": loader("return", "wide_return"),
+    },
     bars=(Bar("out", "bare", at_least=0.7),),
     rounds=4,
     seconds=1.5,
 )
-
-if __name__ == "__main__":
-    main(QUESTION)

@@ -1,7 +1,7 @@
 """How near to the speed of memory do large batches come through `tf.data`?
 
-Work: that of wide.py, read by `for batch in loader.as_dataset()`.
-Baseline: the two bare processes of wide.py.
+Work: that of `wide`, read by `for batch in loader.as_dataset()`.
+Baseline: the two bare processes of `wide`.
 Bar: at least 0.7 of them, with `out`.
 Verified: all numbers of the first batches, and the first and last number of every batch that was timed.
 Command: scripts/bench/run wide_tf
@@ -16,39 +16,8 @@ Last result
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-import wide
-from common import Bar, Figure, Measured, Question, Window, deliveries, main
-
-
-def measure_dataset(fn: Callable[..., Any], figure: str, window: Window) -> Measured:
-    import loaderpool as lp
-
-    with lp.Loader(range(wide.ITEMS), fn, batch_size=wide.BATCH_SIZE, workers=wide.WORKERS) as loader:
-        dataset = loader.as_dataset(prefetch=2)
-        for position, batch in enumerate(dataset.take(5)):
-            wide.verify_batch(batch.numpy(), position)
-
-        def look(batch: Any) -> tuple[float, float]:
-            values = np.asarray(memoryview(batch))  # a view of the tensor; batch.numpy() would copy all of it
-            return values.item(0), values.item(-1)
-
-        rate, seen = deliveries(dataset, window, look, turn=wide.WORKERS)
-        statistics = loader.statistics()
-    wide.verify_ends(seen)
-    return Measured({figure: rate}, {"slots": statistics.slots, f"{figure}_copied": statistics.batches_copied})
-
-
-def dataset_out(window: Window) -> Measured:
-    return measure_dataset(wide.scale_into, "out", window)
-
-
-def dataset_return(window: Window) -> Measured:
-    return measure_dataset(wide.scale, "return", window)
-
+from bench.rated import limit, loader
+from benchlib.model import Bar, Figure, Question
 
 QUESTION = Question(
     name="wide_tf",
@@ -57,11 +26,12 @@ QUESTION = Question(
         Figure("out", "batches/s", "38.5 MB batches through tf.data, fn writes into out, 2 workers"),
         Figure("return", "batches/s", "38.5 MB batches through tf.data, fn returns an array, 2 workers"),
     ),
-    contestants={"out": dataset_out, "bare": wide.bare, "return": dataset_return},
+    contestants={
+        "out": loader("out", "wide", "tf"),
+        "bare": limit("bare", "rows", "wide"),
+        "return": loader("return", "wide_return", "tf"),
+    },
     bars=(Bar("out", "bare", at_least=0.7),),
     rounds=3,
     seconds=1.5,
 )
-
-if __name__ == "__main__":
-    main(QUESTION)

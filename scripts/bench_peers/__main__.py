@@ -5,25 +5,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import importlib.metadata
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import report
-from quiet import QUIET_CPUS
+from benchlib.images import render_images
+from benchlib.machine import Emit, disturbance, machine_line, write_events
+from benchlib.model import Pace
 
 from .environment import REQUIREMENTS, requirements
 from .goals import judge
-from .rounds import Pace, Results, run_rows
+from .rounds import Results, run_rows
 from .rows import PEERS, QUICK_PEERS, ROWS, Row
 from .table import full_table, left_out, shortfalls, summary_table
-from .works import render_images
 
 __all__ = ["main"]
 
@@ -35,21 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = _choose_rows(options, parser)
     peers = _choose_peers(options, parser)
     pace = Pace(
-        rounds=options.rounds or (1 if options.quick or options.gross else Pace.rounds),
+        rounds=options.rounds or (1 if options.quick or options.gross else None),
         shorter=2.0 if options.quick or options.gross else 1.0,
         patience_s=options.patience,
     )
     started, shared_before = time.monotonic(), _shared_memory()
     with contextlib.ExitStack() as stack:
         render_images(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loaderpool-bench-"))))
-        sink = stack.enter_context(options.json.open("a", encoding="utf-8")) if options.json else None
-
-        def emit(event: dict[str, Any]) -> None:
-            if sink is not None:
-                now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-                print(json.dumps({**event, "at": now}), file=sink, flush=True)
-
-        emit({"kind": "machine", "machine": report.machine_line(_packages()), "quick": options.quick})
+        emit = stack.enter_context(write_events(options.json))
+        emit({"kind": "machine", "machine": machine_line(_packages()), "quick": options.quick})
         results = run_rows(rows, pace, peers.__contains__, emit)
         if options.gross:
             results = _once_more(results, pace, emit)
@@ -64,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if short and (options.check or options.gross) else 0
 
 
-def _once_more(results: Results, pace: Pace, emit: Any) -> Results:
+def _once_more(results: Results, pace: Pace, emit: Emit) -> Results:
     """Measure the rows that fall short again: a regression does so twice, a noisy moment seldom."""
     short = {verdict.goal.row for verdict in judge(results) if verdict.ratio is not None and not verdict.is_met(True)}
     again = run_rows([row for row in ROWS if row.key in short], pace, set().__contains__, emit)
@@ -81,10 +72,8 @@ def _print_report(results: Results, options: argparse.Namespace, minutes: float)
     if missing and not options.gross:
         print(f"not installed, so left out: {', '.join(missing)}", file=sys.stderr)
     busy = max((result.busy_cpus for result in results.values()), default=0.0)
-    notes = [report.machine_line(_packages()), f"{minutes:.0f} minutes"]
-    if busy > QUIET_CPUS:
-        notes.append(report.disturbance(busy))
-    caption = f"{'; '.join(notes)}. Command: `{_command(options)}`."
+    notes = [machine_line(_packages()), f"{minutes:.0f} minutes", disturbance(busy)]
+    caption = f"{'; '.join(filter(None, notes))}. Command: `{_command(options)}`."
     print(f"{summary_table(results)}\n\n{caption}")
     if options.markdown:
         options.markdown.write_text(

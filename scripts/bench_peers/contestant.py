@@ -8,46 +8,46 @@ from __future__ import annotations
 import sys
 
 
-def main(row_key: str, contestant: str, window_json: str) -> None:
+def main(row_key: str, contestant: str, window: str) -> None:
     """Measure and print the result; the exit status is that of Python."""
-    import dataclasses
-    import json
-
-    from common import Window
-    from fresh import print_result
+    import functools
+    from collections.abc import Callable
+    from typing import Any
 
     from bench_peers.rows import ROWS
+    from benchlib.rounds import serve
 
     row = next(row for row in ROWS if row.key == row_key)
-    window = Window(**json.loads(window_json))
+    measure: Callable[..., Any]
     if row.kind == "rate":
-        from bench_peers.limits import LIMITS
-        from bench_peers.peer import load_peer
-        from bench_peers.rates import measure_rate
-        from bench_peers.works import WORKS
+        from benchlib.limits import LIMITS
+        from benchlib.peer import load_peer
+        from benchlib.rates import measure_rate
+        from benchlib.works import WORKS
 
         work = WORKS[row.name]
         if contestant in LIMITS:
-            measured = LIMITS[contestant](work, row.view, window)
+            measure = functools.partial(LIMITS[contestant], work, row.view)
         else:
-            measured = measure_rate(load_peer(contestant), work, row.view, window)
+            measure = functools.partial(measure_rate, load_peer(contestant), work, row.view)
     elif row.kind in ("first", "gap"):
         from bench_peers import epochs
 
-        measured = (epochs.measure_first if row.kind == "first" else epochs.measure_gap)(contestant, row.view, window)
+        first_or_gap = epochs.measure_first if row.kind == "first" else epochs.measure_gap
+        measure = functools.partial(first_or_gap, contestant, row.view)
     elif row.kind == "step":
         from bench_peers.step import measure_step
 
-        measured = measure_step(contestant, row.view, row.name, window)
+        measure = functools.partial(measure_step, contestant, row.view, row.name)
     elif row.kind == "growth":
         from bench_peers.growth import measure_growth
 
-        measured = measure_growth(row.view, window)
+        measure = functools.partial(measure_growth, row.view)
     else:
         from bench_peers.footprint import measure_footprint
 
-        measured = measure_footprint(row.name, contestant, window)
-    print_result(dataclasses.asdict(measured))
+        measure = functools.partial(measure_footprint, row.name, contestant)
+    serve(measure, window)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ import statistics
 import time
 from typing import Any
 
-import latency
-from common import Measured, Window, require
-
-from .peer import Peer, load_peer
-from .rates import tensor_as_array
-from .work import Array, check_batches, check_items, check_tokens, items_of
-from .works import WORKS
+from bench import latency
+from benchlib.model import Measured, Window, require
+from benchlib.peer import Peer, load_peer
+from benchlib.rates import tensor_as_array
+from benchlib.work import Array, check_batches, check_items, check_tokens, items_of
+from benchlib.works import WORKS
 
 __all__ = ["measure_first", "measure_gap"]
 

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import memory
 import numpy as np
-from common import Measured, Window
+
+from bench import memory
+from benchlib.model import Measured, Window
 
 __all__ = ["measure_footprint"]
 

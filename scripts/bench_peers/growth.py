@@ -11,8 +11,10 @@ import time
 from typing import Any
 
 import numpy as np
-from common import Measured, Window, delivered, require
-from processes import cpu_ms, parent
+
+from benchlib.model import Measured, Window, require
+from benchlib.processes import cpu_ms, parent
+from benchlib.windows import delivered
 
 __all__ = ["measure_growth"]
 

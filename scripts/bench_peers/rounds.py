@@ -12,34 +12,26 @@ those run that were among the best of the same work in their own view, which is 
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import quiet
-from common import Window
-from fresh import RunError, run_fresh
+from benchlib.fresh import RunError
+from benchlib.machine import Emit
+from benchlib.model import Pace, Window
+from benchlib.quiet import wait_until_quiet
+from benchlib.rounds import forth_and_back, run_contestant
 
 from .rows import Row
 
-__all__ = ["Pace", "Result", "Results", "run_rows"]
+__all__ = ["Result", "Results", "run_rows"]
 
 # Importing TensorFlow and torch on a busy machine takes some ten seconds; a hang is named, not waited for.
 TIMEOUT_S = 90.0
 MEMORY_TIMEOUT_S = 240.0
 # Of the peers' own views, so many are measured in tf.data, too.
 TRIED_IN_TF = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Pace:
-    """How thoroughly a row is measured."""
-
-    rounds: int = 2
-    shorter: float = 1.0  # windows are divided by this
-    patience_s: float = 0.0  # how long each run waits for a quiet machine
+ROUNDS = 2
 
 
 @dataclasses.dataclass
@@ -66,9 +58,7 @@ class Result:
 Results = dict[tuple[str, str], Result]  # by row key and contestant
 
 
-def run_rows(
-    rows: Iterable[Row], pace: Pace, wanted: Callable[[str], bool], emit: Callable[[dict[str, Any]], None]
-) -> Results:
+def run_rows(rows: Iterable[Row], pace: Pace, wanted: Callable[[str], bool], emit: Emit) -> Results:
     """Measure the rows; each raw result goes to `emit` as it comes.
 
     Args:
@@ -83,39 +73,32 @@ def run_rows(
         beaten = _beaten(row, results)
         names = [name for name in row.contestants if name not in row.peers or (wanted(name) and name not in beaten)]
         found = {name: results.setdefault((row.key, name), Result(row, name)) for name in names}
-        rounds = 1 if row.is_once else pace.rounds
-        for number in range(rounds):
-            for name in names if number % 2 == 0 else reversed(names):
-                result = found[name]
-                if result.failure is None and (number == 0 or not _is_settled(result, found.values(), row)):
-                    _run(row, result, number, pace, facts, emit)
+        for number, name in forth_and_back(names, 1 if row.is_once else pace.rounds or ROUNDS):
+            result = found[name]
+            if result.failure is None and (number == 0 or not _is_settled(result, found.values(), row)):
+                _run(row, result, number, pace, facts, emit)
         _progress(row, found.values())
     return results
 
 
-def _run(
-    row: Row, result: Result, number: int, pace: Pace, facts: dict[str, float], emit: Callable[[dict[str, Any]], None]
-) -> None:
-    busy = quiet.wait_until_quiet(pace.patience_s)
+def _run(row: Row, result: Result, number: int, pace: Pace, facts: dict[str, float], emit: Emit) -> None:
+    busy = wait_until_quiet(pace.patience_s)
     window = Window(row.seconds / pace.shorter, row.warm_s, facts)
-    name = f"{row.key}: {result.contestant}"
-    command = [
-        *(sys.executable, "-m", "bench_peers.contestant", row.key, result.contestant),
-        json.dumps(dataclasses.asdict(window)),
-    ]
+    timeout_s = MEMORY_TIMEOUT_S if row.kind == "memory" else TIMEOUT_S
+    what = f"{row.key}: {result.contestant}"
     event = {"kind": "round", "row": row.key, "contestant": result.contestant, "round": number, "busy_cpus": busy}
     try:
-        measured = run_fresh(command, MEMORY_TIMEOUT_S if row.kind == "memory" else TIMEOUT_S, name)
+        measured = run_contestant("bench_peers.contestant", (row.key, result.contestant), window, timeout_s, what)
     except RunError as error:
         result.failure = _one_line(str(error))
         emit({**event, "failure": str(error)})
         return
-    result.rounds.append(measured["figures"])
-    result.facts.update(measured["facts"])
+    result.rounds.append(measured.figures)
+    result.facts.update(measured.facts)
     result.busy_cpus = max(result.busy_cpus, busy)
     if result.contestant == "loaderpool":
-        facts.update(measured["facts"] | measured["figures"])
-    emit({**event, **measured})
+        facts.update(measured.facts | measured.figures)
+    emit({**event, **dataclasses.asdict(measured)})
 
 
 def _is_settled(result: Result, others: Iterable[Result], row: Row) -> bool:

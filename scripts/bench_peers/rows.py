@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .works import WORKS
+from benchlib.works import WORKS
 
 __all__ = ["PEERS", "ROWS", "Row"]
 

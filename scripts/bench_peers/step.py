@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from common import Measured, Window, require
-
-from .limits import ready_batch
-from .peer import load_peer
-from .rates import only_tensor
-from .work import Work
-from .works import STEP_WIDTH, WORKS
+from benchlib.limits import ready_batch
+from benchlib.model import Measured, Window, require
+from benchlib.peer import load_peer
+from benchlib.rates import only_tensor
+from benchlib.samples import STEP_WIDTH
+from benchlib.work import Work
+from benchlib.works import WORKS
 
 __all__ = ["measure_step"]
 

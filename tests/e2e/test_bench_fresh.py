@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,9 @@ open(sys.argv[1], "w").write(str(child.pid))
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts/bench"))
-    yield importlib.import_module("fresh")
-    del sys.modules["fresh"]
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    return importlib.import_module("benchlib.fresh")
 
 
 def is_alive(pid: int) -> bool:
@@ -46,9 +44,11 @@ def wait_until_gone(pid: int) -> None:
 
 def test_the_result_is_what_the_run_printed_and_what_it_left_is_ended(fresh: Any, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    code = LEAVES_ONE + "print('chatter')\nfrom fresh import print_result\nprint_result({'figures': {'rate': 2.5}})"
-    environment = {"PYTHONPATH": str(REPOSITORY / "scripts/bench")}
-    result = fresh.run_fresh([sys.executable, "-c", code, str(pid_file)], 60, "a run", environment)
+    code = (
+        LEAVES_ONE
+        + "print('chatter')\nfrom benchlib.fresh import print_result\nprint_result({'figures': {'rate': 2.5}})"
+    )
+    result = fresh.run_fresh([sys.executable, "-c", code, str(pid_file)], 60, "a run")
     assert result == {"figures": {"rate": 2.5}}
     wait_until_gone(int(pid_file.read_text()))
 
@@ -66,6 +66,33 @@ def test_a_run_that_fails_shows_why(fresh: Any) -> None:
         fresh.run_fresh([sys.executable, "-c", "raise ValueError('wrong batches')"], 60, "a run")
     with pytest.raises(fresh.RunError, match="a run ended with 0"):
         fresh.run_fresh([sys.executable, "-c", "pass"], 60, "a run")
+
+
+def test_the_loaderpool_that_is_measured_is_the_one_on_pythonpath(
+    fresh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the command is given in a checkout, which `python -m` would look into first."""
+    (tmp_path / "other/loaderpool").mkdir(parents=True)
+    (tmp_path / "other/loaderpool/__init__.py").write_text("")
+    code = "import loaderpool\nfrom benchlib.fresh import print_result\nprint_result({'it': loaderpool.__file__})"
+    monkeypatch.chdir(REPOSITORY)
+    assert fresh.run_fresh([sys.executable, "-c", code], 60, "a run")["it"].startswith(str(REPOSITORY))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    assert fresh.run_fresh([sys.executable, "-c", code], 60, "a run")["it"].startswith(str(tmp_path))
+
+
+def test_a_question_is_answered_in_processes_of_its_own(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    finished = subprocess.run(
+        [sys.executable, REPOSITORY / "scripts/bench/run", "tiny", "--quick", "--json", events],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    found = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["contestant"] for event in found if event["kind"] == "round"] == ["loader", "bare"]
+    (row,) = [event for event in found if event["kind"] == "result" and event["bar"]]
+    assert row["ratio"] > 0 and f"{row['bar']['at_least']:g}" in finished.stdout
 
 
 def test_the_command_measures_a_row_and_judges_it(tmp_path: Path) -> None:

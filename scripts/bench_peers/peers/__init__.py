@@ -1,1 +1,1 @@
-"""One module for each loader; bench_peers/peer.py says what is in them."""
+"""One module for each loader; benchlib/peer.py says what is in them."""

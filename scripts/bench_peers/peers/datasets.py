@@ -19,8 +19,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import datasets
 import numpy as np
 
-from bench_peers.work import Array, Work, make_batch
-from bench_peers.works import WORKS
+from benchlib.work import Array, Work, make_batch
+from benchlib.works import WORKS
 
 # Its table has a row for each item, and all indices are made when an epoch begins.
 BATCHES = 20_000

@@ -19,7 +19,7 @@ from typing import Any
 import grain
 from absl import flags
 
-from bench_peers.work import Work
+from benchlib.work import Work
 
 THREADS = 16
 BUFFERED_BATCHES = 4

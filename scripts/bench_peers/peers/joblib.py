@@ -14,8 +14,8 @@ from typing import Any
 
 from joblib import Parallel, delayed
 
-from bench_peers.work import Work
-from bench_peers.works import batch_at
+from benchlib.work import Work
+from benchlib.works import batch_at
 
 
 class Epochs:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
-from bench_peers.work import Array, Work, make_batch
+from benchlib.work import Array, Work, make_batch
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]

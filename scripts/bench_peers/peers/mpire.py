@@ -15,8 +15,8 @@ from typing import Any
 
 from mpire import WorkerPool
 
-from bench_peers.work import Work
-from bench_peers.works import batch_at
+from benchlib.work import Work
+from benchlib.works import batch_at
 
 TINY_CHUNK = 64
 

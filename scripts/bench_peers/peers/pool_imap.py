@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-from bench_peers.work import Array, Work
-from bench_peers.works import batch_at
+from benchlib.work import Array, Work
+from benchlib.works import batch_at
 
 TINY_CHUNK = 64
 AHEAD = 4  # chunks for each worker

@@ -22,8 +22,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import numpy as np
 import ray
 
-from bench_peers.work import Array, Work
-from bench_peers.works import WORKS
+from benchlib.work import Array, Work
+from benchlib.works import WORKS
 
 STORE_BYTES = 1_500_000_000
 TINY_BLOCK = 64

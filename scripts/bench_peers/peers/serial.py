@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench_peers.work import Array, Work, make_batch
+from benchlib.work import Array, Work, make_batch
 
 
 class Loop:

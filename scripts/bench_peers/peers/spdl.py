@@ -20,8 +20,8 @@ from typing import Any
 
 from spdl.pipeline import PipelineBuilder
 
-from bench_peers.work import Work
-from bench_peers.works import batch_at
+from benchlib.work import Work
+from benchlib.works import batch_at
 
 SINK_BATCHES = 3
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tensorpack.dataflow import DataFlow, MultiProcessMapDataZMQ
 
-from bench_peers.work import Array, Work, make_batch
+from benchlib.work import Array, Work, make_batch
 
 IS_ORDERED = False
 BUFFER = 200

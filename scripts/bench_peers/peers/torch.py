@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bench_peers.work import Array, Work, make_batch
+from benchlib.work import Array, Work, make_batch
 
 # Above it, stacking in shared memory saves more than 32 calls of `as_tensor` cost.
 STACKED_BYTES = 2**20

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from common import Window, require
+from benchlib.model import Window, require
 
 __all__ = ["Work", "bare_rate"]
 

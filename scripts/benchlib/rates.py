@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from common import Measured, Window, delivered, require
 
-from .peer import Peer
-from .work import Array, Work, check_batches, check_items, check_tokens, items_of
+from benchlib.model import Measured, Window, require
+from benchlib.peer import Peer
+from benchlib.windows import delivered
+from benchlib.work import Array, Work, check_batches, check_items, check_tokens, items_of
 
 __all__ = ["VIEWS", "measure_rate", "only_tensor", "tensor_as_array"]
 

@@ -14,27 +14,26 @@ import pytest
 
 pytest.importorskip("PIL", reason="Pillow is not installed: scripts/test installs it")
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 
 
 class Modules:
-    """The modules of scripts/bench_peers, by attribute."""
+    """The modules of scripts/bench_peers and scripts/benchlib, by attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        return importlib.import_module(f"bench_peers.{name}")
+        package = "benchlib" if (SCRIPTS / f"benchlib/{name}.py").exists() else "bench_peers"
+        return importlib.import_module(f"{package}.{name}")
+
+    @property
+    def rounds(self) -> Any:  # of which both have one
+        return importlib.import_module("bench_peers.rounds")
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Any]:
-    before = set(sys.modules)
-    folders = [str(REPOSITORY / "scripts"), str(REPOSITORY / "scripts/bench")]
-    sys.path[:0] = folders
+    sys.path.insert(0, str(SCRIPTS))
     yield Modules()
-    for folder in folders:
-        sys.path.remove(folder)
-    for name in set(sys.modules) - before:  # they have names such as `common`, which are nobody else's to find
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(tuple(folders)):
-            del sys.modules[name]
+    sys.path.remove(str(SCRIPTS))
 
 
 def results_of(bench: Any, key: str, **medians: float | None) -> Any:
@@ -209,11 +208,11 @@ def test_wrong_numbers_and_wrong_dtypes_are_noticed(bench: Any) -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "jpeg", "tiny32", "tiny1", "wide", "straggler", "busystep"])
 def test_a_sample_tells_its_item(bench: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.works, "IMAGE_FILES", 2)
-    monkeypatch.setenv(bench.works.IMAGES_VARIABLE, str(tmp_path))
-    bench.works.render_images(tmp_path)
+    monkeypatch.setattr(bench.images, "JPEG_FILES", 2)
+    monkeypatch.setenv(bench.images.IMAGES_VARIABLE, str(tmp_path))
+    bench.images.render_images(tmp_path)
     work = bench.works.WORKS[name]
-    bench.works._image_files.cache_clear()
+    bench.images._jpeg_files.cache_clear()
     for item in (0, 301):
         sample = work.fn(item)
         assert (sample.shape, sample.dtype) == (work.shape, np.dtype(work.dtype))
@@ -223,7 +222,7 @@ def test_a_sample_tells_its_item(bench: Any, name: str, tmp_path: Path, monkeypa
             out = np.zeros_like(sample)
             work.write(item, out)
             assert np.array_equal(out, sample)
-    bench.works._image_files.cache_clear()
+    bench.images._jpeg_files.cache_clear()
 
 
 # ---- the rest ----
@@ -236,7 +235,7 @@ def test_every_peer_has_a_pinned_package_and_a_docstring_with_its_setting(bench:
     packages = {line.partition("==")[0].partition("[")[0] for line in (*needed, *optional)}
     assert set(bench.rows.PEERS) - packages == {"pool_imap"}, "the standard library's"
     folder = bench.environment.REQUIREMENTS.parent / "peers"
-    for peer in (*bench.rows.PEERS, "serial", "loaderpool"):
+    for peer in (*bench.rows.PEERS, "serial"):
         assert (folder / f"{peer}.py").read_text(encoding="utf-8").startswith('"""')
 
 

@@ -1,6 +1,6 @@
 """What a contestant that delivers batches looks like, and how any of them gets into `tf.data`.
 
-A module of `peers/` has
+Such a module has
 
 - `own(work, workers)`, a context manager that gives an iterable of the loader's own batches; each `iter()` of it is an
   epoch. Processes that can live from epoch to epoch do.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from .work import Array, Work
+from benchlib.work import Array, Work
 
 __all__ = ["Peer", "load_peer", "through_from_generator"]
 
@@ -40,12 +40,12 @@ class Peer:
 
 
 def load_peer(name: str) -> Peer:
-    """The peer whose module in `peers/` has this name.
+    """The peer whose module in `bench_peers/peers` has this name, or loaderpool.
 
     Raises:
         ImportError: it, or what it needs, is not installed.
     """
-    module = importlib.import_module(f"bench_peers.peers.{name}")
+    module = importlib.import_module("benchlib.ours" if name == "loaderpool" else f"bench_peers.peers.{name}")
     own: Batches | None = getattr(module, "own", None)
     as_array = getattr(module, "as_array", _itself)
     if hasattr(module, "tf"):

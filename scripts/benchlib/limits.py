@@ -19,17 +19,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from bare import bare_rate
-from common import Measured, Window, require
-from tiny_tf import ALIGNMENT_BYTES
 
-from .peer import Peer
-from .rates import measure_rate
-from .work import Array, Work, check_batches, make_batch
+from benchlib.bare import bare_rate
+from benchlib.model import Measured, Window, require
+from benchlib.peer import Peer
+from benchlib.rates import measure_rate
+from benchlib.work import Array, Work, check_batches, make_batch
 
 __all__ = ["LIMITS", "READY_POSITION", "ready_batch"]
 
 DEFAULT_SLOTS = 8  # where loaderpool has not run before and told how many it has
+ALIGNMENT_BYTES = 64  # of an array that TensorFlow takes without a copy
 # Large batches: all buffers together take this much at most, as a ring of slots would.
 BUFFER_BYTES = 2**29
 # Batches that a process makes between two looks at the clock: a tiny one takes no longer than a look.

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from common import require
+
+from benchlib.model import require
 
 __all__ = ["Array", "Work", "check_batches", "check_items", "check_tokens", "items_of", "make_batch"]
 
@@ -32,6 +33,7 @@ class Work:
     batch_size: int
     batches: int  # of an epoch, more than any window takes
     workers: int = 2
+    threads: int = 1  # calls that a worker makes at the same time, where a loader has threads in workers
     write: Callable[[int, Array], None] | None = None  # fn's result into memory that is there; None: fn and a copy
     token: Callable[[int], int] = int  # the first number of an item's sample
     items_of: Callable[[Array], Array] | None = None  # batch -> the item of each row; None: its first number

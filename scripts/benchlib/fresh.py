@@ -7,10 +7,12 @@ by which those that outlive it are found and ended: only they, never by name.
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -18,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["REPOSITORY", "RunError", "print_result", "run_fresh"]
+__all__ = ["RunError", "print_result", "run_fresh"]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+_SCRIPTS = Path(__file__).resolve().parents[1]
 _RESULT_MARK = "RESULT "
 _ENVIRONMENT_MARK = "LOADERPOOL_BENCH_RUN"
 # From a run's end to that of what it has started; some peers take a moment to end their servers.
@@ -54,7 +56,8 @@ def run_fresh(
     # Files, not pipes: a server that a peer leaves behind would hold a pipe open, and so hold us.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+            command, cwd=_SCRIPTS,  # `python -m` finds modules in the current directory before all others
+            stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             env={**_child_environment(), **(environment or {}), _ENVIRONMENT_MARK: mark},
         ) as process:  # fmt: skip
             try:
@@ -80,12 +83,16 @@ def _tail(file: IO[str]) -> str:
 
 
 def _child_environment() -> dict[str, str]:
-    """The environment of every run: this checkout, compiled once as an installer does, a quiet TensorFlow.
+    """The environment of every run: these packages and loaderpool, compiled as by an installer, a quiet TensorFlow.
 
-    Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each run would compile this checkout's modules anew,
-    but not those of the packages that pip has compiled.
+    The loaderpool is the one on PYTHONPATH, else the one that is installed, else that of this checkout. Where
+    PYTHONDONTWRITEBYTECODE is set, as in many containers, each run would compile its modules anew, but not those of the
+    packages that pip has compiled.
     """
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    elsewhere = [folder for folder in sys.path if folder and Path(folder).resolve() != _SCRIPTS.parent]
+    checkout = "" if importlib.machinery.PathFinder.find_spec("loaderpool", elsewhere) else str(_SCRIPTS.parent)
+    given = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    path = os.pathsep.join(filter(None, [*given, str(_SCRIPTS), checkout]))
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment

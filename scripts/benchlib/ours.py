@@ -7,25 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import loaderpool as lp
-from bench_peers.work import Array, Work
-from bench_peers.works import WORKS, scale_into
+from benchlib.images import scale_into
+from benchlib.work import Work
 
 FACTS: dict[str, float] = {}
 
 
-def scale(item: int, out: Array | None) -> Array | None:
-    """The wide work's sample, into the slot; at the first call, which finds the form, there is none."""
-    if out is None:
-        return WORKS["wide"].fn(item)
-    scale_into(item, out)
-    return None
-
-
-def loader(work: Work, workers: int, **settings: Any) -> lp.Loader:
-    fn = scale if work.write is not None else work.fn
-    if work.name == "threads":
-        settings["worker_options"] = lp.WorkerOptions(threads=16)
-    return lp.Loader(range(work.items), fn, batch_size=work.batch_size, workers=workers, **settings)
+def loader(work: Work, workers: int) -> lp.Loader:
+    fn = scale_into if work.write is not None else work.fn
+    options = lp.WorkerOptions(threads=work.threads)
+    return lp.Loader(range(work.items), fn, batch_size=work.batch_size, workers=workers, worker_options=options)
 
 
 def note_facts(loader: lp.Loader) -> None:
