@@ -1,7 +1,7 @@
 """`BackupCallback`: model and loader saved together in the middle of `fit`, so that a training goes on where it died.
 
 Keras' own `BackupAndRestore` knows nothing of the data: after a crash in the middle of an epoch it begins that epoch's
-data anew. What counts here are the steps that the optimizer has done; that tf.data, or a step of several executions,
+data again. What counts here are the steps that the optimizer has done; that tf.data, or a step of several executions,
 has fetched further ahead makes no difference.
 """
 
@@ -29,7 +29,7 @@ _TRAINING = "training.json"
 
 
 class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves the model, its optimizer and the loader's position, and takes them up again when `fit` is called anew.
+    """Saves the model, its optimizer and the loader's position, and takes them up when `fit` is called again.
 
     Make it before the dataset, and give the dataset to `fit` as it is, or with `steps_per_epoch`:
 

@@ -8,8 +8,8 @@ class Epochs:
 
     Attributes:
         count: how many; None: it never ends.
-        was_ended: an iteration has come to its end. `fit` iterates a dataset anew in each of its own epochs, so another
-            one that has begun by then may be followed as well.
+        was_ended: an iteration has come to its end. `fit` iterates a dataset again in each of its own epochs, so
+            another one that has begun by then may be followed as well.
     """
 
     def __init__(self, count: int | None) -> None:

@@ -40,7 +40,7 @@ class ExitGate:
             self._inside -= 1
 
     def shut(self) -> None:
-        """Let nobody in any more and wait until all are out, 2 s at most."""
+        """Let no thread in any more and wait until all are out, 2 s at most."""
         with InterruptsHeld(then="drop"):
             self.is_shut = True
             close_all()

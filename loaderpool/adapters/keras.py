@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 
 def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]) -> Loader:
-    """See `Loader.from_sequence`."""
+    """Make a loader of a Sequence; `Loader.from_sequence` has the arguments."""
     for name in _NOT_FOR_SEQUENCES:
         if name in settings:
             raise ArgumentError(f"from_sequence takes no {name}: the sequence's [i] is a whole batch as it is")

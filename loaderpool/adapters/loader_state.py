@@ -57,7 +57,7 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         Args:
             batches: `loader.as_dataset()`, or a dataset made of it that gives one element for each batch, in the same
                 order: mapped, prefetched, distributed by a strategy, but not shuffled, filtered, repeated or batched
-                anew. Or the loader itself, for NumPy arrays.
+                again. Or the loader itself, for NumPy arrays.
 
         Raises:
             StateError: it is not one iteration over this loader, and no other; or see `Loader.as_dataset`.

@@ -215,7 +215,7 @@ def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[
         except StopIteration:
             pass
         except ClosedError:
-            if not exit_gate.is_shut:  # else the interpreter ends: end quietly, nobody reads this any more
+            if not exit_gate.is_shut:  # else the interpreter ends: end quietly, this is read no more
                 raise
         except SpecMismatchError as error:  # a whole batch is not as the dataset says
             tracker.note_error(error)
@@ -223,7 +223,7 @@ def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[
         finally:
             reader.close()
             if not exit_gate.is_shut:
-                tracker.settle_ends()  # the last batch was handed over, though nobody asked whether it was the last
+                tracker.settle_ends()  # the last batch was handed over; the consumer may not have asked for more
     epochs.was_ended = True
 
 

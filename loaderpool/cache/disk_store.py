@@ -1,7 +1,7 @@
-"""Entries in a SQLite database: a directory that survives its loader, whoever is killed.
+"""Entries in a SQLite database: a directory that survives its loader, and the death of any process.
 
 SQLite in WAL mode, for these properties of it: a transaction is there whole or not at all, whatever dies in the middle
-of it; its locks are the kernel's own (`fcntl`), which end with the process that holds them; readers wait for nobody;
+of it; its locks are the kernel's own (`fcntl`), which end with the process that holds them; readers never wait;
 and damaged pages are an error, not a crash. What it does not notice, a checksum of each entry does.
 """
 
@@ -117,7 +117,7 @@ class DiskStore:
         self._finalizer()
 
     def _why_not(self, nbytes: int) -> Trouble:
-        """Within a transaction: nobody else writes meanwhile."""
+        """Within a transaction: no other process writes meanwhile."""
         if self._max_bytes is None:
             reserve = self._disk_bytes() // _FREE_SHARE
             return Trouble.NO_SPACE if self._free_bytes() - 2 * nbytes < reserve else Trouble.NONE
@@ -127,7 +127,7 @@ class DiskStore:
         return Trouble.BOUND if needed > self._max_bytes else Trouble.NONE
 
     def _shorten_log(self) -> None:
-        """SQLite copies a long log by itself, but begins it anew only when nobody reads; readers are many here."""
+        """SQLite copies a long log by itself, but starts it over only when no process reads; readers are many here."""
         if _size(self._log) > self._most_log_bytes:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

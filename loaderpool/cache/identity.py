@@ -31,7 +31,7 @@ _FUNCTIONS = (
 
 # What a class has besides what its author wrote. Some come with time: copyreg notes the names of slots when the first
 # object is pickled or copied (and `describe` itself takes objects apart that way), and a class without annotations has
-# an empty dict of them once somebody has asked.
+# an empty dict of them once it was asked for.
 _NOT_THE_AUTHORS = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__", "__slotnames__"}
 )

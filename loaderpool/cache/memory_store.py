@@ -3,8 +3,8 @@
     [ counters | table: a number for each item | entries, one behind the other → ]
 
 An entry is appended by one `write` to a descriptor opened with O_APPEND: the kernel finds its place, so that no two
-processes get the same, and nobody holds a lock. Then its place is put into the table, as one number. A process
-that dies before that leaves bytes that nobody looks at; one that dies after it leaves a whole entry (CACHE-1).
+processes get the same, and none holds a lock. Then its place is put into the table, as one number. A process
+that dies before that leaves bytes that no process looks at; one that dies after it leaves a whole entry (CACHE-1).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MemoryStore:
     """
 
     def __init__(self, file: int, table: memoryview, end: int, mark: bytes) -> None:
-        # Opened anew: forked workers share one position of an inherited descriptor, and so would not know their own.
+        # Opened again: forked workers share one position of an inherited descriptor, and so would not know their own.
         self._file = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         self._finalizer = weakref.finalize(self, os.close, self._file)
         self._finalizer.atexit = False
@@ -102,7 +102,7 @@ class MemoryStore:
         except OSError:  # the machine has no pages left, or RLIMIT_FSIZE is reached
             return Trouble.NO_MEMORY
         end = os.lseek(self._file, 0, os.SEEK_CUR)
-        if end > self._end:  # another process has written since the look; whatever ends behind the bound is nobody's
+        if end > self._end:  # another process has written since the look; what ends behind the bound is not used
             os.ftruncate(self._file, self._end)
             return Trouble.BOUND
         if written < nbytes:

@@ -169,11 +169,11 @@ class SharedCache:
         if self._store is not None and self._store_pid == os.getpid():
             self._store.close()
         self._store = None
-        self._counters = self._table = memoryview(b"")  # so that the mapping goes, whoever keeps this
+        self._counters = self._table = memoryview(b"")  # so that the mapping goes, even where this object is kept
         self._undoing.now()
 
     def clear(self) -> None:
-        """Give the entries' memory back, whoever still holds the file. Runs in: the trainer, before `close`."""
+        """Give the entries' memory back, also where others hold the file. Runs in: the trainer, before `close`."""
         if not self._is_closed and self.plan.in_memory:
             size = os.fstat(self.descriptor).st_size
             # The table first: who finds nothing there looks at no entry.

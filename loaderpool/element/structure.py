@@ -102,7 +102,7 @@ class Structure:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
-        # Not the class itself: one made anew in each call, or by an unpickling, is the same structure to the user.
+        # Not the class itself: a new one made in each call, or by an unpickling, is the same structure to the user.
         cls = self.namedtuple
         return self.kind, self.keys, self.children, cls and (cls.__name__, cls._fields)
 

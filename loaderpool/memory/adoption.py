@@ -25,7 +25,7 @@ from loaderpool.system.interrupts import checkpoint
 LEAST_BYTES = 16 << 20
 # What is in memory twice for a moment. Smaller: more system calls; larger: that much more memory.
 _PIECE_BYTES = 4 << 20
-# A piece that somebody writes to is copied anew so often; then the array is left alone.
+# A piece that is written to meanwhile is copied again so often; then the array is left alone.
 _MOST_TURNS = 3
 
 
@@ -33,7 +33,7 @@ def place_of(buffer: memoryview) -> tuple[DataFile, int] | None:
     """The file that holds an array's bytes, and where in it; None where they have to be copied (see `why_copied`).
 
     The array is adopted now if it can be; if not all of it could be, what was is as good as before. Runs in: the
-    trainer, while nobody writes to the array.
+    trainer, while no thread writes to the array.
 
     Args:
         buffer: the array's bytes, contiguous.

@@ -123,7 +123,7 @@ class Arena:
         """Return an extent and its pages."""
         if self.descriptor >= 0:
             machine.return_pages(self.descriptor, extent.offset, extent.nbytes)
-        elif hasattr(mmap, "MADV_REMOVE"):  # the pool is closed, but somebody keeps the mapping: a loader's variable
+        elif hasattr(mmap, "MADV_REMOVE"):  # the pool is closed, but the mapping is kept: by a variable with a batch
             with contextlib.suppress(OSError):
                 self.map.madvise(mmap.MADV_REMOVE, extent.offset, extent.nbytes)
         self.extents.give_back(extent)
@@ -159,7 +159,7 @@ def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
     Args:
         descriptor: the file.
         offset: where the part begins, a multiple of the page size.
-        nbytes: its length; the file's contents must stay as they are for as long as anybody looks at the mapping.
+        nbytes: its length; the file's contents must stay as they are for as long as any array looks at the mapping.
     """
     with InterruptsHeld():
         return _map(descriptor, offset, nbytes, mmap.MAP_PRIVATE)

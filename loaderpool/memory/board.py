@@ -35,7 +35,7 @@ class Field(enum.IntEnum):
     PID = 8
     STATUS = 9  # Status of the last finished ticket
     # ticket << 16 | attempt, stored before a completion goes out over the socket with its bytes: from then on until
-    # *finished* is stored nobody but the trainer knows whether it was sent.
+    # *finished* is stored only the trainer knows whether it was sent.
     SENDING = 10
     IN_SETUP = 11  # 1 while the user's `setup` hook runs
     IN_GENERATOR = 12  # 1 while a generator makes the item that INDEX is of

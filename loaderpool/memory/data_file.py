@@ -1,7 +1,7 @@
 """Data files: memory files that hold arrays of the trainer's, and that all workers map.
 
-Each is a file of its own, not a part of the arena: it lives exactly as long as somebody maps it or has a descriptor of
-it, so no death leaves anything behind, and an array that looks at it stays whole whoever else lets go of it.
+Each is a file of its own, not a part of the arena: it lives exactly as long as a process maps it or has a descriptor of
+it, so no death leaves anything behind, and an array that looks at it stays whole when others let go of it.
 """
 
 from __future__ import annotations

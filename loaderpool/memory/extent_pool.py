@@ -18,7 +18,7 @@ def room_bytes(nbytes: int) -> int:
 
 
 class ExtentPool:
-    """The extents that nobody uses now. The session's lock is held by whoever calls.
+    """The extents that are not in use now. The caller holds the session's lock.
 
     Args:
         arena: where from.

@@ -5,7 +5,8 @@ A *position* is a place in the global order of an epoch, 0 to size - 1: a permut
 `order.Plan` cuts the order into ranges, `buckets.BucketPlan` groups its items by length.
 
 Where an epoch was left, so that its rest can be made elsewhere, is a *start*: for `order.Plan` the first position that
-nobody has taken, for `buckets.BucketPlan` how many items of each bucket are taken. The whole epoch is what is falsy.
+no consumer has taken, for `buckets.BucketPlan` how many items of each bucket are taken. The whole epoch is what is
+falsy.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class ItemBuckets:
         Args:
             seed: sets the orders of all epochs; always the same for one object.
             epoch: which epoch.
-            shuffle: whether epochs differ; likewise.
+            shuffle: whether epochs differ; always the same for one object.
         """
         return self._orders.get(epoch if shuffle else 0, lambda: self._sorted(seed, epoch, shuffle))
 

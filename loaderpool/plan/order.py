@@ -100,7 +100,7 @@ class Plan(BasePlan):
         return self.start + batches * self._full_rows * self.num_shards
 
     def read_start(self, value: Any) -> int:
-        """See `BasePlan`. Under any number of shards a batch ends behind a multiple of its rows, or behind the last."""
+        """The start that a saved value says: behind a multiple of a batch's rows, for any shards, or at the end."""
         if type(value) is not int or not 0 <= value <= self.size:
             raise ValueError(f"position is {value!r}, of {self.size} items")
         if value % self._full_rows and value != self.size:
@@ -114,7 +114,7 @@ class Plan(BasePlan):
     def positions(
         self, epoch: int, batch: int, row_start: int = 0, row_stop: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """See `BasePlan`; the positions are consecutive."""
+        """Positions of some rows of a batch; they are consecutive."""
         start, stop = self._span(batch)
         if row_stop is None:
             row_stop = stop - start

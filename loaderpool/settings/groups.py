@@ -19,7 +19,7 @@ DEFAULT_RESTARTS = (50, 60.0)
 _MOST_RESTARTS = 2**31
 # Threads of one worker. More would wait for the one interpreter lock that they share, and workers share none.
 MAX_THREADS = 256
-# Bucket numbers are kept in 16 bits an item, which sort in linear time. Nobody has as many batch shapes.
+# Bucket numbers are kept in 16 bits an item, which sort in linear time. No loader has as many batch shapes.
 _MOST_BOUNDARIES = (1 << 16) - 1
 _MAX_LENGTH = 2**63 - 1
 _MAX_ROWS = 2**31

@@ -136,8 +136,8 @@ def _import_h5py() -> Any:
 class _OpenFile:
     """A file that this process has open. Ownership: closes it with the last reference.
 
-    Also in a fork of the process, for HDF5 opens no file a second time: while it has the inherited one, whoever opens
-    the path gets that. What is closed is the fork's own copy of the descriptor.
+    Also in a fork of the process, for HDF5 opens no file a second time: while it has the inherited one, any code that
+    opens the path gets that. What is closed is the fork's own copy of the descriptor.
     """
 
     def __init__(self, path: str, stamp: Stamp, names: tuple[str, ...], cache_bytes: int) -> None:

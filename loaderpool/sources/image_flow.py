@@ -1,6 +1,6 @@
 """What Keras' `ImageDataGenerator.flow...` returns, as a source of batches that does not depend on who makes them.
 
-Such a flow is a `PyDataset` with a state of its own: an order, made anew after each epoch, and a count of the batches
+Such a flow is a `PyDataset` with a state of its own: an order, made again after each epoch, and a count of the batches
 that it has made, by which it seeds `numpy.random` for each where it was given a seed. The order is made in the trainer
 and sent (`adapters/keras.py`); a batch's count is that of a training in one process. Its lock and its generator stay
 behind.

@@ -30,7 +30,7 @@ class KeptOpen(Generic[T]):
     """The things that were used last in this process, by owner and number; threads may use them at the same time.
 
     A thing closes itself when nothing refers to it any more, and does nothing in another process than its own: so
-    whoever uses one goes on using it while it is already given up here.
+    a caller that uses one goes on using it while it is already given up here.
 
     Args:
         most: things kept.

@@ -1,4 +1,4 @@
-"""Items as one block of bytes: each pickled by itself, and made anew each time it is read.
+"""Items as one block of bytes: each pickled by itself, and made again each time it is read.
 
 Python objects that workers share by fork are copied page by page as their reference counts change. Bytes have no
 reference counts: all workers read the same pages, epoch after epoch (docs/explanation/memory.md, "Items").

@@ -1,6 +1,6 @@
 """Stand-ins for a list, tuple or dict that a function captures: read as these are, out of one block of bytes.
 
-They take the place of what `supervisor.captured` has found to be read only element by element. An element is made anew
+They take the place of what `supervisor.captured` has found to be read only element by element. An element is made again
 when it is read, and stays one object for as long as anything can tell: while something refers to it, while it is among
 the latest that were read, and for good once it was changed. So a function that writes into an element, or keeps it,
 finds what it would find in a list of its own.

@@ -50,7 +50,7 @@ def checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
 
 
 def _refuse_unless_plain(path: str) -> None:
-    """To open a pipe waits until somebody writes to it, and a device may have no end; one that is not there passes."""
+    """Refuse pipes, which block until they are written to, and devices, which may have no end."""
     try:
         mode = os.stat(path).st_mode
     except OSError:  # said where it is opened

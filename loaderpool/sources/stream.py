@@ -32,7 +32,7 @@ class StreamSource:
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether it can be read only once: an iterator, where an iterable begins anew each time."""
+        """Whether it can be read only once: an iterator, where an iterable begins again each time."""
         return isinstance(self.items, Iterator)
 
     @property

@@ -1,6 +1,6 @@
 """Deals tickets: which worker gets which one, and what it must be told before it.
 
-What is due again comes first, then what the scheduler cuts anew; where there is no run yet, calls are made early.
+What is due again comes first, then what the scheduler cuts; where there is no run yet, calls are made early.
 """
 
 from __future__ import annotations

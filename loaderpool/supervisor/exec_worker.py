@@ -24,7 +24,7 @@ from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 class _LatePayloads(dict[int, dict[str, Any]]):
     """Payloads by loader, each loaded when it is asked for first.
 
-    Not at once: a loader may be unloaded while this process starts, and its place in the arena be somebody else's. Who
+    Not at once: a loader may be unloaded while this process starts, and its place in the arena be another's. Who
     asks has been given work for it, and as long as there is any, the loader stays.
     """
 

@@ -41,7 +41,7 @@ class ForkedProcess:
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, options)
-            except ChildProcessError:  # how it ended was told to somebody else, or SIGCHLD is ignored
+            except ChildProcessError:  # another caller was told how it ended, or SIGCHLD is ignored
                 self._status = 0
             else:
                 self._status = os.waitstatus_to_exitcode(status) if pid else None

@@ -6,10 +6,10 @@
                     │                                        └─acquitted too often─▶ given up: together they kill
                     └─one dies twice running─▶ convicted: an error, or left out
 
-Only a row that dies while it runs alone is convicted, and only when it does so twice running: workers that somebody
-kills at random (the OOM killer, an operator) convict no sample. More deaths in a short time than `restarts` allows are
-a storm: the fault is general, and going on would be to restart for ever, as OTP's supervisors have it (restart
-intensity; https://www.erlang.org/doc/system/sup_princ.html).
+Only a row that dies while it runs alone is convicted, and only when it does so twice running: workers that another
+program kills at random (the OOM killer, an operator) convict no sample. More deaths in a short time than `restarts`
+allows are a storm: the fault is general, and going on would be to restart for ever, as OTP's supervisors have it
+(restart intensity; https://www.erlang.org/doc/system/sup_princ.html).
 """
 
 from __future__ import annotations

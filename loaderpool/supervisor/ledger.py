@@ -1,7 +1,7 @@
 """The supervisor's books: loaders, runs, slots and tickets, who holds what, and what follows when one of them ends.
 
 A ticket's life: due → dealt (in a worker's pipe, at most two) → settled. A slot's: free → ticketed → (the trainer's)
-→ free. A run is over when it was ended and no ticket of it is out; a loader is gone likewise.
+→ free. A run is over when it was ended and no ticket of it is out; and a loader is gone in the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Ledger:
         slots: by number.
         cutter: makes new tickets of the runs.
         due: tickets to be dealt before anything new.
-        held: tickets by number that nobody works on while their rows are tried one by one.
+        held: tickets by number that no worker has while their rows are tried one by one.
         out: instructions, in their order.
 
     Args:
@@ -148,7 +148,7 @@ class Ledger:
             lanes.failed.add(ticket.first % len(lanes.next))
 
     def is_stopped(self, ticket: Ticket) -> bool:
-        """Whether it lies behind a ticket of its generator that failed; nobody will ever come as far as to take it."""
+        """Whether it lies behind a ticket of its generator that failed, so that the consumer never comes to it."""
         lanes = None if ticket.run is None else ticket.run.lanes
         return lanes is not None and ticket.suspect is None and ticket.first % len(lanes.next) in lanes.failed
 
@@ -165,7 +165,7 @@ class Ledger:
             return
         run.is_ended = True
         rest = self.cutter.remove(run)
-        if rest is not None:  # nobody will make it
+        if rest is not None:  # no worker will make it
             self.out.append(ToTrainer(rest.completion(Status.ABANDONED, 0)))
         for ticket in [ticket for ticket in self.due if ticket.run is run]:
             self.due.remove(ticket)

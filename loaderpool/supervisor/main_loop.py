@@ -336,7 +336,7 @@ class Supervisor:
         self._carry_out(instructions)
 
     def _was_out_of_memory(self, last: LastCell) -> bool:
-        """Whether the kernel has killed somebody for memory since the last look, and this worker was killed so."""
+        """Whether the kernel has killed a process for memory since the last look, and this worker was killed so."""
         before, self._oom_kills = self._oom_kills, capacity.oom_kill_count()
         return last.exit_code == -signal.SIGKILL and self._oom_kills > before
 
@@ -384,10 +384,10 @@ def main(start: Mapping[str, Any]) -> None:
         return  # it died just now
     try:
         supervisor.run()
-    except BaseException:  # a defect of ours, or somebody's signal: another supervisor goes on, but it is told
+    except BaseException:  # a defect of ours, or a signal from outside: another supervisor goes on, but it is told
         traceback.print_exc()
         raise
     finally:
-        # No atexit hooks, no finalizers: nothing here is anybody's to clean up.
+        # No atexit hooks, no finalizers: no object here needs to be cleaned up.
         machine.flush_standard_streams()
         _end_group()

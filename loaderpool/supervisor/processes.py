@@ -156,7 +156,7 @@ class Processes:
         os.close(worker.tickets.descriptor)
 
     def last_cell(self, worker: WorkerProcess) -> LastCell:
-        """What a buried worker left on the board, which nobody changes any more."""
+        """What a buried worker left on the board, which does not change any more."""
         board, cell = self._arena.board, worker.cell
         index = board.read(cell, Field.INDEX)
         return LastCell(
@@ -171,7 +171,7 @@ class Processes:
         )
 
     def note_stops(self) -> None:
-        """Find out who was stopped or goes on, after a signal has said that somebody was."""
+        """Find out which workers were stopped or go on, after a signal has said that one did."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.signals, 4096)
         for worker in self:

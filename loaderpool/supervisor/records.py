@@ -209,7 +209,7 @@ class RunRecord:
         return self.loader.last_rows if self.rest is None else self.rest[1]
 
     def epoch_of(self, batch: int) -> int:
-        """The epoch of a batch, counted likewise."""
+        """The epoch of a batch that is counted from the first one of the run."""
         return self.first_epoch + batch // self.batches_per_epoch
 
 

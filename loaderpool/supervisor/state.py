@@ -33,7 +33,7 @@ from loaderpool.transport.messages import Command, Control, Notice, Status, Word
 from loaderpool.transport.reports import Verdict
 
 # Deaths in a row of workers that had no ticket and had not even begun: more means that nothing ever will work. Of those
-# that waited for work when somebody killed them any number may follow one another.
+# that waited for work when they were killed any number may follow one another.
 _IDLE_DEATHS = 5
 # Where a message names a loader.
 _OF_LOADERS: dict[int, int] = {
@@ -241,7 +241,7 @@ class SupervisorState:
             ticket is None
             or ticket.number != ticket_number
             or attempt in (last.finished, last.sending)  # it got over it in the last moment
-            or (ticket.run is not None and ticket.run.is_ended)  # nobody wants to know
+            or (ticket.run is not None and ticket.run.is_ended)  # the answer matters no more
             or ticket.early is not None  # nor here: its turn will tell
         ):
             return self.on_worker_gone(number, last._replace(source_index=None), now_ns)

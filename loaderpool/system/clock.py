@@ -1,4 +1,4 @@
-"""The one place that reads the time, so that tests can see every reading and nobody mixes clocks."""
+"""The one place that reads the time, so that tests can see every reading and clocks are never mixed."""
 
 from __future__ import annotations
 

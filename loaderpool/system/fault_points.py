@@ -19,22 +19,22 @@ call that looks at one variable. A file with the name of a `setting` replaces a 
 | `worker.after_sending` | worker | it is sent, *finished* is not on the board |
 | `worker.before_report`, `worker.after_report` | worker | around the report to the supervisor |
 | `supervisor.loading` | supervisor | before function and source are unpickled |
-| `supervisor.forking`, `supervisor.forked` | supervisor | around the fork of a worker, before anybody is told |
+| `supervisor.forking`, `supervisor.forked` | supervisor | around the fork of a worker, before the trainer is told |
 | `supervisor.dealing` | supervisor | before a worker is told something |
 | `supervisor.burying` | supervisor | a worker was reaped, and nothing followed from it yet |
 | `trainer.launched` | trainer | a supervisor was started, nothing is done with it yet |
 | `trainer.waiting` | trainer | it was found that nothing is there yet, and nothing waits yet |
 | `trainer.taken_in` | trainer | messages were read, and not looked at yet |
 | `trainer.delivering` | trainer | a batch is off the shelf, and not the consumer's yet |
-| `trainer.reader_launched` | trainer | a stream's reader was started, nobody knows it yet |
+| `trainer.reader_launched` | trainer | a stream's reader was started and is not registered yet |
 | `feed.before_entry` | trainer | a stream's items are in the arena, their batch is not entered |
 | `feed.entered` | trainer | it is, and the supervisor is not told |
-| `feed.at_end` | trainer | a stream has ended, and nobody is told |
+| `feed.at_end` | trainer | a stream has ended, and no listener is told |
 | `reader.loading` | reader | before its stream is unpickled |
 | `reader.pass_taken` | reader | it was told to read a pass |
 | `reader.before_sending`, `reader.after_sending` | reader | around the items of a batch |
 | `reader.before_end`, `reader.after_end` | reader | around the word that its stream has ended |
-| `machine.reserve` | whoever | before pages are reserved; how = ENOMEM stands for a machine that has none |
+| `machine.reserve` | any process | before pages are reserved; how = ENOMEM stands for a machine that has none |
 """
 
 from __future__ import annotations

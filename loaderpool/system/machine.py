@@ -44,8 +44,8 @@ def create_memory_file(name: str) -> int:
 def above_standard(descriptor: int) -> int:
     """The descriptor, or in its place a copy that is none of the standard streams'.
 
-    In a daemon these may be closed, so that a new descriptor gets their number; whoever then opens or replaces them, or
-    writes to them, as C libraries do, would hit what is ours.
+    In a daemon these may be closed, so that a new descriptor gets their number; code that then opens or replaces them,
+    or writes to them, as C libraries do, would hit what is ours.
     """
     if descriptor > 2:
         return descriptor
@@ -126,7 +126,7 @@ def start_time(pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped a process (SIGSTOP), as far as the machine says."""
+    """Whether a process is stopped (SIGSTOP), as far as the machine says."""
     return _stat_of(pid)[0] == "T"
 
 
@@ -141,7 +141,7 @@ def _stat_of(pid: int) -> tuple[str, int]:
 
 
 def flush_standard_streams() -> None:
-    """Write out what was printed, as far as anybody takes it."""
+    """Write out what was printed, as far as it is taken."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -279,7 +279,7 @@ def map_over(address: int, nbytes: int, descriptor: int, offset: int, view: int 
             between that and the exchange, so that nothing that one has written is lost.
 
     Returns:
-        False where they differ: somebody writes there, and nothing has happened.
+        False where they differ: another thread writes there, and nothing has happened.
 
     Raises:
         OSError: the memory is what it was.

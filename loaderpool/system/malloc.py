@@ -22,8 +22,8 @@ _IS_MAPPED = 2
 def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int = 2 * _LARGEST_THRESHOLD) -> bool:
     """Have malloc keep what is freed, up to so many bytes a block, for the next block.
 
-    Else it maps each large one anew, which costs a page fault for each page that is touched. Holds for the process, and
-    for good: glibc does not adapt its thresholds any more once they were set.
+    Else it maps each large one again, which costs a page fault for each page that is touched. Holds for the process,
+    and for good: glibc does not adapt its thresholds any more once they were set.
 
     Args:
         largest_bytes: larger blocks have mappings of their own, where the heap has no such room.
@@ -40,9 +40,9 @@ def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int =
 
 
 def keeps_freed_blocks() -> bool:
-    """Whether malloc keeps large blocks that are freed because that is its default, and nobody's wish.
+    """Whether malloc keeps large blocks that are freed because that is its default, and not because it was set so.
 
-    It does not where somebody has set its threshold, as TensorFlow's first `from_generator` does; that is found out by
+    It does not where any code has set its threshold, as TensorFlow's first `from_generator` does; that is found out by
     trying. False where the environment sets anything of malloc, and without glibc.
     """
     libc = _glibc()

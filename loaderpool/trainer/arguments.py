@@ -146,7 +146,7 @@ def with_lengths(
 
 
 def payload_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What travels to the workers of a loader with these arguments, put together anew: the loader itself keeps none."""
+    """What travels to the workers of a loader with these arguments, put together: the loader keeps none."""
     return check_arguments(arguments).payload
 
 

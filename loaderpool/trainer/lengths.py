@@ -1,6 +1,6 @@
 """The length of each of a source's items, by which it falls into a bucket: given, or found by the user's function.
 
-The function is called once for each item while the loader is made, by the workers that will serve the loader: nobody
+The function is called once for each item while the loader is made, by the workers that will serve the loader: none
 can say how many batches an epoch has, or which, before the last length is known.
 """
 

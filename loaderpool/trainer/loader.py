@@ -43,7 +43,7 @@ class Loader:
             arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a table of pandas, polars or pyarrow (by row,
             as dicts), or any object with `__len__` and `__getitem__`. Items may be any picklable objects. What can only
             be iterated (a database cursor, a queue's items, a generator, a file of lines) is a stream: it is read once
-            a pass, in order, in a process of its own if it can be pickled and begins anew each time, else on a thread
+            a pass, in order, in a process of its own if it can be pickled and begins again each time, else on a thread
             of this process; its items are dealt to the workers.
         fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
             With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
@@ -67,8 +67,9 @@ class Loader:
             sample's structure with a value for each component, None for zeros and False for none, as
             {"x": 0, "y": -1, "label": False}. Axes vary in which the samples of the first batch (at most 64) differ, or
             which are None in an `element_spec`; a number there is a length to pad to.
-        ragged: components whose first axis varies, found likewise, become a `RaggedArray` (a `tf.RaggedTensor` in
-            `as_dataset`), text too; beside an `element_spec`, where that has None for the axis behind the batch axis.
+        ragged: components whose first axis varies, found in the same way, become a `RaggedArray` (a `tf.RaggedTensor`
+            in `as_dataset`), text too; beside an `element_spec`, where that has None for the axis behind the batch
+            axis.
         on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
             of either and a budget: a number of errors, or their share of the rows, that a pass may have.
         setup: called once in each worker before its first sample: open files there.
@@ -314,7 +315,7 @@ class Loader:
         """Have the next pass be the rest of the saved one; those after it are whole.
 
         The batches are the same to the bit as if the other run had not been stopped, whatever the number of workers or
-        `Limits.memory`; with another `Shard.num_shards` the rest of the epoch is dealt anew, each sample still once.
+        `Limits.memory`; with another `Shard.num_shards` the rest of the epoch is dealt again, each sample still once.
 
         Args:
             state: of `state_dict`, of a loader with the same source, function, seed and plan.

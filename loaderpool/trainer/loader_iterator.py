@@ -76,7 +76,7 @@ class LoaderIterator(Iterator[Any]):
         return self._reader.one_pass.epoch
 
     def close(self) -> None:
-        """End the pass; the next one starts anew."""
+        """End the pass; the next one starts again."""
         with InterruptsHeld():
             self._reader.close()
             if self._undoing is not None:

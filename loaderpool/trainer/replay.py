@@ -19,7 +19,8 @@ from loaderpool.worker.jobs import WorkFailed
 if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
 
-# Shards that a message looks through for the one that has an index: more would take seconds, and nobody has so many.
+# Shards that a message looks through for the one that has an index: more would take seconds, and no training has so
+# many.
 _MOST_SHARDS = 10_000
 
 

@@ -19,7 +19,7 @@ _workers_are_allowed = True
 
 @contextlib.contextmanager
 def without_workers() -> Iterator[None]:
-    """Loaders made meanwhile, by whoever, work in this process: no pool is started, nothing is pickled."""
+    """Loaders that any code makes meanwhile work in this process: no pool is started, nothing is pickled."""
     global _workers_are_allowed
     before, _workers_are_allowed = _workers_are_allowed, False
     try:
@@ -87,4 +87,4 @@ def end_engine(engine: Engine, own_pool: Pool | None) -> None:
     """End the engine, and the pool with it if it was made for it."""
     if own_pool is not None:
         own_pool.close()
-    engine.close()  # after the workers, if they end too: then its memory is free at once, whoever keeps the loader
+    engine.close()  # after the workers, if they end too: then its memory is free at once, even where the loader is kept

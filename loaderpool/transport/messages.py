@@ -1,6 +1,6 @@
 """The messages of trainer, supervisor and workers: each is a tuple of eight unsigned 64-bit numbers, its words.
 
-Every message is `MESSAGE_BYTES` long, far below PIPE_BUF, so that a write to a pipe is atomic whoever else writes, and
+Every message is `MESSAGE_BYTES` long, far below PIPE_BUF, so that a write to a pipe is atomic beside other writers, and
 one `read` drains many. The first number is the kind; the others are listed beside it here, and only here.
 
     trainer -> supervisor   control pipe      Control

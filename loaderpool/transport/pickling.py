@@ -58,7 +58,7 @@ class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
 def _by_itself(cls: type) -> bytes:
     try:
         return bytes(dumps(cls))
-    except Exception:  # `ship` can send what this cannot, and has: whoever asks has the class
+    except Exception:  # `ship` can send what this cannot, and has: the process that asks has the class
         return b""
 
 

@@ -88,7 +88,7 @@ class _Leftovers(Generic[_Piece]):
         self.descriptor = descriptor
         self._poll = poll
         self._unsent: collections.deque[_Piece] = collections.deque()
-        self.is_gone = False  # nobody holds the other end any more
+        self.is_gone = False  # no process holds the other end any more
 
     def _write(self, piece: _Piece) -> None:
         """Write a piece, whole or not at all. Raises OSError."""

@@ -97,7 +97,7 @@ class LostReport:
     deaths: int
     stacks: str = ""  # of the last worker, where its signal let faulthandler write them
     is_out_of_memory: bool = False  # the kernel's count of processes killed for memory went up
-    was_stopped: bool = False  # somebody stopped the last worker (SIGSTOP), and after some seconds it was ended for it
+    was_stopped: bool = False  # the last worker was stopped (SIGSTOP), and after some seconds ended for it
     in_setup: bool = False  # the last worker died in the user's `setup` hook
     max_restarts: tuple[int, float] | None = None  # the limit that a storm has passed
 

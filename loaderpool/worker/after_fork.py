@@ -61,7 +61,7 @@ def serve(run: Callable[[], None]) -> NoReturn:
     try:
         run()
         status = 0
-    except (BrokenPipeError, ConnectionResetError):  # nobody is there any more: all is over
+    except (BrokenPipeError, ConnectionResetError):  # the supervisor is gone: all is over
         pass
     except BaseException:
         traceback.print_exc()

@@ -165,7 +165,7 @@ class BatchMaker:
             try:
                 results: list[Any] = []
                 calls.samples(job.epoch, [position], [index], results, None, first + row)
-                # Rows wait for their batch to be whole: one that looks at memory of somebody else's is copied out now.
+                # Rows wait for their batch to be whole: one that looks at memory that is not its own is copied out now.
                 converted = self._converter.row(results[0], index)
                 rows.append([leaf.copy() if leaf.base is not None or self._copies_rows else leaf for leaf in converted])
             except Abandoned:

@@ -14,7 +14,7 @@ from loaderpool.worker.global_rng import GlobalsWatch
 
 
 class CachedFunction:
-    """Gives what `fn` gives for a source index, in memory that is nobody else's.
+    """Gives what `fn` gives for a source index, in memory of its own.
 
     What comes out is always what the entry's bytes are read as, also where `fn` was called just now, and where its
     result could not be kept: so a sample does not depend on who has met the item before.
@@ -79,7 +79,7 @@ class CachedFunction:
         return value
 
     def _call(self, index: int) -> tuple[Any, bool]:
-        """What the function gives, and whether somebody drew from the global generators meanwhile."""
+        """What the function gives, and whether any code drew from the global generators meanwhile."""
         self._watch.arm()
         value = self._fn(self._get(index))
         end_stray()  # a child that the function has forked shall not write

@@ -25,7 +25,7 @@ class Maker(Protocol):
 
     @property
     def needs_positions(self) -> bool:
-        """See `Calls.needs_positions`."""
+        """Whether a call is given positions, beside indices."""
 
     def samples(
         self,
@@ -36,10 +36,10 @@ class Maker(Protocol):
         arrays: Sequence[npt.NDArray[Any]] | None = None,
         row: int = 0,
     ) -> None:
-        """See `Calls.samples`."""
+        """Samples for consecutive rows, one after the other."""
 
     def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int], row: int = 0) -> Any:
-        """See `Calls.unit`."""
+        """What one call of the function makes: a sample, or the samples of a batch."""
 
 
 def refuse_draws(threads: int) -> ArgumentError:
@@ -167,7 +167,7 @@ class Calls:
             try:
                 result = work(self)
             except Exception as error:  # not Ctrl-C: it would be gone with the second run
-                end_stray(error)  # `random` is seeded anew in a fork, which is no draw
+                end_stray(error)  # `random` is seeded again in a fork, which is no draw
                 if not watch.drew():
                     raise
             else:

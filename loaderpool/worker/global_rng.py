@@ -27,8 +27,8 @@ class GlobalsWatch:
 
     Code that uses generators of its own is not noticed, nor is a state that is put back as it was.
 
-    It does not import `numpy.random`. Where the watched code did, nobody can tell what it drew: then `was_blind`, which
-    counts as drawn. Whoever wants to know runs that code again.
+    It does not import `numpy.random`. Where the watched code did, it cannot be told what it drew: then `was_blind`,
+    which counts as drawn. A caller that must know runs that code again.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ def _python_words() -> tuple[memoryview, memoryview, Any] | None:
 
 
 def _is_numpy_random_there() -> bool:
-    """Whether somebody has imported it; `import numpy` did so before NumPy 2."""
+    """Whether any code has imported it; `import numpy` did so before NumPy 2."""
     return "numpy.random.mtrand" in sys.modules
 
 

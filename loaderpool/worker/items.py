@@ -85,10 +85,10 @@ class StreamedItems:
         self._items = dict(enumerate(items, first))
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """See `WorkItems`.
+        """Positions of a job's rows, as the bundle has them.
 
         Raises:
-            Abandoned: a bundle is gone, so nobody wants it any more.
+            Abandoned: a bundle is gone, so its batch is not wanted any more.
         """
         if self.shared is None:
             return np.array(list(self._items), np.int64)
@@ -99,7 +99,7 @@ class StreamedItems:
         return positions if job.count > 1 else positions[job.row_start : job.row_stop]
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """See `WorkItems`. The first batch is there, no other may be."""
+        """Positions of the first batch, which is there; no other may be."""
         if self.shared is not None:
             self._items = {}
             self._load(feed, 0)

@@ -3,7 +3,7 @@
     take(start, count) ──▶ positions of that batch        give(position) ──▶ an item of it, the caller's own
 
 A lane only goes forward. Where a batch before its place is wanted, or an item a second time, the generators are made
-anew and run again up to there; what they yield on the way is dropped.
+again and run again up to there; what they yield on the way is dropped.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Lane:
         return positions
 
     def give(self, position: int) -> Any:
-        """An item of the latest batch. It is the caller's, who may change it: a second time it is made anew."""
+        """An item of the latest batch. It is the caller's, who may change it: a second time it is made again."""
         if position not in self._batch:
             start, wanted = self._start, self._wanted
             self.close()
@@ -137,7 +137,7 @@ class Lane:
 
     def close(self) -> None:
         """End the generator; the lane stands at its start."""
-        with contextlib.suppress(Exception):  # of a `finally` of the user's, whom nobody asked
+        with contextlib.suppress(Exception):  # of a `finally` of the user's, for which no consumer asked
             if self._left is not None:
                 self._run(self._close_items)
         self._globals = None
@@ -153,7 +153,7 @@ class Lane:
         try:
             return work()
         except BaseException as error:
-            # A generator that has raised has ended: whoever comes again begins anew.
+            # A generator that has raised has ended: the next caller begins it again.
             position = self._failing
             with contextlib.suppress(Exception):
                 self._close_items()

@@ -3,7 +3,7 @@
 A *lane* is what one copy of the generator yields in an epoch, or one after the other the generators of every n-th
 shard. Batch k of a loader with n lanes is the k // n-th batch of lane k modulo n, so what a batch holds depends on
 nothing but its number. A lane is worked on by the worker that it is at home with. Where it moves to another one, or its
-worker died, the generator is made anew and run again up to the batch that is wanted; what it yields on the way is
+worker died, the generator is made again and run again up to the batch that is wanted; what it yields on the way is
 dropped.
 """
 
@@ -112,7 +112,7 @@ class LaneItems:
         return self._latest.give(position)
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """See `WorkItems`; none where the lane has ended."""
+        """Positions of a job's rows; none where the lane has ended."""
         round_number, lane = divmod(job.batch, self._plan.lanes)
         rows = self._plan.most_rows
         self._watcher.run, self._watcher.times_items = job.run, self._times_items or job.attempt > 0
@@ -153,7 +153,7 @@ class LaneItems:
                 continue
             if positions is not None:
                 return positions
-            # From here on each lane has a state of its own: they begin anew, as if it had been so from the start.
+            # From here on each lane has a state of its own: they begin again, as if it had been so from the start.
             self._keeps_globals = True
             for open_lane in self._lanes.values():
                 open_lane.close()

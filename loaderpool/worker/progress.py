@@ -39,7 +39,7 @@ class Progress:
         numbers = self.numbers
         if numbers[Board.mark(job.run)] == job.run:
             raise Abandoned
-        # In this order: between the two a look at the board sees no more than the last sample begun anew.
+        # In this order: between the two a look at the board sees no more than the last sample begun again.
         numbers[self.started_field] = clock.monotonic_ns()
         numbers[self.index_field] = index + 1
 
@@ -53,7 +53,7 @@ class Progress:
         """A generator makes the item of this position from now on.
 
         Raises:
-            Abandoned: nobody wants this run any more; 0: a probe, which is of none.
+            Abandoned: the consumer has abandoned this run; 0: a probe, which is of none.
         """
         numbers = self.numbers
         if run and numbers[Board.mark(run)] == run:

@@ -1,14 +1,14 @@
 """Which tickets' calls a worker's threads make, and when what they made may be used.
 
 Between two tickets threads would idle until the last row of the first is made. So the calls of the tickets that wait
-behind the one that is being filled begin as soon as threads are free. Of a worker that has died nobody knows which of
+behind the one that is being filled begin as soon as threads are free. Of a worker that has died it is unknown which of
 its tickets was to blame; so each of them is made again with nothing beside it: then a death over it is its own.
 
 A function that fills one buffer again and again has all its threads fill it. Where results share memory, their ticket
 is made once more by one thread: what then differs was such a buffer, and what does not is a constant.
 
 The global generators cannot be seeded for a sample while other samples are made. Where they are watched, what was made
-while somebody drew from them is made once more, with nothing beside it; who draws again is refused.
+while any code drew from them is made once more, with nothing beside it; who draws again is refused.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ThreadCalls:
                 ticket_calls.end()
                 del self._ticket_calls[key]
             if self._watch is not None and self._watch.drew():
-                self._drop_others()  # whose draw it was nobody knows
+                self._drop_others()  # whose draw it was is unknown
                 is_beside_others = False
                 continue
             return self._made_by_one(opened, filled, fill, bytes_of) if is_shared else filled
@@ -163,7 +163,7 @@ class ThreadCalls:
         return filled
 
     def _drop_others(self) -> None:
-        """Nothing is made any more; the turns of the other tickets will begin them anew."""
+        """Nothing is made any more; the turns of the other tickets will begin them again."""
         for _, other in self._ticket_calls.values():
             other.end()
         self._ticket_calls.clear()

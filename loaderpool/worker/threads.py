@@ -77,7 +77,7 @@ class _Call:
 
 
 class TicketCalls:
-    """The calls of one ticket, for whoever makes rows of their results; it stands in for `Calls` there.
+    """The calls of one ticket, for the code that makes rows of their results, in the place of `Calls`.
 
     Args:
         worker_threads: whose threads make them.
@@ -137,12 +137,12 @@ class TicketCalls:
         arrays: Sequence[npt.NDArray[Any]] | None = None,
         row: int = 0,
     ) -> None:
-        """See `Calls.samples`. Blocks: until the rows from `row` on were made."""
+        """Return samples, as `Calls.samples` does. Blocks: until the rows from `row` on were made."""
         for at in range(len(indices)):
             results.append(self._take(row + at))
 
     def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int], row: int = 0) -> Any:
-        """See `Calls.unit`. Blocks: until it was made."""
+        """Return the unit of a call, as `Calls.unit` does. Blocks: until it was made."""
         return self._take(row)
 
     def _take(self, row: int) -> Any:
@@ -206,7 +206,7 @@ class WorkerThreads:
         arrays: Sequence[npt.NDArray[Any]] | None = None,
         kept: Mapping[int, Any] | None = None,
     ) -> TicketCalls:
-        """Have a ticket's calls made, behind those of earlier ones. See `TicketCalls`."""
+        """Have a ticket's calls made, after those of earlier ones."""
         if not self._running:
             self._start()
         ticket_calls = TicketCalls(self, job, planned, read, arrays, kept or {})

@@ -62,7 +62,7 @@ class Trial:
                 self._calls.watched(lambda _: self.call(job.epoch, positions.tolist(), indices, form))
             except Abandoned:
                 raise
-            except self._progress.catches as error:  # an exception kills nobody
+            except self._progress.catches as error:  # an exception kills no worker
                 end_stray(error)
             end_stray()
         return len(calls)

@@ -185,7 +185,7 @@ class Work:
         return self._prober.probe_batch(epoch, batch) if batch else self._prober.probe(epoch, feed)
 
     def make_early(self, epoch: int, batch: int, call: int) -> int | None:
-        """Make one call before there is a form, and keep its result. See `Prober.make_early`."""
+        """Make one call before there is a form, and keep its result, as `Prober.make_early` does."""
         return self._prober.make_early(epoch, batch, call)
 
     def forget_probe(self) -> None:
@@ -298,11 +298,11 @@ class Work:
         return self._calls.origin
 
     def try_alone(self, job: Job, which: int, begin_with: int | None) -> int:
-        """Run one of a job's calls alone and drop its result; returns how many the job has. See `Trial.run`."""
+        """Run one of a job's calls alone and drop its result; returns how many the job has."""
         return self._trial.run(job, which, begin_with, self.form)
 
     def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
-        """One call of the function, and nothing around it; raises whatever it raises. See `Trial.call`."""
+        """One call of the function, and nothing around it; raises whatever it raises."""
         return self._trial.call(epoch, positions, indices, self.form)
 
     def _fill_rows(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:

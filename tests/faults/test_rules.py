@@ -319,7 +319,7 @@ def test_rule_04_no_write_blocks_and_nothing_is_lost_by_it() -> None:
             within_s(20, held.clear)
 
 
-def test_rule_05_whoever_waits_reads_for_all_and_passes_the_lead_on(tmp_path: Path) -> None:
+def test_rule_05_the_thread_that_waits_reads_for_all_and_passes_the_lead_on(tmp_path: Path) -> None:
     def fn(item: int) -> Any:
         while item // 4 not in (0, 25) and not (tmp_path / str(item // 4)).exists():
             time.sleep(0.001)

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         print("Interrupted.", file=sys.stderr)
         return _INTERRUPTED
-    except BrokenPipeError:  # the reader has left (`| head`): there is nobody to tell
+    except BrokenPipeError:  # the reader has left (`| head`): there is no reader to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains again
         return 1
     return status or 0

@@ -24,7 +24,7 @@ def cpu_share(base: Measurement) -> float:
     # Waiting for a CPU is not the function's own: on a busy machine all work would seem to block.
     had_s = window.elapsed_s * base.setting.processes - window.queued_s
     share = min(1.0, cpu_s / had_s) if had_s > cpu_s else 1.0
-    # Of a worker that computes all the time nobody can tell how long its calls would wait if they were alone.
+    # Of a worker that computes all the time it cannot be told how long its calls would wait if they were alone.
     return share / base.setting.threads if share < COMPUTES_ABOVE else share
 
 

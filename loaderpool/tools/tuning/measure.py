@@ -207,7 +207,7 @@ def _differences(before: Sequence[WorkerStatistics], after: Sequence[WorkerStati
 def _difference(start: WorkerStatistics | None, end: WorkerStatistics) -> WorkerStatistics:
     if start is None:
         return end
-    # The counts go on when a worker is replaced; its process, and with it the CPU time, begins anew.
+    # The counts go on when a worker is replaced; its process, and with it the CPU time, begins again.
     cpu_before_s = start.cpu_s if start.pid == end.pid else 0.0
     return WorkerStatistics(
         index=end.index,

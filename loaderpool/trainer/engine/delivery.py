@@ -173,7 +173,7 @@ class Engine(Protocol):
         """
 
     def read_ahead(self, is_sure: bool) -> int:
-        """How many batches of the next epoch it may well make before anybody asks for it. There is a form.
+        """How many batches of the next epoch it may well make before they are asked for. There is a form.
 
         Args:
             is_sure: whether it will be asked for; else they may be made in vain.

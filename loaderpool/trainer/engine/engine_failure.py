@@ -20,13 +20,13 @@ class EngineFailure:
 
     def __init__(self) -> None:
         self.is_there = False
-        # Makes the error anew for each who meets it: a kept exception would keep, through its traceback, every frame
+        # Makes a new error for each that meets it: a kept exception would keep, through its traceback, every frame
         # that it passed, and so the loader itself.
         self._make_error: Callable[[], LoaderpoolError] | None = None
         self._may_pass = self._was_told = False
 
     def note(self, make_error: Callable[[], LoaderpoolError], *, may_pass: bool = False) -> None:
-        """The loader fails with this error; `may_pass`: what led to it is tried again once somebody was told."""
+        """The loader fails with this error; `may_pass`: what led to it is tried again once a consumer was told."""
         self._make_error, self._may_pass, self._was_told = make_error, may_pass, False
         self.is_there = True
 
@@ -61,7 +61,7 @@ class EngineFailure:
             raise self._make_error()
 
     def pass_over(self) -> bool:
-        """Forget an error that may pass and that somebody was told of; whether there was one."""
+        """Forget an error that may pass and that a consumer was told of; whether there was one."""
         if not (self._may_pass and self._was_told):
             return False
         self._make_error, self._may_pass, self._was_told = None, False, False

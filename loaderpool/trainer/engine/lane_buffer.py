@@ -1,4 +1,4 @@
-"""Where the batches of generators wait that take turns, each of which ends at a place nobody knows before."""
+"""Where batches of generators that take turns wait; where each generator ends is not known before."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LaneBuffer:
         return self.begin_at
 
     def put(self, arrived: Arrived) -> bool:
-        """See `ReorderBuffer`; False also for what a lane has behind its end."""
+        """Keep what arrived for its turn; False: it was taken, or lies behind its lane's end."""
         number = arrived.first
         batch, lane = divmod(number, self._lanes)
         if batch < self._taken[lane] or lane in self.ended:

@@ -68,7 +68,7 @@ class LocalEngine:
         self.unit, self.given_spec = checked.unit, checked.given_spec
         self.takes_out: bool = checked.payload["takes_out"]
         self._first_epoch = first_epoch
-        board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: nobody else looks at it
+        board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
         self.work = Work({**checked.payload, "cache": cache}, board, 0, None, catches=Exception)
         self._form: BatchForm | None = None
         self._globals: GlobalsGuard  # made with the form
@@ -115,7 +115,7 @@ class LocalEngine:
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
     ) -> LocalSubscription:
-        """See `delivery.Engine`. The rest of generators begins where `lanes` says, that of others without `taken`."""
+        """Begin a run. The rest of generators begins where `lanes` says, that of others without `taken`."""
         self.form()
         if self._stream is not None:
             reading = self._reading_for(self._stream, first_epoch, plan)
@@ -137,7 +137,7 @@ class LocalEngine:
         return self._open(stream, epoch, plan)
 
     def _put_first(self, stream: StreamSource) -> None:
-        """Have the first items be the probe's; where there are none, the next pass looks anew, if it can."""
+        """Have the first items be the probe's; where there are none, the next pass looks again, if it can."""
         if self._first_reading is None:
             self._first_reading = self._open(stream, self._first_epoch, self.plan)
         try:

@@ -70,10 +70,7 @@ class IndexedSubscription(LocalSubscription):
     """Of items that are had by index.
 
     Args:
-        make: see `LocalSubscription`, as for those that follow.
-        forget: likewise.
-        first_epoch: likewise.
-        plan: likewise.
+        make, forget, first_epoch, plan: of `LocalSubscription`.
         limit: batches before this one are wanted.
         taken: ranges of numbers that are left out: the first of each, and how many.
     """
@@ -149,10 +146,7 @@ class StreamSubscription(LocalSubscription):
     """Of a stream: its items are read here, batch by batch.
 
     Args:
-        make: see `LocalSubscription`, as for those that follow.
-        forget: likewise.
-        first_epoch: likewise.
-        plan: likewise.
+        make, forget, first_epoch, plan: of `LocalSubscription`.
         taken: ranges of numbers that are left out: the first of each, and how many.
         reading: of the pass.
     """
@@ -188,10 +182,7 @@ class GeneratorSubscription(LocalSubscription):
     """Of generators that take turns.
 
     Args:
-        make: see `LocalSubscription`, as for those that follow. Raises `LaneEnded` when the generator has no more.
-        forget: likewise.
-        first_epoch: likewise.
-        plan: likewise.
+        make, forget, first_epoch, plan: of `LocalSubscription`. Raises `LaneEnded` when the generator has no more.
         places: where the generators go on; None: they begin.
     """
 

@@ -34,7 +34,8 @@ from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import place, put_shipment
 from loaderpool.transport.payload.ship import Shipment, ship
 
-# Whoever holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
+# The thread that holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for
+# ever.
 _LOCK_TIMEOUT_S = 1.0
 
 # What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
@@ -86,7 +87,7 @@ class PoolEngine:
                 shipment, for_reader = ship_beside(for_workers, stream, config, plan)
         warn_of_data(shipment)
         by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
-        session.catch_up()  # if the supervisor has died since somebody looked, another one shall load this
+        session.catch_up()  # if the supervisor has died since the last look, another one shall load this
         with session.lock:
             self.number = session.take_number()
             self._probing = Probing(session, self.number, checked, first_epoch)
@@ -166,7 +167,7 @@ class PoolEngine:
             return probing.widen(form)
 
     def read_ahead(self, is_sure: bool) -> int:
-        """See `delivery.Engine`; where it is not sure, no worker is to idle at the epoch's edge, and that is all."""
+        """How many batches to make ahead: where the next epoch is not sure, enough to keep workers busy."""
         assert self.layout is not None
         if not is_sure:
             return self.session.workers_wanted + 1
@@ -175,7 +176,7 @@ class PoolEngine:
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
     ) -> PoolSubscription:
-        """See `delivery.Engine`.
+        """Begin a run in the pool.
 
         Raises:
             MemoryLimitError: other runs are active and the budget has no slot for this one.
@@ -302,7 +303,7 @@ class PoolEngine:
             self._forget()
 
     def on_new_supervisor(self) -> None:
-        """Tell another supervisor all that it must know, and have what was not taken made anew."""
+        """Tell another supervisor all that it must know, and have what was not taken made again."""
         if self.is_closed:
             self._forget()
             return
@@ -330,7 +331,7 @@ class PoolEngine:
 
     def on_load_died(self, how: str) -> None:
         self._has_ended_supervisor = True
-        self.on_close()  # nobody will want what its stream still has
+        self.on_close()  # what its stream still has is not wanted any more
         self.failure.note_load_died(how)
 
     def check_open(self) -> None:
@@ -339,7 +340,7 @@ class PoolEngine:
             raise closed_error()
 
     def _try_again(self) -> None:
-        """The first sample failed, say, and somebody was told: it is tried anew, as any other one in the next pass."""
+        """Try again what failed, a first sample say, after a consumer was told: as any other one in the next pass."""
         self.session.check_owner()
         with self.session.lock:
             if not self.failure.pass_over() or self._probing.has_first:
@@ -353,7 +354,7 @@ class PoolEngine:
     def _unload(self) -> None:
         if self.layout is not None:
             self.layout.quotas.end_all()
-        # The workers are gone, or no supervisor knows of it: nobody looks at its memory any more.
+        # The workers are gone, or no supervisor knows of it: no process looks at its memory any more.
         if self.session.is_closed or self._has_ended_supervisor:
             self._forget()
         else:

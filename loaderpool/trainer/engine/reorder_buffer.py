@@ -20,7 +20,7 @@ class Arrived:
     rows: int  # of each batch
     slot: int | None  # None: it holds another batch
     rows_done: int = 0
-    # Makes the error anew for who takes it: a kept exception would keep, through its traceback, all its frames.
+    # Makes a new error for each that takes it: a kept exception would keep, through its traceback, all its frames.
     make_error: Callable[[], LoaderpoolError] | None = None
     error_row: int = 0
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
@@ -42,10 +42,10 @@ class ReorderBuffer(Protocol):
 
     @property
     def done_before(self) -> int:
-        """All batches before this one were taken, and nobody makes any of them again."""
+        """All batches before this one were taken, and no worker makes any of them again."""
 
     def put(self, arrived: Arrived) -> bool:
-        """Keep what arrived for its turn; False: all its batches were taken before the run began anew."""
+        """Keep what arrived for its turn; False: all its batches were taken before the run began again."""
 
     def is_ready(self) -> bool:
         """Whether `front` has something."""
@@ -134,11 +134,11 @@ class UnorderedBuffer:
 
     @property
     def done_before(self) -> int:
-        """See `ReorderBuffer`. A batch that was taken may be in one ticket with one that was not."""
+        """The first batch that may still come: one that was taken may be in one ticket with one that was not."""
         return min(self.begin_at, self._arrived_before)
 
     def put(self, arrived: Arrived) -> bool:
-        """See `ReorderBuffer`. Workers make ranges without gaps, so after a new begin some batches may come again."""
+        """Keep what arrived; False: all was taken. Workers make ranges without gaps, so some batches may come again."""
         self._arrived[arrived.first] = arrived.count
         while count := self._arrived.pop(self._arrived_before, 0):
             self._arrived_before += count

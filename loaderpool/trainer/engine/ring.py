@@ -276,7 +276,7 @@ class Ring:
     def _reclaim_later(self, slot: int) -> None:
         """Runs in: finalizers, on any thread."""
         self._session.todo.append(functools.partial(self._reclaim, slot))
-        if self._session.is_closed:  # nobody else comes by who would
+        if self._session.is_closed:  # no other thread comes by that would
             self._session.run_todo()
 
     def _reclaim(self, slot: int) -> None:
@@ -284,7 +284,7 @@ class Ring:
             self._session.routing.by_slot.pop(slot, None)
             self._retiring.discard(slot)
             self._session.arena.give_back(self.extents.pop(slot))
-            if not self.extents:  # be referred to by nobody: what is closed goes without the collector of garbage
+            if not self.extents:  # have no reference left: what is closed goes without the collector of garbage
                 self.lender.on_return.clear()
 
     def _most(self, runs: int) -> int:
@@ -298,7 +298,7 @@ class Ring:
         return self._taken_bytes() + self.plan.slot_bytes <= self.plan.limit_bytes
 
     def _taken_bytes(self) -> int:
-        kept = self._retiring & self.lender.lent.keys()  # nobody but the consumer needs them any more
+        kept = self._retiring & self.lender.lent.keys()  # only the consumer needs them any more
         return sum(extent.nbytes for slot, extent in self.extents.items() if slot not in kept)
 
     def _grow_as_wanted(self) -> None:

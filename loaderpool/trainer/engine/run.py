@@ -47,7 +47,7 @@ class Run:
         feed: Feed | None,
     ) -> None:
         self._context, self._session, self._plan = context, context.session, plan
-        # As the supervisor is told them: a plan computes them anew for who asks.
+        # As the supervisor is told them: a plan computes them again for who asks.
         self._per_epoch, self._full_batches = plan.batches_per_epoch, plan.full_batches
         self._rows_vary, self._most_rows, self._last_rows = plan.rows_vary, plan.most_rows, plan.last_rows
         self.number = number
@@ -85,7 +85,7 @@ class Run:
             self.is_over = True
             if session.is_foreign:  # the run is our parent's, and goes on there
                 return
-            # Workers see this before their next row; the rest waits for whoever has the lock.
+            # Workers see this before their next row; the rest waits for the thread that has the lock.
             session.arena.board.abandon(self.number)
             session.todo.append(self._tidy)
             session.run_todo()
@@ -149,7 +149,7 @@ class Run:
                 arrived.make_error, arrived.error_row = functools.partial(make, report), row_start
             if self._redo_batches_before(arrived, words[1], report):
                 return
-        elif status == Status.ABANDONED and not self.is_over:  # never the slot's bytes, whoever has erred
+        elif status == Status.ABANDONED and not self.is_over:  # never the slot's bytes, wherever the error is
             text = f"batch {first} was given up, though it is wanted: a defect of loaderpool, please report it"
             arrived.make_error = functools.partial(LoaderpoolError, text)
         elif status == Status.OVERSIZE and isinstance(attachment, tuple):
@@ -172,7 +172,7 @@ class Run:
     def on_unsure(self, words: Words) -> None:
         """A worker died while it sent a completion over the socket (PROTO-6). The session's lock is held.
 
-        If it was sent it is here by now, and the slot is ours; if not, nobody has it.
+        If it was sent it is here by now, and the slot is ours; if not, no process has it.
         """
         _, ticket, _, first, _, row_range, slot, _ = words
         if (first, split32(row_range)[0]) in self._seen:

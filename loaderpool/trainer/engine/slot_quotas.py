@@ -5,7 +5,7 @@ That is rule 7 (docs/explanation/rules.md).
 RING-3: where several runs are active, their quotas add up to no more than the slots that there are, or will be as soon
 as outgrown ones are back, without those that are lent and no active run's. A run fills at most its quota, and of these
 it lends all but one at most: so each can always have a batch made and delivered. A quota is never lowered while its
-slots are held: the run begins anew with fewer (`HoldsSlots.restart`).
+slots are held: the run begins again with fewer (`HoldsSlots.restart`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SlotQuotas(Generic[_Run]):
     def make_way(self) -> int:
         """Slots for a new run: all, or where others are active some that these cannot take.
 
-        The ring grows for it, or, where the budget is spent, all begin anew with the same share.
+        The ring grows for it, or, where the budget is spent, all begin again with the same share.
 
         Raises:
             MemoryLimitError: that would leave a run without a slot.
@@ -98,7 +98,7 @@ class SlotQuotas(Generic[_Run]):
         return self._share_anew(active, with_new=True)
 
     def restart_all(self) -> None:
-        """Every run begins anew at its first batch that was not taken; what consumers look at is no run's any more."""
+        """Every run begins again at its first batch that was not taken; what consumers look at is no run's any more."""
         active = self.active
         if len(active) == 1:
             active[0].restart(self._ring.prospect)
@@ -110,7 +110,7 @@ class SlotQuotas(Generic[_Run]):
         return self._ring.grow_by_one(len(self.active))
 
     def outgrown(self, nbytes: int) -> None:
-        """A batch of `nbytes` did not fit: larger slots, which may be fewer, are shared anew.
+        """A batch of `nbytes` did not fit: larger slots, which may be fewer, are shared again.
 
         Raises:
             MemoryLimitError: the machine has no room for as many as there are runs.
@@ -119,7 +119,8 @@ class SlotQuotas(Generic[_Run]):
         least = ring.count if self._keeps_count else 0
         if not ring.outgrown(nbytes, len(active), least):
             return
-        # Not only the quotas: slots that a run has filled and nobody reads would never make room for larger ones.
+        # Not only the quotas: slots that a run has filled and its consumer does not read would never make room for
+        # larger ones.
         if ring.count < least or (len(active) > 1 and self._spare(active) < 0):
             self.restart_all()
 
@@ -151,13 +152,13 @@ class SlotQuotas(Generic[_Run]):
 
     def _spare(self, active: list[_Run], slots: int | None = None) -> int:
         """Slots (of those that there are, or of so many) that are in no active run's quota."""
-        # What the consumer keeps of other passes serves nobody: what the active ones hold is among the rest.
+        # What the consumer keeps of other passes serves no other: what the active ones hold is among the rest.
         kept = self._ring.lent_count(but={slot for run in active for slot in run.lent})
         return (self._ring.count if slots is None else slots) - kept - sum(run.quota for run in active)
 
     def _share_anew(self, active: list[_Run], with_new: bool = False) -> int:
         ring, runs = self._ring, len(active) + with_new
-        # What was lent by a run that begins anew is no longer its.
+        # What was lent by a run that begins again is no longer its.
         share, rest = divmod(ring.prospect - ring.lent_count(but=()), runs)
         if share < 1:
             raise MemoryLimitError(

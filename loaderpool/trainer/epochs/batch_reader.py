@@ -1,4 +1,4 @@
-"""`BatchReader`: how the batches of a pass are handed over to whoever reads them, a loop or `tf.data`."""
+"""`BatchReader`: how the batches of a pass are handed over to what reads them, a loop or `tf.data`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Pass:
         Raises:
             StopIteration: the epoch is over.
             KeyboardInterrupt: it came in the wait; the pass may be asked again.
-            LoaderpoolError: what ended the pass; the next pass starts anew.
+            LoaderpoolError: what ended the pass; the next pass starts again.
         """
         tracker = self._tracker
         if self.is_over:

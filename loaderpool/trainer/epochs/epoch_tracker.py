@@ -76,7 +76,7 @@ class EpochTracker:
         self.latest_is_dataset = False
         self.iterations = 0  # that have begun
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
-        self.looks_ahead = True  # over an epoch's edge; False: nobody will want another epoch
+        self.looks_ahead = True  # over an epoch's edge; False: no other epoch will be wanted
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         # Of iterators that have begun and are not at their end, by their pass's id; a WeakSet costs microseconds in
         # each epoch's gap.
@@ -119,7 +119,7 @@ class EpochTracker:
 
     @property
     def last_error(self) -> BaseException | None:
-        """The error that ended the latest failed pass, whole but for its frames where nobody keeps it."""
+        """The error that ended the latest failed pass, whole but for its frames where it is not kept elsewhere."""
         return self._last_error.get()
 
     def note_error(self, error: BaseException) -> None:
@@ -269,6 +269,6 @@ class EpochTracker:
     def _tell(self, changes: dict[str, Any] | None) -> None:
         if changes:
             assert self.hooks is not None
-            with contextlib.suppress(ClosedError):  # then there is nobody to tell
+            with contextlib.suppress(ClosedError):  # then there is no worker to tell
                 self.engine().update(changes)
                 self.hooks.told()

@@ -34,7 +34,7 @@ class ErrorBudget:
         self._policy, self._plan, self._tally = policy, plan, counters
         self._errors = 0
         self._waiting: collections.deque[list[Failure]] = collections.deque()  # by batch, not handed over yet
-        # Makes the error anew: a kept exception would keep, through its traceback, all its frames.
+        # Makes a new error each time: a kept exception would keep, through its traceback, all its frames.
         self._make_error: Callable[[], LoaderpoolError] | None = None
 
     def check(self) -> None:

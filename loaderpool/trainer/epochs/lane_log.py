@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from loaderpool.errors import StateError
 from loaderpool.plan.lane_places import LanePlaces
 
-# Of how many batches back it is known where each came from. Fewer: nobody fetches so far ahead. More: a pass without
-# end would keep them all.
+# Of how many batches back it is known where each came from. Fewer: no consumer fetches so far ahead. More: a pass
+# without end would keep them all.
 _KEPT = 65_536
 
 

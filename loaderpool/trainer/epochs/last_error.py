@@ -9,7 +9,7 @@ from loaderpool.errors import LoaderpoolError
 
 
 class LastError:
-    """The latest error that was noted: itself for as long as somebody keeps it, else a copy without its frames."""
+    """The latest error that was noted: itself for as long as it is kept elsewhere, else a copy without its frames."""
 
     def __init__(self) -> None:
         self._error: weakref.ref[BaseException] | None = None

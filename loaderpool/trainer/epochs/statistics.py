@@ -22,7 +22,7 @@ class Statistics:
     bytes: int  # bytes of the batches handed to consumers
     elapsed_s: float  # seconds between the first and the latest hand-over, all passes
     samples_per_s: float  # samples after the first hand-over / elapsed_s; 0.0 before there are two
-    bytes_per_s: float  # likewise
+    bytes_per_s: float  # of the same time
     padding_share: float  # of the elements of padded components that were delivered: how many are padding, 0.0 to 1.0
     consumer_wait_s: float  # seconds that consumers waited for a batch
     worker_wait_s: float  # seconds that workers waited for a slot or for work, summed
@@ -48,7 +48,7 @@ class Statistics:
     stream_on_thread_because: str  # why it is read on a thread
     cache_hits: int  # results of `fn` that came from the cache
     cache_misses: int  # those that it gave, where there is a cache
-    cache_damaged: int  # entries of the cache that did not have what was written, and were made anew
+    cache_damaged: int  # entries of the cache that did not have what was written, and were made again
     cache_bytes: int  # that the cache takes
     cache_is_full: bool  # whether a result was not kept for lack of room
     workers_start: Literal["fork", "exec"] | None  # exec: modules start threads on import; None: workers=0

@@ -27,7 +27,7 @@ from loaderpool.transport import messages
 class ReturnPipe:
     """The trainer's end of the control pipe, kept open for as long as anything may still return a slot.
 
-    Leases hold it, so its descriptor can never be closed and used again by somebody else under a late finalizer.
+    Leases hold it, so its descriptor can never be closed and used again for another file under a late finalizer.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -37,7 +37,7 @@ class ReturnPipe:
         self._releases: collections.deque[bytes] = collections.deque()  # their order does not matter
         self._messages: collections.deque[bytes] = collections.deque()  # theirs does
         self.is_dead = False
-        self.on_leftover: Callable[[], None] | None = None  # has whoever waits come and see
+        self.on_leftover: Callable[[], None] | None = None  # has the thread that waits come and see
 
     def renew(self, descriptor: int) -> None:
         """Write to another pipe from now on; messages that the old one did not take are forgotten.
@@ -87,7 +87,7 @@ class ReturnPipe:
         return self._descriptor
 
     def _write(self, message: bytes) -> bool:
-        """True when the message is gone: written, or nobody is there to read it."""
+        """Whether the message is gone: written, or without a reader any more."""
         if self.is_dead:
             return True
         try:
@@ -95,7 +95,7 @@ class ReturnPipe:
             return True
         except BlockingIOError:  # the pipe is full
             return False
-        except OSError:  # nobody reads it any more: who leads learns of that by itself
+        except OSError:  # it is read no more: the thread that leads finds out itself
             return True
 
     def __del__(self) -> None:
@@ -160,7 +160,7 @@ class Lender:
         return anchor
 
     def give_back(self, slot: int, ticket: int) -> None:
-        """Return a slot that nobody looks at."""
+        """Return a slot at which no array looks."""
         self._pipe.release(_release(slot, ticket))
 
     def lent_message(self, slot: int) -> bytes | None:

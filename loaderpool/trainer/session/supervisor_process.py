@@ -29,7 +29,7 @@ _LOOK_MS = 200
 # Workers end with their supervisor by themselves, in milliseconds; larger for one in an uninterruptible system call.
 _WORKERS_END_S = 5.0
 # A field of the board holds a ticket in 48 bits. More than one supervisor can ever deal, and few enough that only the
-# 256th supervisor after this one begins with the same number, when nobody looks at this one's batches any more.
+# 256th supervisor after this one begins with the same number, when no consumer looks at this one's batches any more.
 _TICKET_NUMBERS = 1 << 48
 _TICKETS_PER_SUPERVISOR = 1 << 40
 
@@ -151,7 +151,7 @@ class SupervisorProcess:
         try:
             socket.send_fds(self.socket, [message], descriptors)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it is dead: another one will be told anew
+            pass  # it is dead: another one will be told again
         except OSError as error:
             raise PoolBrokenError(f"the arrays' memory could not be handed to the supervisor: {error}") from error
 

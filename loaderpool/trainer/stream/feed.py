@@ -101,7 +101,7 @@ class Feed:
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Begin to read; whoever is told of news knows this feed by now."""
+        """Begin to read; the listener for news knows this feed by now."""
         self.is_started = True
         threading.Thread(target=self._run, name="loaderpool-feed", daemon=True).start()
 
@@ -165,7 +165,7 @@ class Feed:
             fault_points.reach("feed.at_end")
         except StreamFailed as error:
             make_error = error.make_error
-        except BaseException as error:  # of the stream, or no memory, say: whatever it is, somebody waits to be told
+        except BaseException as error:  # of the stream, or no memory, say: whatever it is, a consumer waits to be told
             make_error = functools.partial(
                 reading_error, what_ended(error, self.epoch), self.plan.start_after(self.epoch, self.made)
             )
@@ -175,7 +175,7 @@ class Feed:
             self._frames.close()
 
     def _put(self, frame: NextFrame) -> bool:
-        """Bring a frame into the arena as soon as there is room; False: nobody wants it."""
+        """Bring a frame into the arena as soon as there is room; False: it is not wanted any more."""
         session = self._session
         nbytes = frame.nbytes
         extent = self._take_extent(nbytes)
@@ -207,7 +207,7 @@ class Feed:
         return True
 
     def _take_extent(self, nbytes: int) -> Extent | None:
-        """Room for so many bytes. Blocks until the consumer has made some; None: nobody wants it.
+        """Room for so many bytes. Blocks until the consumer has made some; None: it is not wanted any more.
 
         Raises:
             MemoryLimitError: nothing waits, and still there is none.

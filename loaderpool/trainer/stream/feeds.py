@@ -102,7 +102,7 @@ class StreamFeeds:
         self._open_first(epoch, plan)
 
     def begin_again(self, epoch: int, plan: BasePlan) -> bool:
-        """Where the first pass ended without an item, for which nobody has looked yet, read it anew; whether it did."""
+        """Read the first pass again where it ended without an item and that was not seen yet; whether it did."""
         first = self.first
         if first is None or first.made:
             return False

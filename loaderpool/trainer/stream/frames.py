@@ -13,7 +13,7 @@ class StreamFailed(Exception):
     """The stream ended by an error; it never leaves the feed.
 
     Attributes:
-        make_error: makes that error, anew for each who meets it: a kept exception would keep every frame it passed.
+        make_error: makes a new error for each that meets it: a kept exception would keep every frame it passed.
     """
 
     def __init__(self, make_error: Callable[[], LoaderpoolError]) -> None:
@@ -34,11 +34,11 @@ class NextFrame(Protocol):
 
     @property
     def pickling(self) -> int:
-        """See `Bundle`."""
+        """As its bundle has it."""
 
     @property
     def buffers(self) -> int:
-        """See `Bundle`."""
+        """As its bundle has it."""
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +84,7 @@ class OwnFrames:
         return next(self._frames, None)
 
     def cancel(self) -> None:
-        """See `FrameSource`. Who waits in the user's code goes on waiting there."""
+        """Have no more read. A thread that waits in the user's code goes on waiting there."""
 
     def close(self) -> None:
         self._frames.close()

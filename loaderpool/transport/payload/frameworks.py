@@ -47,7 +47,7 @@ def home_of(value: Any) -> str:
 
 
 class FrameworkImports:
-    """The answer for each module, found once. Modules may import more later, so it is made anew for each use."""
+    """The answer for each module, found once. Modules may import more later, so it is made again for each use."""
 
     def __init__(self) -> None:
         self._known: dict[str, bool] = {}
@@ -98,8 +98,8 @@ def _homes_of_globals(name: str, module: types.ModuleType) -> Iterator[str]:
 def _imports_submodule(package: types.ModuleType, key: str) -> bool:
     """Whether the package's own code imports its submodule `key`.
 
-    Python sets a submodule as an attribute of its package whoever imported it. Without this distinction, an empty
-    `project/__init__.py` would seem to import TensorFlow as soon as the script has imported `project.model`.
+    Python sets a submodule as an attribute of its package, whatever code imported it. Without this distinction, an
+    empty `project/__init__.py` would seem to import TensorFlow as soon as the script has imported `project.model`.
     """
     try:
         spec = package.__spec__

@@ -19,7 +19,7 @@ from loaderpool.transport.payload.item_pickler import ItemFailedError, NotPackab
 
 # Fewer items, or fewer bytes of them, stay as they are. An item that is packed takes 1 to 2 us longer to read; one that
 # is not takes three to six times its pickle in every worker that reads it. Smaller: tiny functions over short lists
-# are slowed down for memory that nobody misses. Larger: each worker has that much more of its own.
+# are slowed down for memory that does not matter. Larger: each worker has that much more of its own.
 LEAST_ITEMS = 1000
 _LEAST_BYTES = 1 << 20
 # Items are first tried: as many of them, evenly spread. Smaller: items that hold one large thing together are found

@@ -159,7 +159,7 @@ class _ItemPickler(PayloadPickler):
             return self._by_number(obj, kind)
         if id(obj) in self._others or issubclass(
             kind, np.memmap
-        ):  # a memmap's file would be opened anew for each reading
+        ):  # a memmap's file would be opened again for each reading
             raise NotPackableError
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and kind is not io.TextIOWrapper:

@@ -1,7 +1,7 @@
 """Files and connections that a module opened while it was imported, and that must not be used behind a fork.
 
 HDF5 reads through a place in the file that all forked processes move together, and hands out the inherited file to
-whoever opens the path anew; a fork that uses an inherited SQLite connection can damage the database
+any code that opens the path again; a fork that uses an inherited SQLite connection can damage the database
 (https://www.sqlite.org/howtocorrupt.html, "Carrying an open database connection across a fork()").
 """
 

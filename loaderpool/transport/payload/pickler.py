@@ -26,7 +26,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     """cloudpickle, and also: a `numpy.memmap` goes by path, cached functions of `__main__` go, open files do not."""
 
     met: set[int] | None = None
-    """Takes the ids of the objects that are told apart by identity alone, where somebody wants to know."""
+    """Takes the ids of the objects that are told apart by identity alone, where a caller asks for them."""
     stand_ins: Mapping[int, Any] | None = None
     """What goes in the place of objects that variables and attributes hold, by their ids."""
     holders: AbstractSet[int] = frozenset()

@@ -41,7 +41,7 @@ def plainness_of(elements: Sequence[Any]) -> Plainness:
     """Look through elements and what they hold. Blocks: a tenth of the time that pickling them takes.
 
     What is neither plain nor immutable, and what can be changed and is held more than once, is an obstacle: elements
-    that are made anew one by one would no longer share it.
+    that are made again one by one would no longer share it.
     """
     kinds: set[type] = set()
     seen: set[int] = set()

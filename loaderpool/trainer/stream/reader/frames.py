@@ -20,7 +20,7 @@ from loaderpool.trainer.stream.reader.messages import HEADER, ReaderMessage
 from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader, ReaderGoneError
 from loaderpool.trainer.stream.reader.readers import Readers
 
-# What nobody wants is thrown away in pieces of so many bytes.
+# What is not wanted any more is thrown away in pieces of so many bytes.
 _PIECE_BYTES = 1 << 20
 _BUNDLES = (ReaderMessage.BATCH, ReaderMessage.LARGE)
 
@@ -39,7 +39,7 @@ class _Frame(NamedTuple):
 
 
 class ReadFrames:
-    """See `FrameSource`.
+    """Gives the frames of one pass, which a reader process reads.
 
     Args:
         readers: of the loader.
@@ -107,7 +107,7 @@ class ReadFrames:
             reader.cancel(number)
 
     def close(self) -> None:
-        """See `FrameSource`. Blocks: at most for a moment, while the reader lets go."""
+        """Let go of the pass. Blocks: at most for a moment, while the reader lets go."""
         if self._reader is None:
             return
         reader = self._reader
@@ -127,7 +127,7 @@ class ReadFrames:
     # ---- the reader ----
 
     def _first_header(self) -> tuple[int, ...]:
-        """Have a reader begin; one that died between two passes is nobody's loss."""
+        """Have a reader begin; one that died between two passes is replaced."""
         while True:
             try:
                 reader = self._readers.take()
@@ -138,7 +138,7 @@ class ReadFrames:
             self._reader = reader
             try:
                 self._number = reader.read(self._epoch, self._plan.start)
-                if self._is_cancelled:  # before there was somebody to tell
+                if self._is_cancelled:  # before there was a reader to tell
                     reader.cancel(self._number)
                 return self._next_header(reader)
             except ReaderGoneError:
@@ -171,7 +171,7 @@ class ReadFrames:
         return self._is_cancelled or self._readers.is_closed
 
     def _lost(self) -> None:
-        """The reader died; returns where that is what somebody wanted.
+        """The reader died; returns where it was told to end.
 
         Raises:
             StreamFailed: it is not.

@@ -137,7 +137,7 @@ class _Commands:
 
 
 class _CheckedStream(StreamSource):
-    """Looks before each item whether anybody wants it."""
+    """Looks before each item whether the pass goes on."""
 
     def __init__(self, items: Any, commands: _Commands, number: int) -> None:
         super().__init__(items)

@@ -14,8 +14,8 @@ from loaderpool.system.stop_watch import StopWatch
 from loaderpool.trainer.stream.reader.messages import COMMAND, ReaderCommand
 from loaderpool.transport.reports import LostReport, Verdict
 
-# How long a reader may take to let go of a pass that nobody wants, or to end. Smaller: the user's code that happens to
-# wait is killed instead of closed. Larger: the next pass, or the loader's end, waits as long.
+# How long a reader may take to let go of a pass that is not wanted any more, or to end. Smaller: the user's code that
+# happens to wait is killed instead of closed. Larger: the next pass, or the loader's end, waits as long.
 GRACE_S = 0.5
 # Without pidfds a reader's process is looked at this often.
 _LOOK_MS = 200
@@ -28,7 +28,7 @@ class ReaderGoneError(Exception):
 class Reader:
     """A process and our end of the socket to it.
 
-    Ownership: whoever has taken it from `Readers` alone reads from the socket and closes it.
+    Ownership: the caller that has taken it from `Readers` alone reads from the socket and closes it.
 
     Args:
         process: just started.
@@ -63,7 +63,7 @@ class Reader:
         """Have a pass read from its position `start` on; returns the pass's number.
 
         Raises:
-            ReaderGoneError: nobody hears it.
+            ReaderGoneError: the reader is dead or ending.
         """
         self.passes += 1
         try:
@@ -76,7 +76,7 @@ class Reader:
         """There is room in the arena for the bundle that was told of.
 
         Raises:
-            ReaderGoneError: nobody hears it.
+            ReaderGoneError: the reader is dead or ending.
         """
         try:
             self._channel.send(COMMAND.pack(ReaderCommand.ROOM, number, offset, 0))
@@ -92,7 +92,7 @@ class Reader:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it was told that nobody wants the rest of its pass."""
+        """Whether it was told that the rest of its pass is not wanted."""
         return self._cancelled[0] == self.passes
 
     def note_left(self) -> None:
@@ -153,7 +153,7 @@ class Reader:
             os.killpg(self.pid, signal.SIGKILL)  # safe while it is not reaped: until then its number is not reused
 
     def tell_end(self) -> None:
-        """Tell it to end, and whoever waits for it here that it will. Never blocks."""
+        """Tell it to end, and a thread that waits for it here that it will. Never blocks."""
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 

@@ -48,7 +48,7 @@ class Readers:
             self._idle.append(self._start())
 
     def take(self) -> Reader:
-        """A reader that is nobody else's until it is given back.
+        """Return a reader that is the caller's alone until it is given back.
 
         Raises:
             PoolBrokenError: none could be started.
@@ -97,7 +97,7 @@ class Readers:
         self.is_closed = True
         readers = list(self._all.values())
         for reader in readers:
-            reader.tell_end()  # whoever has it closes it
+            reader.tell_end()  # the thread that has it closes it
         self._end_idle()
         until_ns = clock.monotonic_ns() + int(GRACE_S * 1e9)
         for reader in readers:
