@@ -176,7 +176,7 @@ class Contents:
 
 
 def _quick_pickle(item: Any) -> bytes | None:
-    """A pickle that tells equal objects not from the same ones; None where there is none.
+    """Return a pickle that tells equal objects not from the same ones; None where there is none.
 
     A byte of it may mean a set, whose order is another in each process: the caller looks for that.
     """

@@ -74,7 +74,7 @@ class CacheCell:
 
 
 def count(numbers: memoryview, nbytes: int) -> CacheCounts:
-    """The sum over all cells."""
+    """Return the sum over all cells."""
     hits, misses, damaged, troubles = (numbers[field::_FIELDS_PER_CELL].tolist() for field in _Field)
     met = frozenset(trouble for trouble in Trouble if any(bits >> trouble & 1 for bits in troubles))
     return CacheCounts(sum(hits), sum(misses), sum(damaged), nbytes, met)

@@ -66,7 +66,7 @@ class DiskStore:
         self._ended = Trouble.NONE  # why nothing is written any more
 
     def get(self, item: int) -> bytes | None:
-        """The item's pickle; None where it has none.
+        """Return the item's pickle; None where it has none.
 
         Raises:
             ValueError: it is not what was written.
@@ -193,7 +193,7 @@ def prepare(directory: str, fields: Mapping[str, str]) -> None:
 
 
 def stored_bytes(directory: str) -> int:
-    """Bytes that the files of a store take."""
+    """Return the bytes that the files of a store take."""
     return sum(_size(os.path.join(directory, name)) for name in _FILES)
 
 
@@ -207,7 +207,7 @@ def _differences(found: Mapping[str, str], fields: Mapping[str, str]) -> str:
 
 
 def _read_or_write(connection: sqlite3.Connection, fields: Mapping[str, str]) -> dict[str, str]:
-    """What the store is of; `fields` where it is new."""
+    """Return what the store is of; `fields` where it is new."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -228,7 +228,7 @@ def _read_or_write(connection: sqlite3.Connection, fields: Mapping[str, str]) ->
 
 
 def _connect(directory: str, mode: str, log_bytes: int, busy_s: float = _BUSY_S) -> sqlite3.Connection:
-    """A connection of this process's own; "rw" makes no file, so that a store that was deleted stays deleted."""
+    """Return a connection of this process's own; "rw" makes no file, so that a store that was deleted stays deleted."""
     path = quote(os.path.join(directory, FILE_NAME))
     connection = sqlite3.connect(
         f"file:{path}?mode={mode}", uri=True, timeout=busy_s, isolation_level=None, check_same_thread=False

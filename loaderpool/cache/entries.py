@@ -14,7 +14,7 @@ from loaderpool.cache.plain import PLAIN, dump_plain, load_plain
 
 
 def dump(value: Any) -> bytes:
-    """The value's bytes: those of `cache.plain`, else a pickle.
+    """Return the value's bytes: those of `cache.plain`, else a pickle.
 
     A class of `__main__`, or of a module that travelled by value, goes by its name and is found again among those that
     this process has: cloudpickle would put the class itself into each entry, and another training would read a copy of
@@ -32,7 +32,7 @@ def dump(value: Any) -> bytes:
 
 
 def load(kept: bytes | memoryview) -> Any:
-    """The value again, in memory of its own; raises what pickle or `cache.plain` raises.
+    """Return the value again, in memory of its own; raises what pickle or `cache.plain` raises.
 
     A pickle may run any code: what it came from must be this user's alone (`cache.ownership`).
     """
@@ -60,7 +60,7 @@ _plain: set[type] = set()  # found by import in any process
 
 
 def _find_class(module: str, name: str) -> type:
-    """The one class of this name that has come to this process by value, or that is in its own `__main__`.
+    """Return the one class of this name that has come to this process by value, or that is in its own `__main__`.
 
     Raises:
         pickle.UnpicklingError: there is none.

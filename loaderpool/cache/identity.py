@@ -38,7 +38,7 @@ _NOT_THE_AUTHORS = frozenset(
 
 
 def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
-    """The function and the source by name; differs where what the function gives may differ.
+    """Return the function and the source by name; differs where what the function gives may differ.
 
     Runs in: the trainer. Blocks: while the source is read once, about a second for a million plain items.
 

@@ -69,7 +69,7 @@ class MemoryStore:
         self._look_at_s = 0.0
 
     def get(self, item: int) -> memoryview | None:
-        """The item's pickle; None where it has none."""
+        """Return the item's pickle; None where it has none."""
         if item >= len(self._table):
             return None
         # SYNC: the entry was written before this number; pairs with MemoryStore.put.

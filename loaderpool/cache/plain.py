@@ -42,7 +42,7 @@ def dump_plain(value: Any) -> bytes | None:
 
 
 def load_plain(data: bytes | memoryview) -> Any:
-    """The value again, in memory of its own.
+    """Return the value again, in memory of its own.
 
     Raises:
         Exception: these are not the bytes of `dump_plain`; nothing else has happened.

@@ -55,7 +55,7 @@ class Cache:
 
 
 def as_cache(value: Any) -> Cache | None:
-    """The checked `cache` argument of `Loader`.
+    """Return the checked `cache` argument of `Loader`.
 
     Raises:
         ArgumentError, ArgumentTypeError: neither None, "memory", a path nor a `Cache`.

@@ -24,7 +24,7 @@ class Store(Protocol):
     """One process's way to the entries."""
 
     def get(self, item: int) -> bytes | memoryview | None:
-        """The item's pickle; None where it has none. Raises where it is damaged, or cannot be read now."""
+        """Return the item's pickle; None where it has none. Raises where it is damaged, or cannot be read now."""
 
     def put(self, item: int, pickled: bytes) -> Trouble:
         """Keep the item's pickle, if there is room."""
@@ -96,7 +96,7 @@ class SharedCache:
 
     @staticmethod
     def create(plan: CachePlan) -> SharedCache:
-        """A new one. Runs in: the trainer.
+        """Return a new one. Runs in: the trainer.
 
         Raises:
             CacheError: no descriptor or no address space is left, or this machine has no such memory files.
@@ -116,11 +116,11 @@ class SharedCache:
                     os.close(descriptor)
 
     def cell(self, number: int) -> CacheCell:
-        """The counters of a worker."""
+        """Return the counters of a worker."""
         return CacheCell(self._counters, number)
 
     def counts(self) -> CacheCounts:
-        """What all processes have counted."""
+        """Return what all processes have counted."""
         plan = self.plan
         if self._is_closed:
             return self._last

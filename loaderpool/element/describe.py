@@ -12,7 +12,7 @@ _SHOWN = 8
 
 
 def named(path: str) -> str:
-    """A component as messages name it."""
+    """Return a component as messages name it."""
     return f"component {path}" if path else "the element"
 
 
@@ -24,7 +24,7 @@ def is_namedtuple(value: Any) -> bool:
 
 
 def sketch_value(value: Any, depth: int = 3) -> str:
-    """The value with its classes in place of its leaves, as deep as a message can bear."""
+    """Return the value with its classes in place of its leaves, as deep as a message can bear."""
     name = "None" if value is None else type(value).__name__
     if not isinstance(value, (tuple, dict)) or not value:
         return f"an empty {name}" if isinstance(value, (tuple, dict)) else name
@@ -37,7 +37,7 @@ def sketch_value(value: Any, depth: int = 3) -> str:
 
 
 def sketch_parts(kind: Kind, cls: Any, keys: Sequence[Hashable], inner: Iterator[str], leaf: str) -> str:
-    """A sketch made of the sketches of what is within."""
+    """Return a sketch made of the sketches of what is within."""
     if kind == "leaf":
         return leaf
     parts = list(inner)
@@ -50,7 +50,7 @@ def sketch_parts(kind: Kind, cls: Any, keys: Sequence[Hashable], inner: Iterator
 
 
 def kind_name(value: Any) -> str:
-    """A tuple or dict by its kind, and its class where that is another."""
+    """Return a tuple or dict by its kind, and its class where that is another."""
     name = type(value).__name__
     if type(value) in (tuple, dict):
         return name
@@ -58,7 +58,7 @@ def kind_name(value: Any) -> str:
 
 
 def with_article(value: Any) -> str:
-    """The value's class with its article."""
+    """Return the value's class with its article."""
     if value is None:
         return "None"
     if isinstance(value, list):
@@ -68,6 +68,6 @@ def with_article(value: Any) -> str:
 
 
 def listed(keys: Sequence[Hashable]) -> str:
-    """The first few of the keys, and how many more there are."""
+    """Return the first few of the keys, and how many more there are."""
     text = ", ".join(repr(key) for key in keys[:_SHOWN])
     return text + f" and {len(keys) - _SHOWN} more" * (len(keys) > _SHOWN)

@@ -21,7 +21,7 @@ def can_write(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def refusal(dtype: np.dtype[Any]) -> str | None:
-    """Why no batch can have this dtype and what to do, or None. Text and objects are not asked about."""
+    """Return why no batch can have this dtype and what to do, or None. Text and objects are not asked about."""
     if dtype.kind == "M":
         return f"dtype {dtype} has no counterpart in TensorFlow; return .astype('datetime64[s]').astype('int64'), say"
     if dtype.kind == "m":
@@ -40,12 +40,12 @@ def refusal(dtype: np.dtype[Any]) -> str | None:
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """One dtype object for equal ones: native byte order, no metadata, long where long long is the same."""
+    """Return one dtype object for equal ones: native byte order, no metadata, long where long long is the same."""
     return np.dtype(dtype.newbyteorder("=").str) if dtype.type.__module__ == "numpy" else dtype
 
 
 def read_dtype(dtype: Any) -> tuple[np.dtype[Any], Text | None]:
-    """The dtype of a given spec as batches have it; for text that of objects, and which text.
+    """Return the dtype of a given spec as batches have it; for text that of objects, and which text.
 
     Args:
         dtype: anything NumPy reads as a dtype, a `tf.DType`, or "string".

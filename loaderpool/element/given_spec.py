@@ -10,7 +10,7 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchErro
 
 
 def read_spec(given: Any) -> ElementSpec:
-    """The spec that a user's `element_spec` says; as a Dataset's, it describes a batch, batch axis included.
+    """Return the spec that a user's `element_spec` says; as a Dataset's, it describes a batch, batch axis included.
 
     Args:
         given: nested tuples and dicts of ArraySpec, tf.TensorSpec, tf.RaggedTensorSpec or the like.

@@ -22,7 +22,7 @@ _PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
 
 
 def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
-    """One leaf as a plain ndarray of native byte order; text as an object array of only str or only bytes.
+    """Return one leaf as a plain ndarray of native byte order; text as an object array of only str or only bytes.
 
     An array of fitting dtype comes back as it is or as a view: nothing is copied without need.
 

@@ -21,7 +21,7 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchErro
 
 
 def check_padding(pad: Any, name: str = "pad") -> Any:
-    """The checked `pad` argument.
+    """Return the checked `pad` argument.
 
     Raises:
         ArgumentTypeError: neither a bool nor a value, nor a tuple or dict of them.
@@ -80,7 +80,7 @@ def _walk(pad: Any, structure: Structure, name: str) -> Iterator[Any]:
 
 
 def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
-    """The pad value in the component's dtype; of text a str or bytes.
+    """Return the pad value in the component's dtype; of text a str or bytes.
 
     Args:
         pad: a value, or None for the default.

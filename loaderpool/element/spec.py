@@ -88,7 +88,7 @@ class ElementSpec:
         return self.structure.paths
 
     def pack(self) -> Any:
-        """The components in the nested structure of an element."""
+        """Return the components in the nested structure of an element."""
         return self.structure.unflatten(self.components)
 
     def __repr__(self) -> str:
@@ -112,12 +112,12 @@ def _read_shape(shape: Any) -> tuple[int | None, ...]:
 
 
 def as_code(spec: ElementSpec) -> str:
-    """The spec as Python that a user can give for `element_spec`, with loaderpool as `lp`."""
+    """Return the spec as Python that a user can give for `element_spec`, with loaderpool as `lp`."""
     return _code_of(spec.pack())
 
 
 def widening_code(spec: ElementSpec, component: int, shape: tuple[int | None, ...]) -> str:
-    """Python of an `element_spec` that allows what came as well, as `as_code` gives it.
+    """Return Python of an `element_spec` that allows what came as well, as `as_code` gives it.
 
     Args:
         spec: that it does not fit, of a batch.
@@ -140,7 +140,7 @@ def _code_of(value: Any) -> str:
 
 
 def sample_spec(sample: Any, given: ElementSpec | None = None, origin: str = "fn returned") -> ElementSpec:
-    """The spec of exactly this sample: no batch axis, all axes known.
+    """Return the spec of exactly this sample: no batch axis, all axes known.
 
     Args:
         sample: what the function returned.
@@ -201,7 +201,7 @@ def mismatch(
     origin: Origin,
     cure: str = "",
 ) -> SpecMismatchError:
-    """The error for a component that came otherwise than its spec says, with the option that allows it.
+    """Return the error for a component that came otherwise than its spec says, with the option that allows it.
 
     Args:
         path: the component's path.

@@ -76,7 +76,7 @@ class Structure:
 
     @staticmethod
     def of(value: Any, *, origin: str = "fn returned") -> Structure:
-        """The structure of a value.
+        """Return the structure of a value.
 
         Args:
             value: anything; what is neither tuple nor dict is a leaf.

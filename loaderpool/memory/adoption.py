@@ -57,7 +57,7 @@ def place_of(buffer: memoryview) -> tuple[DataFile, int] | None:
 
 
 def why_copied(buffer: memoryview) -> str | None:
-    """Why an array has to be copied into shared memory; None where it can be adopted. Changes nothing."""
+    """Return why an array has to be copied into shared memory; None where it can be adopted. Changes nothing."""
     if buffer.nbytes < LEAST_BYTES:
         return f"it is smaller than {LEAST_BYTES >> 20} MiB"
     owner = _owner(buffer)
@@ -84,13 +84,13 @@ def is_in_passing(buffer: memoryview) -> bool:
 
 
 def address_of(buffer: Any) -> int:
-    """Where a buffer's or an array's bytes begin."""
+    """Return where a buffer's or an array's bytes begin."""
     array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     return int(array.__array_interface__["data"][0])
 
 
 def _owner(buffer: memoryview) -> Any:
-    """The object in whose memory the bytes lie."""
+    """Return the object in whose memory the bytes lie."""
     owner: Any = buffer
     while True:
         if isinstance(owner, memoryview):

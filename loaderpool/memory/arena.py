@@ -58,7 +58,7 @@ class Arena:
 
     @staticmethod
     def create() -> Arena:
-        """A new arena, as large in address space as the process's limits allow.
+        """Return a new arena, as large in address space as the process's limits allow.
 
         Raises:
             MemoryLimitError: not even the smallest fits (`ulimit -v`, `ulimit -f`).
@@ -110,7 +110,7 @@ class Arena:
         return extent
 
     def _free_bytes(self, nbytes: int) -> int:
-        """What the machine has free; looked up again when the latest figure is old or mostly spent."""
+        """Return what the machine has free; looked up again when the latest figure is old or mostly spent."""
         now = clock.monotonic_s()
         if now > self._free_until_s or self._spent_bytes + nbytes > self._free_seen // 2:
             self._free_seen, self._spent_bytes = capacity.available_memory_bytes(), 0
@@ -129,7 +129,7 @@ class Arena:
         self.extents.give_back(extent)
 
     def anchor(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """A new `uint8[nbytes]` array built directly on the mapping.
+        """Return a new `uint8[nbytes]` array built directly on the mapping.
 
         NumPy collapses `.base` of views down to the first array that is not built on another array: this one. So it
         lives exactly as long as any view made from it (docs/explanation/memory.md, "Anchors").

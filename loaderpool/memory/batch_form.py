@@ -29,7 +29,7 @@ _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
-    """What one call of the function makes."""
+    """Return what one call of the function makes."""
     if batch_fn is not None:
         return "batch"
     return "sample" if config.batch_size is not None else "element"
@@ -49,7 +49,7 @@ class BatchForm:
     padding: tuple[Any, ...] = ()  # what fills up each component, as `padding_of` has it; False: its rows are alike
 
     def padding_at(self, component: int) -> Any:
-        """What fills up rows of this component; None: the default. False: they have one shape."""
+        """Return what fills up rows of this component; None: the default. False: they have one shape."""
         return self.padding[component] if self.padding else False
 
     @functools.cached_property
@@ -106,13 +106,13 @@ class BatchForm:
         return arrays
 
     def used_bytes(self, anchor: npt.NDArray[np.uint8], rows: int) -> int:
-        """Bytes from the slot's start to the end of the data in it, `rows` rows of a fixed form."""
+        """Return the bytes from the slot's start to the end of the data in it, `rows` rows of a fixed form."""
         if self.fixed is None:
             return varying_nbytes(anchor)
         return self.fixed.offsets[-1] + self.fixed.row_bytes[-1] * rows
 
     def read(self, anchor: npt.NDArray[np.uint8], rows: int, count: int) -> Iterator[tuple[int, Sequence[Any]]]:
-        """The batches in a slot: for each its rows and its components, as views of `anchor` (text is copied out).
+        """Read the batches in a slot: for each its rows and its components, as views of `anchor` (text is copied out).
 
         Args:
             anchor: the slot's bytes.
@@ -142,7 +142,7 @@ class BatchForm:
 def read_text(
     lengths: npt.NDArray[np.int64], blob: npt.NDArray[np.uint8], text: Literal["str", "bytes"]
 ) -> npt.NDArray[np.object_]:
-    """An object array of str or bytes from lengths of the array's shape and the UTF-8 data end to end."""
+    """Return an object array of str or bytes from lengths of the array's shape and the UTF-8 data end to end."""
     data = blob.tobytes()
     out = np.empty(lengths.size, object)
     start = 0
@@ -201,6 +201,6 @@ def _are_plain(spec: ElementSpec) -> bool:
 
 
 def _row_layout(spec: ElementSpec) -> tuple[tuple[tuple[int, ...], ...], tuple[np.dtype[Any], ...]]:
-    """Shapes and dtypes of the components of a plain row."""
+    """Return the shapes and dtypes of the components of a plain row."""
     shapes = tuple(tuple(int(n) for n in c.shape[1:] if n is not None) for c in spec.components)
     return shapes, tuple(c.dtype for c in spec.components)

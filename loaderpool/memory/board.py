@@ -50,16 +50,16 @@ class Board:
 
     @staticmethod
     def base(cell: int) -> int:
-        """Index of the cell's first field in `numbers`."""
+        """Return the index of the cell's first field in `numbers`."""
         return cell * _FIELDS_PER_CELL
 
     @staticmethod
     def mark(run: int) -> int:
-        """Index in `numbers` of the run's abandoned mark."""
+        """Return the index in `numbers` of the run's abandoned mark."""
         return _MARKS_START + run % RUN_MARKS
 
     def read(self, cell: int, field: Field) -> int:
-        """One field of a worker's cell."""
+        """Return one field of a worker's cell."""
         return int(self.numbers[cell * _FIELDS_PER_CELL + field])
 
     def clear(self, cell: int) -> None:

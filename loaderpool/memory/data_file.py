@@ -48,7 +48,7 @@ class DataFile:
         os.ftruncate(self.descriptor, nbytes)
 
     def note(self) -> None:
-        """From now on `find_file` finds it."""
+        """Have `find_file` find it from now on."""
         with _lock:
             _files.append(weakref.ref(self))
 
@@ -85,7 +85,7 @@ _lock = threading.Lock()
 
 
 def find_file(address: int, nbytes: int) -> DataFile | None:
-    """A file that holds what this range of memory holds now; None where there is none.
+    """Return a file that holds what this range of memory holds now; None where there is none.
 
     By contents, not by what lay there once: the array may have been written to, or freed and its place given away.
     """
@@ -97,7 +97,7 @@ def find_file(address: int, nbytes: int) -> DataFile | None:
 
 @functools.cache
 def freeze_at_forks() -> None:
-    """From now on a fork of this process and it do not see each other write to arrays of `share`, nor to any others."""
+    """Have forks of this process and itself not see each other's writes to arrays of `share`, from now on."""
     os.register_at_fork(before=_freeze_all)
 
 

@@ -12,7 +12,7 @@ _STEPS = 8
 
 
 def room_bytes(nbytes: int) -> int:
-    """The size of an extent for so many bytes."""
+    """Return the size of an extent for so many bytes."""
     step = max(PAGE_BYTES, (1 << max(nbytes - 1, 1).bit_length()) // (2 * _STEPS))
     return -(-max(nbytes, 1) // step) * step
 
@@ -30,7 +30,7 @@ class ExtentPool:
         self.is_closed = False
 
     def take(self, nbytes: int) -> Extent:
-        """Room for so many bytes.
+        """Reserve an extent for so many bytes.
 
         Raises:
             MemoryLimitError: there is none.
@@ -44,14 +44,14 @@ class ExtentPool:
         return self._arena.take(size, "the items of a batch")
 
     def give(self, extent: Extent) -> None:
-        """It is not looked at any more."""
+        """Take back an extent that is not looked at any more."""
         if self.is_closed:
             self._arena.give_back(extent)
         else:
             bisect.insort(self._spare, (extent.nbytes, extent))
 
     def close(self) -> None:
-        """Give all memory back, and at once what still comes."""
+        """Give all memory back, and extents that come later at once."""
         self.is_closed = True
         while self._spare:
             self._arena.give_back(self._spare.pop()[1])

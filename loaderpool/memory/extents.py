@@ -28,7 +28,7 @@ class ExtentMap:
         self.taken_bytes = 0
 
     def take(self, nbytes: int) -> Extent:
-        """The first free extent of at least `nbytes`, rounded up to whole pages.
+        """Return the first free extent of at least `nbytes`, rounded up to whole pages.
 
         Raises:
             MemoryError: no hole is large enough; the arena is sparse, so this means terabytes.

@@ -61,7 +61,7 @@ class FeedTable:
         self._numbers[batch % ENTRIES * _FIELDS] = 0
 
     def read(self, batch: int) -> Bundle | None:
-        """Where a batch lies; None: it was taken out."""
+        """Return where a batch lies; None: it was taken out."""
         numbers, at = self._numbers, batch % ENTRIES * _FIELDS
         if numbers[at] != batch + 1:
             return None

@@ -33,13 +33,13 @@ class Lender(Protocol):
     """Lends memory that workers write to once it has returned."""
 
     def arrays(self) -> list[Any]:
-        """What is lent now, as arrays of whole pages."""
+        """Return what is lent now, as arrays of whole pages."""
 
     def settle(self) -> None:
         """Return what has died; does nothing while `is_waiting()`."""
 
     def disown(self) -> None:
-        """Return nothing of it any more."""
+        """Leave what is lent to a forked child: return nothing of it any more."""
 
 
 _lenders: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -47,7 +47,7 @@ _waits: dict[int, tuple[int, int]] = {}  # by forking thread: both ends of a pip
 
 
 def guard(lender: Lender) -> None:
-    """From now on each fork of this process gets what is lent as its own."""
+    """Have each fork of this process get what is lent as its own, from now on."""
     _register()
     _lenders.add(lender)
 

@@ -66,7 +66,7 @@ class FixedLayout:
         return tuple(zip(self.row_shapes, self.dtypes, self.offsets, strict=True))
 
     def arrays(self, buffer: Any, base: int, rows: int) -> list[npt.NDArray[Any]]:
-        """The components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
+        """Return the components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
         return [np.ndarray((rows, *shape), dtype, buffer, base + offset) for shape, dtype, offset in self._places]
 
     @functools.cached_property
@@ -74,7 +74,7 @@ class FixedLayout:
         return sum(self.row_bytes)
 
     def used_bytes(self, rows: int) -> int:
-        """Bytes of data in `rows` rows."""
+        """Return the bytes of data in `rows` rows."""
         return rows * self._all_row_bytes
 
 
@@ -146,12 +146,12 @@ class VaryingLayout:
 
 
 def varying_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
-    """How many bytes of a slot the batches in it take."""
+    """Return how many bytes of a slot the batches in it take."""
     return int(anchor[_NUMBER_BYTES : 2 * _NUMBER_BYTES].view(np.int64)[0])
 
 
 def varying_counts(anchor: npt.NDArray[np.uint8]) -> list[BatchCounts]:
-    """What each of the batches that a `VaryingLayout` wrote says of itself."""
+    """Return what each of the batches that a `VaryingLayout` wrote says of itself."""
     numbers = anchor[: anchor.nbytes // _NUMBER_BYTES * _NUMBER_BYTES].view(np.int64)
     starts = numbers[2 : 2 + int(numbers[0])].tolist()
     return [
@@ -167,7 +167,7 @@ def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
 def read_varying(
     anchor: npt.NDArray[np.uint8], block_dtypes: Sequence[np.dtype[Any]]
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
-    """The batches that a `VaryingLayout` wrote: rows and blocks of each, as views of `anchor`."""
+    """Read the batches that a `VaryingLayout` wrote: rows and blocks of each, as views of `anchor`."""
     numbers = anchor[: anchor.nbytes // _NUMBER_BYTES * _NUMBER_BYTES].view(np.int64)
     count = int(numbers[0])
     for start in numbers[2 : 2 + count].tolist():

@@ -19,7 +19,7 @@ from loaderpool.system.undoing import Undoing
 
 
 def share(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """A copy of an array in shared memory: loaders that use it, or a part of it, map it and copy nothing.
+    """Return a copy of an array in shared memory: loaders that use it, or a part of it, map it and copy nothing.
 
     It is an array as any other, and may be written to. A loader sees it as it is when the loader is made; what is
     written to it later is seen in this process only, and by loaders that are made then (for which it is copied once

@@ -125,7 +125,7 @@ class BasePlan(abc.ABC):
 
     @abc.abstractmethod
     def after(self, start: Start) -> BasePlan:
-        """The rest of an epoch from there on, counted from its beginning; falsy: the whole of it.
+        """Return the rest of an epoch from there on, counted from its beginning; falsy: the whole of it.
 
         Raises:
             ArgumentError: there is no such start.
@@ -133,14 +133,14 @@ class BasePlan(abc.ABC):
 
     @abc.abstractmethod
     def start_after(self, epoch: int, batches: int) -> Start:
-        """What all shards together have taken with their first so many batches.
+        """Return what all shards together have taken with their first so many batches.
 
         After the last batch it is also what `drop_remainder` leaves out.
         """
 
     @abc.abstractmethod
     def read_start(self, value: Any) -> Start:
-        """A start of this plan from what JSON made of one.
+        """Return a start of this plan from what JSON made of one.
 
         Raises:
             ValueError: it is none; says why.
@@ -150,7 +150,7 @@ class BasePlan(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, epoch: int, batch: int) -> int:
-        """How many rows a batch of this shard has, at least 1.
+        """Return how many rows a batch of this shard has, at least 1.
 
         Raises:
             IndexError: the epoch has no such batch.
@@ -160,7 +160,7 @@ class BasePlan(abc.ABC):
     def positions(
         self, epoch: int, batch: int, row_start: int = 0, row_stop: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """The positions of a batch's rows, or of its rows `row_start` up to but without `row_stop`.
+        """Return the positions of a batch's rows, or of its rows `row_start` up to but without `row_stop`.
 
         Args:
             epoch: which epoch, from 0.
@@ -177,7 +177,7 @@ class BasePlan(abc.ABC):
 
     @abc.abstractmethod
     def positions_of(self, epoch: int, batch: int, count: int) -> npt.NDArray[np.int64]:
-        """The positions of `count` consecutive batches, one after the other: what a chunk holds.
+        """Return the positions of `count` consecutive batches, one after the other: what a chunk holds.
 
         Args:
             epoch: which epoch, from 0.
@@ -201,13 +201,13 @@ class BasePlan(abc.ABC):
         """
 
     def batch_of_another_bucket(self, epoch: int) -> int | None:
-        """The first batch of this shard whose items are not of the first one's bucket; None: there is none."""
+        """Return the first batch of this shard whose items are not of the first one's bucket; None: there is none."""
         return None
 
     # ---- the global order ----
 
     def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
-        """The source's indices at these positions in an epoch; without `shuffle` the positions themselves.
+        """Return the source's indices at these positions in an epoch; without `shuffle` the positions themselves.
 
         Args:
             epoch: which epoch, from 0.
@@ -225,7 +225,7 @@ class BasePlan(abc.ABC):
         return indices
 
     def position_of(self, epoch: int, index: int) -> int:
-        """The position at which an epoch has the source's item `index`; the way back from `indices`.
+        """Return the position at which an epoch has the source's item `index`; the way back from `indices`.
 
         Args:
             epoch: which epoch, from 0.
@@ -251,7 +251,7 @@ def share_of(rows: int, num_shards: int, shard_index: int) -> tuple[int, int]:
 
 
 def bounds_of(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each of several batches begins and ends in what has one behind the other."""
+    """Return where each of several batches begins and ends in what has one behind the other."""
     return list(itertools.pairwise(itertools.accumulate(rows, initial=0)))
 
 

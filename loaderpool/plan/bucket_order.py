@@ -37,7 +37,7 @@ class LatestEpochs(Generic[_Table]):
         self._turn = threading.RLock()  # a signal's handler may ask for a state
 
     def get(self, epoch: int, make: Callable[[], _Table]) -> _Table:
-        """The epoch's table, made now if it was not."""
+        """Return the epoch's table, made now if it was not."""
         with self._turn:
             table = self._tables.pop(epoch, None)
             if table is None:
@@ -81,7 +81,7 @@ class ItemBuckets:
         return ItemBuckets(numbers, count)
 
     def sorted_positions(self, seed: int, epoch: int, shuffle: bool) -> Positions:
-        """All positions of an epoch, those of the first bucket in front, each bucket's ascending.
+        """Return all positions of an epoch, those of the first bucket in front, each bucket's ascending.
 
         Args:
             seed: sets the orders of all epochs; always the same for one object.
@@ -91,7 +91,7 @@ class ItemBuckets:
         return self._orders.get(epoch if shuffle else 0, lambda: self._sorted(seed, epoch, shuffle))
 
     def _sorted(self, seed: int, epoch: int, shuffle: bool) -> Positions:
-        """A counting sort, block by block, so that little more memory is needed than for the result."""
+        """Sort by counting, block by block, so that little more memory is needed than for the result."""
         size, count = len(self.numbers), len(self.counts)
         positions: Positions = np.empty(size, np.int64 if size > 1 << 32 else np.uint32)
         order = permutation(size, seed, epoch) if shuffle and size else None

@@ -52,7 +52,7 @@ class _Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketPlan(BasePlan):
-    """Batches of items of one bucket each; see `BasePlan`.
+    """A plan of batches that have items of one bucket each.
 
     Raises:
         ArgumentError: a field is out of its range.
@@ -116,7 +116,7 @@ class BucketPlan(BasePlan):
         return self.taken
 
     def after(self, start: Start) -> BucketPlan:
-        """The rest of an epoch when so many items of each bucket are taken."""
+        """Return the rest of an epoch when so many items of each bucket are taken."""
         if (start or ()) == self.taken:
             return self
         if isinstance(start, int) and start:
@@ -130,7 +130,7 @@ class BucketPlan(BasePlan):
         return rest
 
     def start_after(self, epoch: int, batches: int) -> tuple[int, ...]:
-        """How many items of each bucket all shards have taken with their first so many batches."""
+        """Return how many items of each bucket all shards have taken with their first so many batches."""
         if batches == 0 and self.batches_per_epoch:  # no table is needed to say so
             return self.taken
         if batches >= self.batches_per_epoch:
@@ -224,7 +224,7 @@ class BucketPlan(BasePlan):
         return list(zip(self.batch_sizes, self._stock, strict=True))
 
     def _share(self, rows: int) -> tuple[int, int]:
-        """This shard's part of a global batch, full or not: its first row there, and how many."""
+        """Return this shard's part of a global batch, full or not: its first row there, and how many."""
         return share_of(rows, self.num_shards, self.shard_index)
 
     def _checked(self, batch: int) -> int:
@@ -248,7 +248,7 @@ class BucketPlan(BasePlan):
         return self._epochs.get(epoch if self.shuffle else 0, lambda: self._walked(epoch))
 
     def _walked(self, epoch: int) -> _Epoch:
-        """The batches of an epoch, by the position at which each gets full."""
+        """Return the batches of an epoch, by the position at which each gets full."""
         positions = self.buckets.sorted_positions(self.seed, epoch, self.shuffle)
         taken = self.taken or (0,) * len(self.batch_sizes)
         buckets, firsts, rows = [], [], []
@@ -270,7 +270,7 @@ class BucketPlan(BasePlan):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels: the fields, and no tables."""
+        """Return what travels: the fields, and no tables."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
 

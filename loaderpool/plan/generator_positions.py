@@ -15,18 +15,18 @@ MOST_GENERATORS = 1 << 22
 
 
 def first_position(generator: int) -> int:
-    """The position of the first item that a generator yields."""
+    """Return the position of the first item that a generator yields."""
     return _MARK | generator << _ITEM_BITS
 
 
 def generated_item(position: int) -> tuple[int, int] | None:
-    """The numbers of the generator and of its item; None where it is an index into a source."""
+    """Return the numbers of the generator and of its item; None where it is an index into a source."""
     if position < _MARK:
         return None
     return (position ^ _MARK) >> _ITEM_BITS, position & ((1 << _ITEM_BITS) - 1)
 
 
 def item_name(position: int) -> str:
-    """What messages call what is at a position."""
+    """Return what messages call what is at a position."""
     generated = generated_item(position)
     return f"source index {position}" if generated is None else f"item {generated[1]} of generator {generated[0]}"

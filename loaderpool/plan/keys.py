@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def stream_key(purpose: str, seed: int, epoch: int) -> int:
-    """128 well-mixed bits, unrelated for any two different (purpose, seed, epoch).
+    """Return 128 well-mixed bits, unrelated for any two different (purpose, seed, epoch).
 
     Args:
         purpose: what they are for; a word without spaces, so that no two triples read the same.

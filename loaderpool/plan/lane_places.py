@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LanePlaces:
-    """Of each lane how many batches were taken; the batches of one lane are always taken in their order."""
+    """How many batches of each lane were taken; the batches of one lane are always taken in their order."""
 
     taken: tuple[int, ...]
     """By lane."""

@@ -34,7 +34,7 @@ from loaderpool.plan.base import BasePlan, Start, share_of
 
 @dataclass(frozen=True)
 class Plan(BasePlan):
-    """Batches of consecutive positions, all of the same size but the last; see `BasePlan`.
+    """A plan of batches of consecutive positions, all of the same size but the last.
 
     Nothing of it is stored, so a size of 10**12 costs nothing, and all epochs have the same positions in each batch.
 
@@ -86,15 +86,15 @@ class Plan(BasePlan):
         return self.start
 
     def after(self, start: Start) -> Plan:
-        """The rest of an epoch from this position on."""
+        """Return the rest of an epoch from this position on."""
         return self if start == self.start else _after(self, start)
 
     def closed(self, size: int) -> Plan:
-        """The same plan, now that the stream has ended and had this many items."""
+        """Return the same plan, now that the stream has ended and had this many items."""
         return replace(self, size=size, is_open=False)
 
     def start_after(self, epoch: int, batches: int) -> int:
-        """The first position that no shard has in its first so many batches; the size after the last one."""
+        """Return the first position that no shard has in its first so many batches; the size after the last one."""
         if batches >= self.batches_per_epoch:
             return self.size
         return self.start + batches * self._full_rows * self.num_shards
@@ -114,7 +114,7 @@ class Plan(BasePlan):
     def positions(
         self, epoch: int, batch: int, row_start: int = 0, row_stop: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """Positions of some rows of a batch; they are consecutive."""
+        """Return the positions of some rows of a batch; they are consecutive."""
         start, stop = self._span(batch)
         if row_stop is None:
             row_stop = stop - start
@@ -166,7 +166,7 @@ class Plan(BasePlan):
         return self.size - self._tail_rows + start, rows
 
     def _span(self, batch: int) -> tuple[int, int]:
-        """The first position of a batch and the one after its last; its positions are always consecutive."""
+        """Return the first position of a batch and the one after its last; its positions are always consecutive."""
         if 0 <= batch < self._global_batches:
             start = self.start + (batch * self.num_shards + self.shard_index) * self._full_rows
             return start, start + self._full_rows

@@ -35,7 +35,7 @@ class OrderAhead:
         self._ranges: dict[tuple[int, Start], tuple[int, list[_Rows]]] = {}
 
     def rows_of(self, epoch: int, batch: int, after: Start) -> _Rows:
-        """The positions of a batch's rows, int64[rows], and the source's index at each.
+        """Return the positions of a batch's rows, int64[rows], and the source's index at each.
 
         Args:
             epoch: which epoch, from 0.

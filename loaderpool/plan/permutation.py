@@ -88,7 +88,7 @@ class Permutation:
         return self._size
 
     def __getitem__(self, position: SupportsIndex) -> int:
-        """The number at `position`, 0 to size - 1.
+        """Return the number at `position`, 0 to size - 1.
 
         Raises:
             IndexError: `position` is negative or not below the size.
@@ -106,7 +106,7 @@ class Permutation:
             yield from self.take(np.arange(start, min(start + 1024, self._size), dtype=np.int64)).tolist()
 
     def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers at `positions`, the same as `[self[p] for p in positions]` but some 50 times faster.
+        """Return the numbers at `positions`, the same as `[self[p] for p in positions]` but some 50 times faster.
 
         Args:
             positions: int64[n], each 0 to size - 1, in any order, repeated or not; left as it is.
@@ -133,7 +133,7 @@ class Permutation:
         return values.view(np.int64)
 
     def position_of(self, number: SupportsIndex) -> int:
-        """Where `number`, 0 to size - 1, stands: `self[self.position_of(number)] == number`.
+        """Return where `number`, 0 to size - 1, stands: `self[self.position_of(number)] == number`.
 
         Raises:
             IndexError: `number` is negative or not below the size.
@@ -149,13 +149,13 @@ class Permutation:
         return value
 
     def _walk(self, value: int) -> int:
-        """What a result of the network becomes: itself, or where it is too large the next that is not."""
+        """Return what a result of the network becomes: itself, or where it is too large the next that is not."""
         while value >= self._size:
             value = self._network(value)
         return value
 
     def _network(self, value: int) -> int:
-        """One trip through all rounds, in Python's integers."""
+        """Go through all rounds, in Python's integers."""
         low, high = value & ((1 << self._low_bits) - 1), value >> self._low_bits
         for number in range(_ROUNDS):
             mixed = self._mixed(number, high if number & 1 else low)
@@ -166,7 +166,7 @@ class Permutation:
         return high << self._low_bits | low
 
     def _undone(self, value: int) -> int:
-        """The trip back: each round changes one half by a hash of the other, which is still there."""
+        """Go back through all rounds: each changes one half by a hash of the other, which is still there."""
         low, high = value & ((1 << self._low_bits) - 1), value >> self._low_bits
         for number in reversed(range(_ROUNDS)):
             mixed = self._mixed(number, high if number & 1 else low)
@@ -177,13 +177,13 @@ class Permutation:
         return high << self._low_bits | low
 
     def _mixed(self, number: int, half: int) -> int:
-        """A round's hash of one half, 64 bits."""
+        """Return a round's hash of one half, 64 bits."""
         offset, factor, spread = self._rounds[number]
         mixed = (half + offset) * factor & _WORD
         return (mixed ^ mixed >> 32) * spread & _WORD
 
     def _networks(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """The same trip for many values: in-place uint64 operations, whose overflow is the wanted mod 2**64."""
+        """Go through all rounds with many values, by uint64 operations whose overflow is the wanted mod 2**64."""
         half_word, to_low, low_bits, low_mask, high_count = self._scalars
         low, high = values & low_mask, values >> low_bits
         mixed, folded = np.empty_like(low), np.empty_like(low)

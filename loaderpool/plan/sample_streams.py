@@ -54,7 +54,7 @@ class SampleStreams:
         self._numpy_seed = self._numpy_words.view("<u4")
 
     def generator(self, epoch: int, position: int, batch: bool = False) -> np.random.Generator:
-        """The generator, at the start of a sample's own stream.
+        """Return the generator, at the start of a sample's own stream.
 
         It equals `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed, epoch)`
         and kind `SAMPLE_KIND` or `BATCH_KIND`; 2**128 blocks can be drawn before it meets the next position's stream.
@@ -126,5 +126,5 @@ class _SampleSeeds(ISpawnableSeedSequence):
 
 
 def _two_words(key: int) -> tuple[int, int]:
-    """The lower and the upper half of 128 bits."""
+    """Return the lower and the upper half of 128 bits."""
     return key & (1 << 64) - 1, key >> 64

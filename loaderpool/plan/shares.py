@@ -78,7 +78,7 @@ class Shares:
         return forks
 
     def counts(self, stop: int) -> list[int]:
-        """How many of the first `stop` items fall to each source; they sum to `stop`."""
+        """Return how many of the first `stop` items fall to each source; they sum to `stop`."""
         counts = [0] * len(self._weights)
         for source, _, count in self.between(0, stop):
             counts[source] = count
@@ -107,17 +107,17 @@ class Shares:
         return found
 
     def longest(self, sizes: Sequence[int]) -> int:
-        """The most items for which no source is asked for more than its size."""
+        """Return the most items for which no source is asked for more than its size."""
         return _last(lambda stop: all(count <= size for count, size in zip(self.counts(stop), sizes, strict=True)))
 
     def shortest(self, sizes: Sequence[int]) -> int:
-        """The fewest items for which every source of a weight above 0 has been asked for as many as its size."""
+        """Return the fewest items for which every source of a weight above 0 has been asked for as many as its size."""
         wanted = [size if weight else 0 for size, weight in zip(sizes, self._weights, strict=True)]
         return 1 + _last(lambda stop: any(count < size for count, size in zip(self.counts(stop), wanted, strict=True)))
 
 
 def _last(holds: Callable[[int], bool]) -> int:
-    """The last number for which it holds, where it holds up to some number and for none after it.
+    """Return the last number for which it holds, where it holds up to some number and for none after it.
 
     Raises:
         ArgumentError: it still holds at `MAX_SIZE`.
@@ -152,7 +152,7 @@ class MixOrder:
         self._blocks: dict[int, Block] = {}
 
     def origin(self, position: int) -> tuple[int, int]:
-        """The source at a position, 0 to size - 1, and how many of its items come before."""
+        """Return the source at a position, 0 to size - 1, and how many of its items come before."""
         number, place = divmod(position, BLOCK)
         block = self._blocks.get(number)
         if block is None:

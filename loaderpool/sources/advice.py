@@ -26,7 +26,7 @@ def is_stream(obj: Any) -> bool:
 
 
 def refusal(obj: Any) -> str | None:
-    """What follows "source" in the error for an object that cannot be read by index; None where it can.
+    """Return what follows "source" in the error for an object that cannot be read by index; None where it can.
 
     Asks only for types and attributes: nothing of the object is called, iterated or indexed.
     """
@@ -47,7 +47,7 @@ def refusal(obj: Any) -> str | None:
 
 
 def listed(name: str, value: Any) -> list[Any]:
-    """The files, ranges or the like that the user gave, in their order.
+    """Return the files, ranges or the like that the user gave, in their order.
 
     Raises:
         ArgumentTypeError: not a sequence of them, or without an order that is the same in each process.

@@ -111,7 +111,7 @@ class _Chunk(NamedTuple):
         return _Chunk(child, child.offset + start, rows, self.owner)
 
     def buffer(self, number: int, dtype: str, start: int, count: int) -> npt.NDArray[Any]:
-        """Elements of one of its buffers."""
+        """Return the elements of one of its buffers."""
         kind = np.dtype(dtype)
         address = self.array.buffers[number]
         if not count or not address:
@@ -134,7 +134,7 @@ class _Chunk(NamedTuple):
 
 
 def arrow_column(column: Any, name: str) -> Any:
-    """What gives a column's rows by number; None where its type is none that is read from memory.
+    """Return what gives a column's rows by number; None where its type is none that is read from memory.
 
     Numbers, truth values and times are arrays: without a copy where they stand in one chunk and none is null. A null
     among numbers is NaN (and the numbers are floats), among times NaT, else None.
@@ -158,7 +158,7 @@ def arrow_column(column: Any, name: str) -> Any:
 
 
 def _opened(column: Any, name: str) -> tuple[Any, list[_Chunk], Callable[[], None]] | None:
-    """The column's schema, its chunks, and what gives the schema back."""
+    """Return the column's schema, its chunks, and what gives the schema back."""
     if hasattr(column, "__arrow_c_stream__"):
         return _of_stream(column.__arrow_c_stream__(), name)
     if not hasattr(column, "__arrow_c_array__"):
@@ -302,7 +302,7 @@ def _without_nulls(values: npt.NDArray[Any], missing: Any, name: str) -> npt.NDA
 def _pieces(
     chunks: list[_Chunk], kind: str, contents: Callable[[_Chunk, int, int], Any]
 ) -> tuple[npt.NDArray[np.int64], Any]:
-    """Offsets from 0 on, and what lies between them, of columns with one buffer of offsets."""
+    """Return the offsets from 0 on, and what lies between them, of columns with one buffer of offsets."""
     offsets, parts = [np.zeros(1, np.int64)], []
     end = 0
     for chunk in chunks:

@@ -81,7 +81,7 @@ class ViewColumn:
         return ViewColumn, (*self._arrays, self._is_text)
 
     def compact(self) -> TextColumn:
-        """The same with the rows' own bytes alone, in their order: equal for columns that are equal."""
+        """Return the same with the rows' own bytes alone, in their order: equal for columns that are equal."""
         texts = [self[row] or b"" for row in range(len(self))]
         encoded = [text.encode() if isinstance(text, str) else text for text in texts]
         offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)

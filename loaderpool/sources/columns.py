@@ -54,7 +54,7 @@ class Columns:
 
 
 def zip_columns(columns: Any) -> Columns:
-    """A tuple or dict of columns, nested at will, by row.
+    """Return a tuple or dict of columns, nested at will, by row.
 
     Raises:
         SourceError: a leaf is no column.
@@ -129,7 +129,7 @@ def _table_kinds(value: Any) -> set[tuple[str, str]]:
 
 
 def table_columns(table: Any, name: str) -> Any:
-    """A table by row as dicts of column name to value; a single column as its values. By position, not by label.
+    """Return a table by row as dicts of column name to value; a single column as its values. By position, not by label.
 
     The libraries' own row access is slow, and pandas' makes one dtype of all values of a row; an array for each column
     keeps theirs. What comes of polars' and pyarrow's columns needs neither to be read.
@@ -157,7 +157,7 @@ def table_columns(table: Any, name: str) -> Any:
 
 
 def _arrow_values(column: Any, name: str) -> Any:
-    """A column of polars or pyarrow; as Python objects where it is of no type that can be read from memory."""
+    """Return a column of polars or pyarrow; as Python objects where it is of no type that can be read from memory."""
     from loaderpool.sources.arrow import arrow_column  # which only such tables need
 
     values = arrow_column(column, name)

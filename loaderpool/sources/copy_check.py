@@ -108,7 +108,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _behind(attribute: Any) -> Any:
-    """The function of a method, whatever stands around it."""
+    """Return the function of a method, whatever stands around it."""
     for name in ("__func__", "fget", "func"):
         function = _attribute(attribute, name)
         if isinstance(function, types.FunctionType):

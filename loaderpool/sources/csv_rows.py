@@ -124,7 +124,7 @@ class _Format:
         return csv.reader(lines, **self._options)
 
     def row(self, text: str, *, strict: bool = False) -> list[str]:
-        """The one row that begins in a text; blank lines may be behind it."""
+        """Return the one row that begins in a text; blank lines may be behind it."""
         return next(csv.reader([text], strict=strict, **self._options))
 
 

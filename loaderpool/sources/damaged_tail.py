@@ -10,7 +10,7 @@ TailRule = Literal["raise", "skip"]
 
 
 def check_rule(rule: Any) -> TailRule:
-    """The argument `damaged_tail`.
+    """Return the argument `damaged_tail`, checked.
 
     Raises:
         ArgumentError: it is none of its values.
@@ -35,7 +35,7 @@ class DamagedTail:
         self.skipped: list[str] = []
 
     def met(self, path: str, offset: int, size: int, what: str) -> None:
-        """From this byte on nothing can be read.
+        """Note that from this byte on nothing can be read.
 
         Args:
             path: of the file.

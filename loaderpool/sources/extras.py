@@ -7,7 +7,7 @@ from typing import Any
 
 
 def import_extra(module: str, *, what: str, extra: str) -> Any:
-    """The module.
+    """Import a library that only some sources need; returns it.
 
     Args:
         module: its name.

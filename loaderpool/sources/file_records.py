@@ -36,7 +36,7 @@ class FileRecords:
         """Make of the settings what reading needs; runs in each process."""
 
     def _item(self, data: bytes, file: int, number: int, offset: int) -> Any:
-        """The item that a record is.
+        """Return the item that a record is.
 
         Args:
             data: all of it.
@@ -87,7 +87,7 @@ def _restored(
 
 
 def fingerprint_of(*facts: Any) -> str:
-    """A checksum of what tells a source of files from another one, for saved states.
+    """Return a checksum of what tells a source of files from another one, for saved states.
 
     The same in each process and for a copy of the files elsewhere: neither paths nor times are looked at.
     """

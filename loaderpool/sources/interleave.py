@@ -22,7 +22,7 @@ def interleave(
     prefetch: int = 0,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> Interleave:
-    """A stream of the records of many files, `cycle_length` of which are open at once and take turns.
+    """Return a stream of the records of many files, `cycle_length` of which are open at once and take turns.
 
     The order is that of `tf.data.Dataset.interleave(..., deterministic=True)`: each open file gives `block_length`
     records, then it is the next one's turn; where a file ends, another one is opened when its turn comes. It can be
@@ -151,7 +151,7 @@ class _OpenFile:
             threading.Thread(target=self._read_all, name="loaderpool-interleave", daemon=True).start()
 
     def next_record(self) -> Any:
-        """The next record, or `_END`.
+        """Return the next record, or `_END`.
 
         Raises:
             Exception: whatever reading it raises, with the file noted.

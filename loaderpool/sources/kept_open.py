@@ -43,7 +43,7 @@ class KeptOpen(Generic[T]):
         self._kept: _Kept[T] = _Kept()
 
     def new_owner(self) -> int:
-        """A number that no other owner has in this process."""
+        """Return a number that no other owner has in this process."""
         return next(self._owners)
 
     def get(self, owner: int, number: int, make: Callable[[int], T]) -> T:

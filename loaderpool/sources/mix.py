@@ -45,7 +45,7 @@ class Mix:
         return self._getters[source](record)
 
     def origin(self, index: SupportsIndex) -> tuple[int, int]:
-        """Where the item at `index` comes from: the number of the source, and the index in it."""
+        """Return where the item at `index` comes from: the number of the source, and the index in it."""
         source, count = self._order.origin(position_of(index, self._size))
         return source, count % self._sizes[source]
 
@@ -62,7 +62,7 @@ def mix(
     seed: int = 0,
     stop: Literal["first", "all"] | int = "first",
 ) -> Mix:
-    """One source of items from several, in a seeded order: by weight, or so that every record is equally likely.
+    """Return one source of items from several, in a seeded order: by weight, or so that every record is equally likely.
 
     Weights are kept exactly, not only on average: each 256 items in a row, counted from the first, and the whole, have
     of each source what its weight says, to an item or two. Where in these 256 is random. By size, every record comes
@@ -121,7 +121,7 @@ def _exact(weight: Any, name: str) -> Fraction:
 
 
 def _in_whole_numbers(weights: Sequence[Fraction | int]) -> list[int]:
-    """The smallest whole numbers in the same proportions: a float is a fraction, and no digit of it is lost."""
+    """Return the smallest whole numbers in the same proportions: a float is a fraction, and no digit of it is lost."""
     exact = [Fraction(weight) for weight in weights]
     unit = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * unit) for weight in exact]

@@ -117,7 +117,7 @@ def check_stamp(path: str, then: Stamp, file: int | str) -> None:
 
 
 def changed(path: str, then: Stamp, now: Stamp) -> str:
-    """What is said of a file that is not as it was."""
+    """Return what is said of a file that is not as it was."""
     if now.size < then.size:
         what = f"became shorter since it was indexed ({then.size} bytes then, {now.size} now)"
     elif now.size > then.size:
@@ -128,5 +128,5 @@ def changed(path: str, then: Stamp, now: Stamp) -> str:
 
 
 def missing(path: str, error: OSError) -> str:
-    """What is said of a file that cannot be opened any more."""
+    """Return what is said of a file that cannot be opened any more."""
     return f"{path} was there when it was indexed, and now: {error}"

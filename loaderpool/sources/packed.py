@@ -46,12 +46,12 @@ def _parts_of(key: int, parts: list[Any]) -> Parts:
 
 
 def part(key: int, number: int) -> Any:
-    """What an item's pickle names. Runs in: a worker, while `PackedItems` reads an item."""
+    """Return what an item's pickle names. Runs in: a worker, while `PackedItems` reads an item."""
     return _by_key[key].parts[number]
 
 
 def same(value: Any) -> Any:
-    """The value: what arrives where something was to be packed and was not."""
+    """Return the value: what arrives where something was to be packed and was not."""
     return value
 
 
@@ -105,7 +105,7 @@ class PackedItems:
         return len(self._bytes)
 
     def pickle_of(self, index: int) -> bytes:
-        """What an item is made from, a copy; the index is not checked."""
+        """Return what an item is made from, a copy; the index is not checked."""
         return bytes(self._bytes[self._ends[index] : self._ends[index + 1]])
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -151,7 +151,7 @@ class PackedDict(Mapping[Any, Any]):
         self._hashes, self._positions = hashes[positions].data, positions.data
 
     def _find(self, key: Hashable) -> int:
-        """The key's position, or -1."""
+        """Return the key's position, or -1."""
         hashes, wanted = self._hashes, hash(key)
         at = bisect.bisect_left(hashes, wanted)
         while at < len(hashes) and hashes[at] == wanted:
@@ -174,7 +174,7 @@ class PackedDict(Mapping[Any, Any]):
         return self._find(key) >= 0
 
     def get(self, key: Any, default: Any = None, /) -> Any:
-        """The key's value, or the default."""
+        """Return the key's value, or the default."""
         position = self._find(key)
         return default if position < 0 else self._elements[position]
 

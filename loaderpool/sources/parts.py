@@ -33,7 +33,7 @@ def named_source(source: Any, name: str) -> Source:
 
 
 def row_in_part(position: int, ends: Sequence[int]) -> tuple[int, int]:
-    """Which of several parts a position lies in, and which of its rows it is.
+    """Return which of several parts a position lies in, and which of its rows it is.
 
     Args:
         position: in all of them, one behind the other.
@@ -44,7 +44,7 @@ def row_in_part(position: int, ends: Sequence[int]) -> tuple[int, int]:
 
 
 def position_of(index: SupportsIndex, size: int) -> int:
-    """The position that an index means in a source of `size` items, 0 to size - 1.
+    """Return the position that an index means in a source of `size` items, 0 to size - 1.
 
     Args:
         index: -size to size - 1, of any integer type.

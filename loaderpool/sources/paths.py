@@ -64,5 +64,5 @@ def _refuse_unless_plain(path: str) -> None:
 
 
 def described_paths(paths: Sequence[str]) -> str:
-    """One path, or how many there are and which is the first."""
+    """Return one path, or how many there are and which is the first."""
     return paths[0] if len(paths) == 1 else f"{len(paths)} files from {paths[0]} on"

@@ -60,7 +60,7 @@ class Sized:
 
 
 def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
-    """What the loader reads by index, or a stream; holds `obj` itself and copies none of its data.
+    """Return what the loader reads by index, or a stream; holds `obj` itself and copies none of its data.
 
     A list, range, tuple or array comes back as it is. A tuple or dict of columns (arrays or lists, nested at will) is
     zipped as `tf.data.Dataset.from_tensor_slices` does; a table of pandas, polars or pyarrow gives a dict for each row,
@@ -112,7 +112,7 @@ def _are_columns(values: tuple[Any, ...]) -> bool:
 
 
 def length_of(source: Any) -> int:
-    """How many items it has.
+    """Return how many items it has.
 
     Raises:
         SourceError: it cannot say.

@@ -143,5 +143,5 @@ def refuse_compressed(path: str, head: bytes, what: str, result: str) -> None:
 
 
 def head_of(file: io.FileIO) -> bytes:
-    """A file's first 16 bytes; where it is read next stays as it is."""
+    """Return a file's first 16 bytes; where it is read next stays as it is."""
     return os.pread(file.fileno(), 16, 0)

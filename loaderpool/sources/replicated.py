@@ -76,7 +76,7 @@ class ReplicatedSource:
             ) from None
 
     def lanes(self, workers: int, is_chosen: bool, num_shards: int) -> int:
-        """How many of them run at once in this process of a training.
+        """Return how many of them run at once in this process of a training.
 
         Args:
             workers: how many there are, at least 1.

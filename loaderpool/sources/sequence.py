@@ -76,7 +76,7 @@ class BatchSequence:
 
 
 def attributes_of(target: Any) -> dict[str, Any]:
-    """The attributes by which an object can change, whether they lie in its `__dict__` or in slots."""
+    """Return the attributes by which an object can change, whether they lie in its `__dict__` or in slots."""
     attributes = dict(getattr(target, "__dict__", {}))
     for name, slot in _slots(type(target)).items():
         try:

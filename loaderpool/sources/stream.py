@@ -70,7 +70,7 @@ class StreamSource:
 
 
 def nothing_there(drops_remainder: bool) -> str:
-    """What is said of a stream that gives no batch."""
+    """Return what is said of a stream that gives no batch."""
     if drops_remainder:
         return "the stream ended before its first batch was full, and drop_remainder=True leaves out what is smaller"
     return "source is empty: the stream ended before its first item"

@@ -129,7 +129,7 @@ def _scan(scan: FileScan, tail: DamagedTail) -> int:
 
 
 def _what_is_wrong(scan: FileScan, at: int) -> str | None:
-    """Why what is at this byte, which `tarfile` takes for the end, is none."""
+    """Return why what is at this byte, which `tarfile` takes for the end, is none."""
     found = os.pread(scan.file.fileno(), _LOOK_BYTES, at)
     if not found:
         return "the mark that ends a tar file is missing"

@@ -186,7 +186,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A whole number of seven bits a byte, the lowest first, and where it ends."""
+    """Return a whole number of seven bits a byte, the lowest first, and where it ends."""
     value = 0
     for shift in range(0, 7 * _MOST_VARINT_BYTES, 7):
         byte = data[at]
@@ -198,7 +198,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _find(data: bytes) -> dict[bytes, list[_Span]]:
-    """Where the Feature of each name lies; of a name that comes twice the last, as in any map."""
+    """Return where the Feature of each name lies; of a name that comes twice the last, as in any map."""
     found: dict[bytes, list[_Span]] = {}
     for tag, start, stop in _fields(data, 0, len(data)):
         if tag != _FIRST:

@@ -27,7 +27,7 @@ _current: WorkerInfo | None = None
 
 
 def worker_info() -> WorkerInfo | None:
-    """Which copy of its generator calls; None anywhere but in a generator of `Loader.from_generator`."""
+    """Return which copy of its generator calls; None anywhere but in a generator of `Loader.from_generator`."""
     return _current
 
 

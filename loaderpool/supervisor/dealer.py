@@ -56,7 +56,7 @@ class Dealer:
             self._send(*made_early)
 
     def _keeper_of(self, ticket: Ticket) -> WorkerRecord | None:
-        """The worker that keeps some of the ticket's rows since there was no form, if it has room.
+        """Return the worker that keeps some of the ticket's rows since there was no form, if it has room.
 
         What it has made early is little work that is left, so many tickets of that may wait for it.
         """
@@ -74,13 +74,13 @@ class Dealer:
         return keeper
 
     def _home_of(self, ticket: Ticket) -> WorkerRecord | None:
-        """The worker in which the ticket's generator stands, if it has room."""
+        """Return the worker in which the ticket's generator stands, if it has room."""
         lanes = None if ticket.run is None else ticket.run.lanes
         home = None if lanes is None else lanes.homes.get(ticket.first % len(lanes.next))
         return None if home is None else self._workers.with_room(home)
 
     def _cut(self, roomiest: WorkerRecord | None, workers: int) -> tuple[WorkerRecord, Ticket] | None:
-        """A new ticket, and who shall have it: the worker with most room, or the one where a generator stands.
+        """Return a new ticket, and who shall have it: the worker with most room, or the one where a generator stands.
 
         Or, where all have as many tickets as others need, one whose threads want more.
         """

@@ -29,11 +29,11 @@ class EarlyDealer:
 
     @property
     def awaits_probe(self) -> bool:
-        """Whether a first probe runs of which it is not said yet that it takes long."""
+        """Whether a first probe runs that was not yet said to take long."""
         return any(loader.probe and not loader.is_slow for loader in self._ledger.loaders.values())
 
     def begin(self) -> None:
-        """The probes that run take long."""
+        """Begin to make calls early: the probes that run take long."""
         for loader in self._ledger.loaders.values():
             loader.is_slow |= loader.probe is not None
 
@@ -68,7 +68,7 @@ class EarlyDealer:
         return self._ledger.opened(Ticket(number, None, loader, epoch, 0, kept.batch, 0, 0, early=kept.rows - 1))
 
     def answered(self, ticket: Ticket, worker: WorkerRecord, status: int, calls: int) -> None:
-        """A call was made, or it was none to be made early.
+        """Note that a call was made, or that it was none to be made early.
 
         Args:
             ticket: the call.
@@ -89,7 +89,7 @@ class EarlyDealer:
         self._ledger.settle(ticket)
 
     def drop(self, worker: WorkerRecord) -> bool:
-        """The worker is gone: drop the call that it was to make early; returns whether there was one.
+        """Drop the call that a worker which is gone was to make early; returns whether there was one.
 
         No batch is begun behind those that are, for the call may end the next worker, too. Its turn will tell.
         """

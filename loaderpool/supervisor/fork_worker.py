@@ -10,7 +10,7 @@ from loaderpool.worker.after_fork import serve
 
 
 class ForkedProcess:
-    """A forked one, from its first line to its exit status; what is asked of it is named as in `subprocess.Popen`.
+    """A forked worker, from its first line to its exit status; methods are named as in `subprocess.Popen`.
 
     By `os.fork` itself: a library for it costs its import in every supervisor
     (docs/decisions/0018-workers-are-forked-plainly.md).
@@ -30,11 +30,11 @@ class ForkedProcess:
             serve(run)
 
     def poll(self) -> int | None:
-        """Its exit status, minus the signal's number where one ended it; None: it runs."""
+        """Return its exit status, minus the signal's number where one ended it; None: it runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int | None:
-        """The same, once it has ended. Blocks until then."""
+        """Return its exit status once it has ended. Blocks until then."""
         return self._reap(0)
 
     def _reap(self, options: int) -> int | None:

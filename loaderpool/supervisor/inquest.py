@@ -48,7 +48,7 @@ class Inquest:
         self.restarts = RestartLimit(max_restarts)
 
     def died_over(self, ticket: Ticket, index: int | None, in_generator: bool = False) -> Step:
-        """A worker died while it worked on this ticket, at the source index if the board knew.
+        """Note that a worker died over this ticket, at the source index if the board knew.
 
         A generator has no rows that could be tried alone: it is convicted when it ends two workers running at the
         same item.
@@ -75,13 +75,13 @@ class Inquest:
         return Step.TRY_ROWS
 
     def acquit(self, ticket: Ticket) -> None:
-        """All its rows were tried and none killed."""
+        """Note that all its rows were tried and none killed."""
         del self._held[ticket.number]
         ticket.deaths = 0
         ticket.acquittals += 1
 
     def convict(self, ticket: Ticket) -> None:
-        """One of its rows kills: this is what the deaths over it came from, so they are no storm."""
+        """Note that one of its rows kills: the deaths over it came from that, so they are no storm."""
         self._held.pop(ticket.number, None)
         self.restarts.forgive(ticket.lost)
         ticket.deaths = ticket.acquittals = 0

@@ -17,7 +17,7 @@ from loaderpool.transport.messages import Command, Notice, Status, Words, encode
 
 
 class Ledger:
-    """Who holds what. What others must be told of it is added to `out`.
+    """Knows who holds what. What others must be told of it is added to `out`.
 
     Attributes:
         loaders: by number.
@@ -44,14 +44,14 @@ class Ledger:
         self.out: list[Instruction] = []
 
     def take_out(self) -> list[Instruction]:
-        """The instructions so far, to be carried out now."""
+        """Return the instructions so far, to be carried out now."""
         out, self.out = self.out, []
         return out
 
     # ---- tickets ----
 
     def probe(self, loader: LoaderRecord, epoch: int, batch: int = 0) -> None:
-        """The first samples of an epoch shall be made, for their spec; or one whole batch of it."""
+        """Have the first samples of an epoch made, for their spec; or one whole batch of it."""
         ticket = self.opened(Ticket(self.cutter.take_number(), None, loader, epoch, 0, batch, 0, 0))
         loader.probed_epoch = epoch
         if not batch:
@@ -59,7 +59,7 @@ class Ledger:
         self.due.append(ticket)
 
     def redo(self, ticket_number: int, slot_number: int, count: int) -> None:
-        """The trainer could not use what was made of a ticket, or only its first `count` batches; 0: all are wanted."""
+        """Have a ticket made again, of which the trainer could use the first `count` batches only; 0: nothing of it."""
         slot = self.slots.get(slot_number)
         for at, ticket in enumerate(slot.tickets if slot is not None else ()):
             if slot is not None and ticket.number == ticket_number and ticket.run is not None:
@@ -73,14 +73,14 @@ class Ledger:
                 self.due.append(self.opened(again))
 
     def opened(self, ticket: Ticket) -> Ticket:
-        """One more ticket that must be settled before its run and its loader can be over."""
+        """Count a ticket that must be settled before its run and its loader can be over; returns it."""
         ticket.loader.outstanding += 1
         if ticket.run is not None:
             ticket.run.outstanding += 1
         return ticket
 
     def settle(self, ticket: Ticket) -> None:
-        """A ticket needs nothing more."""
+        """Count a ticket as settled: it needs nothing more."""
         ticket.loader.outstanding -= 1
         if ticket.run is not None:
             ticket.run.outstanding -= 1
@@ -90,13 +90,13 @@ class Ledger:
         self._finish_unload(ticket.loader)
 
     def abandon(self, ticket: Ticket) -> None:
-        """It is dropped, for its run was ended."""
+        """Drop a ticket whose run was ended."""
         if ticket.suspect is None:  # of trials the trainer knows nothing
             self.out.append(ToTrainer(ticket.completion(Status.ABANDONED, 0)))
         self.settle(ticket)
 
     def forget(self, worker: int) -> None:
-        """No generator stands in this worker any more, and it keeps nothing."""
+        """Note that no generator stands in this worker any more, and that it keeps nothing."""
         self.cutter.forget(worker)
         for loader in self.loaders.values():
             loader.kept = {batch: kept for batch, kept in loader.kept.items() if kept.worker != worker}
@@ -104,45 +104,45 @@ class Ledger:
     # ---- runs ----
 
     def begin_run(self, words: Words) -> None:
-        """As Control.RUN_BEGIN says."""
+        """Begin a run, as Control.RUN_BEGIN says."""
         _, number, of, epoch, per_epoch, start, limit, quota = words
         run = RunRecord(number, self.loaders[of], epoch, per_epoch, start, limit, quota)
         self.runs[number] = run
         self.cutter.add(run)
 
     def set_rest(self, words: Words) -> None:
-        """As Control.RUN_AFTER says."""
+        """Note where a run's epoch begins, as Control.RUN_AFTER says."""
         _, number, after, full_batches, last_rows, nbytes, *_ = words
         run = self.runs.get(number)
         if run is not None:
             run.after, run.rest = (after, nbytes), (full_batches, last_rows)
 
     def set_feed(self, number: int, feed: int) -> None:
-        """As Control.RUN_FEED says."""
+        """Note where a run's stream lies, as Control.RUN_FEED says."""
         run = self.runs.get(number)
         if run is not None:
             run.feed = feed
 
     def set_lanes(self, number: int, lanes: int) -> None:
-        """As Control.RUN_LANES says."""
+        """Note how many lanes a run has, as Control.RUN_LANES says."""
         run = self.runs.get(number)
         if run is not None:
             run.lanes = LaneRecords([run.next + (lane - run.next) % lanes for lane in range(lanes)])
 
     def set_lane(self, number: int, lane: int, batch: int) -> None:
-        """As Control.LANE_AT says."""
+        """Note where a lane begins, as Control.LANE_AT says."""
         run = self.runs.get(number)
         if run is not None and run.lanes is not None:
             run.lanes.next[lane] = batch
 
     def end_lane(self, number: int, lane: int) -> None:
-        """As Control.LANE_OVER says."""
+        """Make no more batches of a lane, as Control.LANE_OVER says."""
         run = self.runs.get(number)
         if run is not None and run.lanes is not None:
             run.lanes.over.add(lane)
 
     def stop_lane(self, ticket: Ticket) -> None:
-        """The ticket failed: where it was a generator's, all that it would make behind would fail as well."""
+        """Stop the generator of a ticket that failed: all that it would make after it would fail as well."""
         lanes = None if ticket.run is None else ticket.run.lanes
         if lanes is not None:
             lanes.failed.add(ticket.first % len(lanes.next))
@@ -153,13 +153,13 @@ class Ledger:
         return lanes is not None and ticket.suspect is None and ticket.first % len(lanes.next) in lanes.failed
 
     def extend_run(self, number: int, limit: int, quota: int) -> None:
-        """More of it may be made, in more slots."""
+        """Let more of a run be made, in more slots."""
         run = self.runs.get(number)
         if run is not None:
             run.limit, run.quota = limit, quota
 
     def end_run(self, number: int) -> None:
-        """The trainer abandoned the rest."""
+        """End a run of which the trainer has abandoned the rest."""
         run = self.runs.get(number)
         if run is None or run.is_ended:
             return
@@ -189,7 +189,7 @@ class Ledger:
     # ---- slots ----
 
     def add_slot(self, words: Words) -> None:
-        """As Control.SLOT_ADD says."""
+        """Add a slot to its loader's ring, as Control.SLOT_ADD says."""
         loader = self.loaders[words[1]]
         slot = SlotRecord(words[2], loader, words[3], words[4], lent_ticket=words[5])
         self.slots[slot.number] = slot
@@ -197,7 +197,7 @@ class Ledger:
             loader.free.append(slot.number)
 
     def release(self, number: int, ticket_number: int) -> None:
-        """The last view of the slot has died. RELEASE-1: said twice, or of earlier work in it, it changes nothing."""
+        """Take back a slot whose last view has died. RELEASE-1: said twice, or of earlier work, it does nothing."""
         slot = self.slots.get(number)
         if slot is None:
             return
@@ -217,7 +217,7 @@ class Ledger:
             slot.loader.free.append(number)
 
     def retire_slot(self, number: int) -> None:
-        """Its memory is wanted back, as soon as it is not in use."""
+        """Give a slot's memory back as soon as it is not in use."""
         slot = self.slots.get(number)
         if slot is None:
             return
@@ -235,7 +235,7 @@ class Ledger:
     # ---- loaders ----
 
     def set_layout(self, words: Words) -> None:
-        """As Control.LAYOUT says."""
+        """Take a loader's layout, as Control.LAYOUT says."""
         _, number, offset, nbytes, chunk_split, rows, full_batches, batch_ns = words
         loader = self.loaders[number]
         loader.layout = (offset, nbytes)
@@ -245,7 +245,7 @@ class Ledger:
         loader.full_batches, loader.batch_ns = full_batches, batch_ns
 
     def load(self, words: Words) -> None:
-        """LOAD: a loader begins."""
+        """Begin a loader, as Control.LOAD says."""
         _, loader, offset, nbytes, probe, max_deaths, timeout_ns, flags = words
         may_exclude, is_per_sample = map(bool, split32(flags))
         probe_epoch = probe - 1 if probe else None
@@ -253,7 +253,7 @@ class Ledger:
         self.out.append(Load(loader, offset, nbytes))
 
     def ask_probe(self, words: Words) -> None:
-        """PROBE: now, or when the loader is loaded."""
+        """Have a probe made, now or when the loader is loaded, as Control.PROBE says."""
         _, number, epoch, feed, batch, *_ = words
         loader = self.loaders[number]
         loader.feed = feed
@@ -263,7 +263,7 @@ class Ledger:
             loader.probe_epoch = epoch
 
     def unload(self, loader: LoaderRecord) -> None:
-        """It is closed; it goes with its last ticket."""
+        """Close a loader; it goes with its last ticket."""
         loader.is_unloading = True
         self._finish_unload(loader)
 

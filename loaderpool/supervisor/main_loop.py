@@ -118,7 +118,7 @@ class Supervisor:
             self._workers.end_all()
 
     def _pause_ms(self) -> int | None:
-        """How long the loop may sleep; None: until something happens."""
+        """Return how long the loop may sleep; None: until something happens."""
         pauses = [self._watch.pause_ms(timeout_ns for _, timeout_ns in self._state.timeouts())]
         pauses.append(self._workers.stop_look_ms)
         if self._trainer_pidfd is None or self._workers.needs_looks:
@@ -130,7 +130,7 @@ class Supervisor:
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def _look_at_clock(self) -> None:
-        """What no descriptor tells of."""
+        """Do what is due by the clock, which no descriptor tells of."""
         timeouts = self._state.timeouts()
         if timeouts:
             workers = self._workers.by_number
@@ -274,7 +274,7 @@ class Supervisor:
         self._tell(message, failure)
 
     def _tell(self, message: bytes, value: Any) -> None:
-        """A message with an object of ours."""
+        """Send the trainer a message with an object of ours."""
         self._to_trainer.send(message, pickle.dumps(value))
 
     def _flush(self) -> None:
@@ -346,7 +346,7 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _ends_with(trainer_pid: int) -> Iterator[None]:
-    """While the user's modules are imported, which may take long, the trainer's death is looked for by a timer."""
+    """Look for the trainer's death by a timer while the user's modules are imported, which may take long."""
 
     def look(*_: Any) -> None:
         if os.getppid() != trainer_pid:

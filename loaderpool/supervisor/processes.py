@@ -141,7 +141,7 @@ class Processes:
 
     @property
     def needs_looks(self) -> bool:
-        """Whether a worker's end would be told by nothing but a look."""
+        """Whether there is a worker whose end is found only by a look."""
         return len(self.by_pidfd) < len(self.by_number)
 
     def bury(self, worker: WorkerProcess) -> None:
@@ -156,7 +156,7 @@ class Processes:
         os.close(worker.tickets.descriptor)
 
     def last_cell(self, worker: WorkerProcess) -> LastCell:
-        """What a buried worker left on the board, which does not change any more."""
+        """Return what a buried worker left on the board, which does not change any more."""
         board, cell = self._arena.board, worker.cell
         index = board.read(cell, Field.INDEX)
         return LastCell(
@@ -233,6 +233,6 @@ class Processes:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, which also ends a stopped process; nothing where it is gone."""
+    """Send SIGKILL, which also ends a stopped process; nothing where it is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

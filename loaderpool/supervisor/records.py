@@ -49,7 +49,7 @@ class Ticket:
         return self.count == 1 and (not self.loader.is_per_sample or self.row_stop - self.row_start == 1)
 
     def command(self) -> bytes:
-        """What the worker is told."""
+        """Return what the worker is told."""
         if self.early is not None:
             return encode(Command.EARLY, self.number, self.loader.number, self.first, self.row_start, self.early)
         if self.run is None:
@@ -76,11 +76,11 @@ class Ticket:
         )
 
     def completion(self, status: Status, worker: int) -> bytes:
-        """What the trainer is told, where the supervisor answers for a worker."""
+        """Return what the trainer is told, where the supervisor answers for a worker."""
         return self._notice(Notice.COMPLETION, join32(status, worker))
 
     def unsure(self) -> bytes:
-        """What the trainer is told, where only it can know whether the ticket was answered."""
+        """Return what the trainer is told, where only it can know whether the ticket was answered."""
         return self._notice(Notice.UNSURE, 0)
 
     def _notice(self, kind: Notice, last: int) -> bytes:
@@ -203,13 +203,13 @@ class RunRecord:
         return self.loader.full_batches if self.rest is None else self.rest[0]
 
     def rows_of(self, batch: int) -> int:
-        """Rows that the plan gives a batch, counted from the run's first epoch on."""
+        """Return the rows that the plan gives a batch, counted from the run's first epoch on."""
         if batch % self.batches_per_epoch < self.full_batches:
             return self.loader.batch_rows
         return self.loader.last_rows if self.rest is None else self.rest[1]
 
     def epoch_of(self, batch: int) -> int:
-        """The epoch of a batch that is counted from the first one of the run."""
+        """Return the epoch of a batch that is counted from the first one of the run."""
         return self.first_epoch + batch // self.batches_per_epoch
 
 

@@ -6,7 +6,7 @@ import collections
 
 
 class RestartLimit:
-    """The deaths of late, and whether there were more of them than may be.
+    """Counts the latest deaths, and says whether there were more of them than may be.
 
     Args:
         max_restarts: a number of deaths and the seconds within which more of them are too many; None: no limit.
@@ -24,17 +24,17 @@ class RestartLimit:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether that were too many."""
+        """Whether these were too many."""
         return self._most is not None and len(self._deaths) > self._most
 
     def note(self, now_ns: int) -> None:
-        """A process died."""
+        """Count the death of a process."""
         if self._most is not None:
             self._deaths.append(now_ns)
             while self._deaths[0] < now_ns - self._window_ns:
                 self._deaths.popleft()
 
     def forgive(self, deaths: int) -> None:
-        """The latest ones do not count."""
+        """Count the latest deaths no more."""
         for _ in range(min(deaths, len(self._deaths))):
             self._deaths.pop()

@@ -9,7 +9,7 @@ from loaderpool.supervisor.scheduler import MOST_TICKETS, TICKETS_PER_WORKER
 
 
 class Roster:
-    """Who is there, in which cell of the board, and who has room for another ticket."""
+    """Knows which workers there are, in which cell of the board, and which have room for another ticket."""
 
     def __init__(self) -> None:
         self._workers: dict[int, WorkerRecord] = {}
@@ -23,16 +23,16 @@ class Roster:
         return iter(list(self._workers.values()))
 
     def get(self, number: int) -> WorkerRecord | None:
-        """The worker of this number, None where it is gone."""
+        """Return the worker of this number, None where it is gone."""
         return self._workers.get(number)
 
     @property
     def staying(self) -> list[WorkerRecord]:
-        """Those that were not sent away."""
+        """The workers that were not sent away."""
         return [worker for worker in self._workers.values() if not worker.is_leaving]
 
     def add(self) -> WorkerRecord:
-        """A new worker, with a number never used before and a free cell."""
+        """Return a new worker, with a number never used before and a free cell."""
         if self._free_cells:
             cell = self._free_cells.pop()
         else:
@@ -51,7 +51,7 @@ class Roster:
             place.pop(worker.number, None)
 
     def bury(self, number: int) -> None:
-        """It died: give it no tickets any more, while its last reports are read."""
+        """Give a worker that died no tickets any more, while its last reports are read."""
         worker = self._workers.get(number)
         if worker is not None:
             worker.is_dead = True
@@ -59,43 +59,43 @@ class Roster:
                 place.pop(number, None)
 
     def remove(self, number: int) -> WorkerRecord | None:
-        """It is gone; its cell stays taken until `free_cell`."""
+        """Forget a worker that is gone; its cell stays taken until `free_cell`."""
         worker = self._workers.pop(number, None)
         for place in self._with:
             place.pop(number, None)
         return worker
 
     def free_cell(self, cell: int) -> None:
-        """What a gone worker noted there was read."""
+        """Free the cell of a gone worker, now that what it noted there was read."""
         self._free_cells.append(cell)
 
     def roomiest(self) -> WorkerRecord | None:
-        """The worker with the fewest tickets, None where all are full."""
+        """Return the worker with the fewest tickets, None where all are full."""
         for place in self._with[:TICKETS_PER_WORKER]:
             for number in place:
                 return self._workers[number]
         return None
 
     def roomy(self, tickets: int = TICKETS_PER_WORKER) -> list[WorkerRecord]:
-        """All that have fewer tickets than this, those with fewest first."""
+        """Return all that have fewer tickets than this, those with fewest first."""
         return [self._workers[number] for place in self._with[:tickets] for number in place]
 
     def with_room(self, number: int, tickets: int = TICKETS_PER_WORKER) -> WorkerRecord | None:
-        """This worker, if it may have another ticket beside fewer than these."""
+        """Return this worker if it has fewer tickets than these, else None."""
         worker = self._workers.get(number)
         if worker is None or worker.is_leaving or worker.is_dead or len(worker.tickets) >= tickets:
             return None
         return worker
 
     def give(self, worker: WorkerRecord, ticket: Ticket) -> None:
-        """It has one ticket more."""
+        """Count one more ticket of a worker."""
         has = len(worker.tickets)
         worker.tickets.append(ticket)
         del self._with[has][worker.number]
         self._with[has + 1][worker.number] = None
 
     def take_first(self, worker: WorkerRecord) -> Ticket:
-        """It is done with its oldest ticket."""
+        """Take a worker's oldest ticket from it: it is done."""
         ticket = worker.tickets.popleft()
         if not worker.is_leaving and not worker.is_dead:
             has = len(worker.tickets)

@@ -32,7 +32,7 @@ _SHORT_TICKET_NS = 30_000_000
 
 
 def tickets_per_worker(threads: int, calls: int) -> int:
-    """How many tickets a worker may have, where a batch is so many calls of the function."""
+    """Return how many tickets a worker may have, where a batch is so many calls of the function."""
     if threads == 1:
         return TICKETS_PER_WORKER
     return min(MOST_TICKETS, max(TICKETS_PER_WORKER, 1 - (-_CALLS_AHEAD_PER_THREAD * threads // max(1, calls))))
@@ -80,17 +80,17 @@ class TicketCutter:
 
     @property
     def has_lanes(self) -> bool:
-        """Whether who gets a ticket decides which there is."""
+        """Whether there are lanes: which ticket there is depends on the worker that gets it."""
         return any(run.lanes is not None for run in self._turn)
 
     def forget(self, worker: int) -> None:
-        """No generator stands in this worker any more."""
+        """Note that no generator stands in this worker any more."""
         for run in self._turn:
             if run.lanes is not None:
                 run.lanes.homes = {lane: home for lane, home in run.lanes.homes.items() if home != worker}
 
     def cut(self, worker: WorkerRecord, workers: int) -> Ticket | None:
-        """The next new ticket for a worker, runs taking turns; None: no run may have one now.
+        """Return the next new ticket for a worker, runs taking turns; None: no run may have one now.
 
         Args:
             worker: where it has a ticket, the new one waits behind that, so it is none that takes long.
@@ -121,7 +121,7 @@ class TicketCutter:
         return None
 
     def _cut_lane(self, run: RunRecord, lanes: LaneRecords, worker: int, workers: int) -> Ticket | None:
-        """The lowest batch that this worker may make: of a generator that stands in it, or in none.
+        """Return the lowest batch that this worker may make: of a generator that stands in it, or in none.
 
         Otherwise, where another worker has more than its share of them, one of these moves, and is run again here. That
         takes as long as all that it has made so far, so it is not done because generators elsewhere have ended: shares
@@ -189,7 +189,7 @@ class TicketCutter:
         return ticket
 
     def take_number(self) -> int:
-        """A ticket number never used before."""
+        """Return a ticket number never used before."""
         self._next_number += 1
         return self._next_number - 1
 
@@ -212,5 +212,5 @@ def _is_split(loader: LoaderRecord) -> bool:
 
 
 def _rows_of_part(loader: LoaderRecord) -> int:
-    """How many rows such a range has: one at least, however slow."""
+    """Return how many rows such a range has: one at least, however slow."""
     return max(loader.threads, loader.batch_rows * _PART_NS // loader.batch_ns)

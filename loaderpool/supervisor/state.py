@@ -68,7 +68,7 @@ class SupervisorState:
     # ---- events ----
 
     def on_control(self, words: Words) -> list[Instruction]:
-        """The trainer said something. What it says of a loader that is gone by now is no news."""
+        """Take in a message of the trainer; one about a loader that is gone by now is passed over."""
         kind, ledger = words[0], self.ledger
         if kind in _OF_LOADERS and words[_OF_LOADERS[kind]] not in ledger.loaders:
             return []
@@ -115,13 +115,13 @@ class SupervisorState:
         return self.ledger.take_out()
 
     def on_report(self, words: Words) -> list[Instruction]:
-        """A worker said something."""
+        """Take in a worker's report."""
         self._answered(words)
         self._deal()
         return self.ledger.take_out()
 
     def on_loaded(self, loader_id: int) -> list[Instruction]:
-        """A payload is there: fork workers that have it, and have the first of them run the probe."""
+        """Fork workers that have a payload which is there now, and have the first of them run the probe."""
         loader = self.ledger.loaders[loader_id]
         is_first = not loader.is_loaded
         loader.is_loaded = True
@@ -137,12 +137,12 @@ class SupervisorState:
         return self.ledger.take_out()
 
     def on_load_failed(self, loader_id: int) -> list[Instruction]:
-        """A payload, or a change of it, could not be loaded: what workers have is not what the trainer means."""
+        """Deal no tickets of a loader whose payload, or a change of it, could not be loaded."""
         self.ledger.loaders[loader_id].is_failed = True
         return []
 
     def on_fork_failed(self, number: int) -> list[Instruction]:
-        """A worker could not be started; it is tried again when another one ends, or by `on_retry`."""
+        """Note that a worker could not be started; it is tried again when another one ends, or by `on_retry`."""
         worker = self.workers.remove(number)
         if worker is not None:
             self.ledger.forget(number)
@@ -159,20 +159,20 @@ class SupervisorState:
         return self.ledger.take_out()
 
     def on_slow_probe(self) -> list[Instruction]:
-        """The first probe that runs takes long: who is idle makes what comes behind it."""
+        """Have idle workers make what comes after a first probe that takes long."""
         self.early.begin()
         self._deal()
         return self.ledger.take_out()
 
     def on_worker_dead(self, number: int) -> None:
-        """A worker's process has ended. Reports that it wrote before may follow, then `on_worker_gone`."""
+        """Note that a worker's process has ended. Reports that it wrote before may follow, then `on_worker_gone`."""
         self.workers.bury(number)
         self.ledger.forget(number)
 
     def on_worker_gone(
         self, number: int, last: LastCell, now_ns: int = 0, is_explained: bool = False
     ) -> list[Instruction]:
-        """A worker's process was reaped.
+        """Answer for the tickets of a worker whose process was reaped.
 
         Args:
             number: its number.
@@ -225,7 +225,7 @@ class SupervisorState:
     def on_worker_hung(
         self, number: int, last: LastCell, ticket_number: int, ran_ns: int, now_ns: int = 0
     ) -> list[Instruction]:
-        """A worker was killed and reaped because its sample ran past the timeout.
+        """Answer for the tickets of a worker that was killed because its sample ran past the timeout.
 
         Args:
             number: its number.
@@ -270,7 +270,7 @@ class SupervisorState:
         return self.on_worker_gone(number, last, now_ns, is_explained=True)
 
     def timeouts(self) -> list[tuple[int, int]]:
-        """The workers that must be watched, each with the timeout of its current sample in nanoseconds."""
+        """Return the workers that must be watched, each with the timeout of its current sample in nanoseconds."""
         if not any(loader.timeout_ns for loader in self.ledger.loaders.values()):
             return []
         return [
@@ -363,7 +363,7 @@ class SupervisorState:
         self.ledger.due.appendleft(self.ledger.opened(trial))
 
     def _tried(self, trial: Ticket, status: int, rows: int) -> None:
-        """A row ran alone, and its worker lives."""
+        """Note that a row ran alone and its worker lives."""
         suspect = trial.suspect
         assert suspect is not None
         if suspect.number in self.ledger.held and status != Status.ABANDONED:

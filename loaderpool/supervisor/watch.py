@@ -41,7 +41,7 @@ class StackFile:
         faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
 
     def read(self) -> str:
-        """What was written."""
+        """Return what was written."""
         return os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace")
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class SampleWatch:
 
     @staticmethod
     def pause_ms(timeouts_ns: Iterable[int]) -> int | None:
-        """How long the supervisor may sleep; None: as long as it likes."""
+        """Return how long the supervisor may sleep; None: as long as it likes."""
         shortest = min(timeouts_ns, default=0)
         return _look_ns(shortest) // 1_000_000 if shortest else None
 
@@ -120,7 +120,7 @@ class SampleWatch:
 
 
 def _beginning_with(thread: int, stacks: str) -> str:
-    """The stacks of all threads, this one's first, as far as faulthandler has named it."""
+    """Return the stacks of all threads, this one's first, as far as faulthandler has named it."""
     first = f"hread 0x{thread:016x} "  # "Thread ..." or "Current thread ..."
     return "\n\n".join(sorted(stacks.strip().split("\n\n"), key=lambda stack: first not in stack.partition("\n")[0]))
 

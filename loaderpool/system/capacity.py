@@ -38,7 +38,7 @@ def available_memory_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Bytes of memory that this process has now; more than any where it cannot be read."""
+    """Return the bytes of memory that this process has now; more than any where it cannot be read."""
     try:
         return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -46,7 +46,7 @@ def resident_bytes() -> int:
 
 
 def cgroup_memory_limit() -> int | None:
-    """Bytes that this process's cgroups allow (v2 and v1), the smallest; None without a limit."""
+    """Return the bytes that this process's cgroups allow (v2 and v1), the smallest; None without a limit."""
     return min((limit for _, limit in _memory_limits()), default=None)
 
 
@@ -61,7 +61,7 @@ def cgroup_pids() -> tuple[int, int] | None:
 
 
 def oom_kill_count() -> int:
-    """How many processes the kernel has killed for memory, as far as this one can see; it only ever grows.
+    """Return how many processes the kernel has killed for memory, as far as this one can see; it only ever grows.
 
     The sum over the cgroups' own counters (v2 `memory.events`, v1 `memory.oom_control`) and the machine's
     (`/proc/vmstat`, Linux 4.13 and later); 0 where none can be read.
@@ -73,7 +73,7 @@ def oom_kill_count() -> int:
 
 
 def start_advice(error: OSError, no_descriptors: str) -> str:
-    """What to change where a process could not be started.
+    """Return what to change where a process could not be started.
 
     Args:
         error: of the attempt.
@@ -130,7 +130,7 @@ def _reclaimable_bytes(directory: str) -> int:
 
 
 def _cgroup_directories(controller: str) -> Iterable[str]:
-    """The directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
+    """Return the directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
     try:
         lines = _read("/proc/self/cgroup").splitlines()
     except OSError:
@@ -157,7 +157,7 @@ def _cgroup_directories(controller: str) -> Iterable[str]:
 
 
 def _count_in(path: str, name: str) -> int | None:
-    """The number behind a name in a file of such lines; None where there is none."""
+    """Return the number behind a name in a file of such lines; None where there is none."""
     try:
         for line in _read(path).splitlines():
             key, _, value = line.partition(" ")

@@ -31,7 +31,7 @@ _latest: CtrlC | None = None
 
 
 class CtrlC:
-    """One that came while batches were waited for, and that no handler of the program's but Python's own will meet."""
+    """A Ctrl-C that came while batches were waited for, and that only Python's own handler will meet."""
 
     def __init__(self) -> None:
         self._came_ns = clock.monotonic_ns()
@@ -59,7 +59,7 @@ _count_turn = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_count)
 
 
 def watch() -> None:
-    """From now on a Ctrl-C is told to the waits of other threads, where `signal.set_wakeup_fd` is free for it.
+    """Have a Ctrl-C told to the waits of other threads from now on, where `signal.set_wakeup_fd` is free for it.
 
     Runs in: the main thread; on another one nothing is done. The two descriptors stay for the life of the process.
     """
@@ -97,7 +97,7 @@ def _stop() -> None:
 
 
 def told_descriptor() -> int | None:
-    """What becomes readable with a signal, None where nothing does."""
+    """Return what becomes readable with a signal, None where nothing does."""
     return None if _told is None else _told[0]
 
 

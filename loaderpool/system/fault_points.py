@@ -78,13 +78,13 @@ def arm(directory: str | None) -> None:
 
 
 def reach(place: str) -> None:
-    """This place is passed now: meet the fault that is laid there, if any. Runs in: any process."""
+    """Pass this place: meet the fault that is laid there, if any. Runs in: any process."""
     if _directory is not None:
         _meet(_directory, place)
 
 
 def setting(name: str, value: float) -> float:
-    """The value, or the one that a test wants instead."""
+    """Return the value, or the one that a test wants instead."""
     directory = os.environ.get(_VARIABLE)
     if directory is not None:
         with contextlib.suppress(OSError), open(os.path.join(directory, name), encoding="utf-8") as file:

@@ -159,7 +159,7 @@ def checkpoint() -> None:
 
 
 def _holder() -> InterruptsHeld | None:
-    """The outermost block that this code runs in."""
+    """Return the outermost block that this code runs in."""
     if _thread.get_ident() != _main_thread:
         return None
     holder = getattr(_signal.getsignal(_SIGINT), "__self__", None)
@@ -184,7 +184,7 @@ _is_exiting = False
 
 
 def note_exit() -> None:
-    """The interpreter ends: all pools are closed now."""
+    """Note that the interpreter ends: all pools are closed now."""
     global _is_exiting
     _is_exiting = True
 

@@ -42,7 +42,7 @@ def create_memory_file(name: str) -> int:
 
 
 def above_standard(descriptor: int) -> int:
-    """The descriptor, or in its place a copy that is none of the standard streams'.
+    """Return the descriptor, or in its place a copy that is none of the standard streams'.
 
     In a daemon these may be closed, so that a new descriptor gets their number; code that then opens or replaces them,
     or writes to them, as C libraries do, would hit what is ours.
@@ -97,7 +97,7 @@ def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends, or None where the machine has no such thing."""
+    """Return a descriptor that becomes readable when the process ends, or None where the machine has no such thing."""
     if hasattr(os, "pidfd_open"):
         try:
             return os.pidfd_open(pid)
@@ -150,7 +150,7 @@ def flush_standard_streams() -> None:
 
 
 def descriptor_limits() -> tuple[int, int]:
-    """How many descriptors this process may have, and how many it may allow itself."""
+    """Return how many descriptors this process may have, and how many it may allow itself."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
@@ -179,7 +179,7 @@ def raise_oom_score() -> None:
 
 
 def pipe_capacity_bytes(descriptor: int) -> int:
-    """How many bytes the pipe holds (one page where the user's pipe budget is spent)."""
+    """Return how many bytes the pipe holds (one page where the user's pipe budget is spent)."""
     if not LINUX:
         return 65536
     import fcntl
@@ -188,7 +188,7 @@ def pipe_capacity_bytes(descriptor: int) -> int:
 
 
 def process_cpu_s(pid: int) -> float:
-    """CPU time the process has used so far in seconds; 0.0 where it is gone or cannot be read."""
+    """Return the CPU time the process has used so far in seconds; 0.0 where it is gone or cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -212,7 +212,7 @@ def thread_ids() -> frozenset[int]:
 
 
 def thread_name(thread: int) -> str:
-    """What a thread of this process is called in the kernel's list, "" where it is not in there."""
+    """Return what a thread of this process is called in the kernel's list, "" where it is not in there."""
     try:
         with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().rstrip("\n")
@@ -325,7 +325,7 @@ def make_private(address: int, nbytes: int) -> None:
 
 
 def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
-    """Why another mapping must not take the place of memory that malloc has given; None where it may.
+    """Return why another mapping must not take the place of memory that malloc has given; None where it may.
 
     It may where the memory is a mapping of its own, which glibc unmaps as a whole when it is freed. Memory of a heap is
     used again, and of another allocator we do not know what it believes of pages that it takes back.

@@ -80,7 +80,7 @@ def _is_set_by_environment() -> bool:
 
 
 def _header(address: int) -> tuple[int, int]:
-    """The two words before a block: the size of the one before it, and its own with flags."""
+    """Return the two words before a block: the size of the one before it, and its own with flags."""
     before, size = (int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8))
     return before, size
 

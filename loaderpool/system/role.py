@@ -17,7 +17,7 @@ def become(new_role: Role) -> None:
 
 
 def role() -> Role:
-    """What this process is."""
+    """Return what this process is."""
     return _role
 
 

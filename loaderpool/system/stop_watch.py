@@ -22,11 +22,11 @@ class StopWatch:
         self.runs()
 
     def runs(self) -> None:
-        """The process is not stopped now."""
+        """Note that the process is not stopped now."""
         self._looked_ns, self._stopped_ns = clock.monotonic_ns(), 0
 
     def is_too_long(self) -> bool:
-        """The process is stopped now; whether it is to be ended for it."""
+        """Note that the process is stopped now; returns whether it is to be ended for it."""
         now = clock.monotonic_ns()
         self._stopped_ns += min(now - self._looked_ns, 2_000_000 * self.look_ms)
         self._looked_ns = now

@@ -49,12 +49,12 @@ class Undoing:
             _undo_orphans()
 
     def owner(self) -> Any:
-        """With whose end it is undone; None: it was."""
+        """The owner with whose end it is undone; None: it was."""
         reference = self._owner
         return None if reference is None else reference()
 
     def forget(self) -> None:
-        """Nothing is left to undo. A Ctrl-C may come anywhere in it: then it is undone, or forgotten."""
+        """Note that nothing is left to undo. A Ctrl-C may come anywhere in it: then it is undone, or forgotten."""
         owner = self._owner
         if owner is not None:
             _registered.pop(id(owner), None)

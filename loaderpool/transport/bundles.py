@@ -159,7 +159,7 @@ def _is_importable(named: Any) -> bool:
 
 
 def _unpicklable(items: list[Any], first: int) -> UnpicklableError | None:
-    """The error that names the item; None where each of them alone can be pickled."""
+    """Return the error that names the item; None where each of them alone can be pickled."""
     from loaderpool.transport.pickling import send
 
     for position, item in enumerate(items, first):

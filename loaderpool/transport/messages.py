@@ -26,7 +26,7 @@ Words = tuple[int, int, int, int, int, int, int, int]
 
 
 class Control(enum.IntEnum):
-    """Trainer to supervisor."""
+    """Messages of the trainer to the supervisor."""
 
     # loader, shipment offset, nbytes, epoch to probe + 1 or 0, deaths per ticket, timeout_ns, may_exclude|is_per_sample
     LOAD = 1
@@ -61,7 +61,7 @@ class Control(enum.IntEnum):
 
 
 class Command(enum.IntEnum):
-    """Supervisor to worker."""
+    """Messages of the supervisor to a worker."""
 
     # ticket, run, first_batch, count|attempt, row_start|row_stop, slot, whether nothing shall be made beside it
     TICKET = 1
@@ -82,7 +82,7 @@ class Command(enum.IntEnum):
 
 
 class Report(enum.IntEnum):
-    """Worker to supervisor, always after the completion that it stands for."""
+    """Messages of a worker to the supervisor, always after the completion that they stand for."""
 
     # ticket, worker, status, busy_ns, rows (of a TRY: how many there are to try; of an EARLY: how many calls the batch
     # has, 0: go on with another one; of a PROBE: in how many batches behind the first something is kept), count (of a
@@ -91,7 +91,7 @@ class Report(enum.IntEnum):
 
 
 class Notice(enum.IntEnum):
-    """To the trainer, over the completion pipe or (with bytes) the socket."""
+    """Messages to the trainer, over the completion pipe or (with bytes) the socket."""
 
     COMPLETION = 1  # ticket, run, first_batch, count|attempt, row_start|row_stop, slot, status|worker
     SPEC = 2  # loader, worker; bytes: the pickled spec
@@ -121,7 +121,7 @@ class Status(enum.IntEnum):
 
 
 def encode(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0, f: int = 0, g: int = 0) -> bytes:
-    """One message as bytes."""
+    """Return one message as bytes."""
     return _MESSAGE.pack(kind, a, b, c, d, e, f, g)
 
 
@@ -131,10 +131,10 @@ def decode_all(data: bytes) -> Iterator[Words]:
 
 
 def join32(low: int, high: int) -> int:
-    """Two 32-bit numbers in one word."""
+    """Return two 32-bit numbers in one word."""
     return low | high << 32
 
 
 def split32(word: int) -> tuple[int, int]:
-    """The two numbers of `join32`."""
+    """Return the two numbers of `join32`."""
     return word & 0xFFFFFFFF, word >> 32

@@ -24,7 +24,7 @@ class Lost(enum.Enum):
 
 
 def receive_notice(source: socket.socket) -> tuple[Words, Attachment | Lost] | None:
-    """The next notice, None where there is none now."""
+    """Return the next notice, None where there is none now."""
     try:
         data, ancillary, flags, _ = source.recvmsg(_SOCKET_READ_BYTES, socket.CMSG_SPACE(8))
     except (BlockingIOError, ConnectionResetError):
@@ -46,7 +46,7 @@ def receive_notice(source: socket.socket) -> tuple[Words, Attachment | Lost] | N
 
 
 def read_attachment(attachment: Attachment) -> Any:
-    """The object of ours that came with a notice."""
+    """Return the object of ours that came with a notice."""
     from loaderpool.transport.pickling import receive  # with cloudpickle, which `import loaderpool` shall not wait for
 
     if isinstance(attachment, tuple):

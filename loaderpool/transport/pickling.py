@@ -31,7 +31,7 @@ def get_object(arena: Arena, offset: int, nbytes: int) -> Any:
 
 
 def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Anything that cloudpickle can pickle, for `receive`.
+    """Pickle anything that cloudpickle can, for `receive`.
 
     Classes that have gone by value from one process to another (those of `__main__`, or made in a function, or of a
     module that imports TensorFlow) have a number that both know. They go by it, so that a worker looks for instances of
@@ -67,12 +67,12 @@ Importing = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 def unwatched(_module: str) -> contextlib.AbstractContextManager[None]:
-    """The context of an import that is of no interest."""
+    """Return the context of an import that is of no interest."""
     return contextlib.nullcontext()
 
 
 def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), importing: Importing = unwatched) -> Any:
-    """Anything that cloudpickle or `send` has pickled; classes that were here before stay as they are.
+    """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
     Those are classes that this process made, or has received already. So what a worker sends back is of the trainer's
     own classes, and these keep their methods. `pickle.loads` would put copies into them, with globals of their own.

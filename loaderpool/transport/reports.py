@@ -30,7 +30,7 @@ class Original(NamedTuple):
 
 
 def rebuild(cls: type[_Exception], original: Original) -> _Exception:
-    """An exception put together again, as one of this class: the original's own, or one derived from it.
+    """Return an exception put together again, as one of this class: the original's own, or one derived from it.
 
     No class is called, for it may be the user's and do anything. Raises what such a class's parts raise.
     """
@@ -149,7 +149,7 @@ def describe_timeout(
 
 
 def _users_frames(stack: str) -> str:
-    """One thread's stack down to where our code called the user's; "": the thread is in our code."""
+    """Return one thread's stack down to where our code called the user's; "": the thread is in our code."""
     lines = stack.strip().splitlines()
     own = next((number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line), len(lines))
     return "\n".join(lines[:own]) if own > 1 else ""
@@ -162,7 +162,7 @@ def describe_lost(*, index: int, epoch: int, worker: int | None, exit_code: int)
 
 
 def how_it_ended(exit_code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if exit_code >= 0:
         return f"exited with status {exit_code}"
     try:
@@ -214,7 +214,7 @@ def original_of(error: BaseException) -> Original:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The original as it travels: never the exception itself, for a class need not be callable with its args."""
+    """Return the original as it travels: never the exception itself, for a class need not be callable with its args."""
     original = original_of(error)
     for cls in original.cls.__mro__:  # a class that cannot travel: the nearest base that can
         if cls is not BaseException and issubclass(cls, BaseException) and _travels(cls):
@@ -225,7 +225,7 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def _travels(value: Any) -> bytes | None:
-    """The value's pickle, where it can be read back."""
+    """Return the value's pickle, where it can be read back."""
     import cloudpickle
 
     from loaderpool.transport.pickling import receive
@@ -239,7 +239,7 @@ def _travels(value: Any) -> bytes | None:
 
 
 def unpickled(failure: Failure) -> Original | None:
-    """What travelled of the exception itself, or None."""
+    """Return what travelled of the exception itself, or None."""
     if failure.pickled is None:
         return None
     from loaderpool.transport.pickling import receive

@@ -45,7 +45,7 @@ class BatchMaker:
         self._form, self._converter = form, converter
 
     def fill_fixed(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:
-        """Rows into a fixed slot, the next good row of the batch standing in for one that fails."""
+        """Fill rows of a fixed slot, the next good row of the batch standing in for one that fails."""
         assert self._form is not None and self._form.fixed is not None
         job, positions, indices, _ = opened
         layout = self._form.fixed
@@ -60,7 +60,7 @@ class BatchMaker:
         return Filled(len(indices), tuple(failures))
 
     def fill_varying(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:
-        """Whole batches, varying; what does not fit comes back to be written elsewhere."""
+        """Fill a varying slot with whole batches; what does not fit comes back to be written elsewhere."""
         job, positions, indices, _ = opened
         batches: list[tuple[int, list[Block]]] = []
         failures: list[RowFailure] = []
@@ -109,7 +109,7 @@ class BatchMaker:
     def _varying_unit(
         self, calls: Maker, job: Job, first: int, positions: npt.NDArray[np.int64], indices: list[int]
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
-        """A batch that one call makes whole."""
+        """Return a batch that one call makes whole."""
         assert self._form is not None
         excluded = self._exclusions.find(job.epoch, indices)
         if excluded is not None:
@@ -146,7 +146,7 @@ class BatchMaker:
     def _collect(
         self, calls: Maker, job: Job, first: int, positions: npt.NDArray[np.int64], indices: list[int]
     ) -> tuple[list[list[npt.NDArray[Any]]], list[int], list[RowFailure]]:
-        """One batch's rows as converted components, the error policy applied; and the indices they came from.
+        """Return one batch's rows as converted components, the error policy applied; and the indices they came from.
 
         Its first row is the job's `first`.
         """
@@ -196,7 +196,7 @@ class BatchMaker:
 
 
 def bounds_in(job: Job, rows: int) -> list[tuple[int, int]]:
-    """Where each batch of a job begins and ends among its rows."""
+    """Return where each batch of a job begins and ends among its rows."""
     if job.count == 1:
         return [(0, rows)]
     if job.batch_rows:

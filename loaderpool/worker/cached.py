@@ -37,7 +37,7 @@ class CachedFunction:
         self.refusal: CacheError | None = None
 
     def __call__(self, index: int) -> Any:
-        """What `fn` gives for this source index.
+        """Return what `fn` gives for this source index.
 
         Raises:
             CacheError: the function is random, or its result is no pickle; see `refusal`.
@@ -79,7 +79,7 @@ class CachedFunction:
         return value
 
     def _call(self, index: int) -> tuple[Any, bool]:
-        """What the function gives, and whether any code drew from the global generators meanwhile."""
+        """Return what the function gives, and whether any code drew from the global generators meanwhile."""
         self._watch.arm()
         value = self._fn(self._get(index))
         end_stray()  # a child that the function has forked shall not write

@@ -36,14 +36,14 @@ class Maker(Protocol):
         arrays: Sequence[npt.NDArray[Any]] | None = None,
         row: int = 0,
     ) -> None:
-        """Samples for consecutive rows, one after the other."""
+        """Append samples for consecutive rows to `results`, one after the other."""
 
     def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int], row: int = 0) -> Any:
-        """What one call of the function makes: a sample, or the samples of a batch."""
+        """Return what one call of the function makes: a sample, or the samples of a batch."""
 
 
 def refuse_draws(threads: int) -> ArgumentError:
-    """What is said where a function draws from generators that its threads would share."""
+    """Return what is said where a function draws from generators that its threads would share."""
     return ArgumentError(
         f"the function has drawn from random or numpy.random, and WorkerOptions(threads={threads}): what each sample "
         "gets would depend on the other threads. Have it name rng, the sample's own numpy.random.Generator, and draw "
@@ -100,7 +100,7 @@ class Calls:
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
     def copy(self) -> Calls:
-        """The same calls for another thread, with random streams of its own. Nothing is kept in it."""
+        """Return the same calls for another thread, with random streams of its own. Nothing is kept in it."""
         other = copy.copy(self)
         other.__dict__.pop("_streams", None)
         other._kept = {}
@@ -113,7 +113,7 @@ class Calls:
         return SampleStreams(self._seed)
 
     def read_by(self, get: Callable[[int], Any]) -> None:
-        """From now on this gives the item of a source index. There is no cache."""
+        """Have this give the item of a source index from now on. There is no cache."""
         self._get = self._first = get
         self._items_are_indices = False
 
@@ -128,19 +128,19 @@ class Calls:
         self._kept[index] = result
 
     def keep_only(self, epoch: int) -> None:
-        """What is kept of other epochs will not be asked for."""
+        """Drop what is kept of other epochs, which will not be asked for."""
         if epoch != self._kept_epoch:
             self._kept.clear()
             self._kept_epoch = epoch
 
     def take_kept(self, epoch: int, index: int) -> list[Any]:
-        """What was kept for this item in this epoch: one result, once, or none."""
+        """Return what was kept for this item in this epoch: one result, once, or none."""
         if epoch != self._kept_epoch or index not in self._kept:
             return []
         return [self._kept.pop(index)]
 
     def forget(self) -> None:
-        """What was kept is not what its turn would give now."""
+        """Drop what was kept: it is not what its turn would give now."""
         self._kept.clear()
 
     def watched(self, work: Callable[[Calls], _Result]) -> _Result:

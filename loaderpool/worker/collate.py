@@ -19,7 +19,7 @@ _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 def collate(
     values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int], pad: Any
 ) -> list[Block]:
-    """The blocks of one component of a batch of samples.
+    """Return the blocks of one component of a batch of samples.
 
     Args:
         values: one array per row, already of the component's dtype (text: object arrays) and shape.
@@ -54,7 +54,7 @@ def collate(
 
 
 def blocks_of_array(value: npt.NDArray[Any], component: ArraySpec) -> list[Block]:
-    """The blocks of a component that the function returned as a whole batch."""
+    """Return the blocks of a component that the function returned as a whole batch."""
     if component.text is not None:
         return _text_blocks(value.ravel().tolist(), value.shape)
 
@@ -81,7 +81,7 @@ def _ragged(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str,
 
 
 def _joined(values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...], component: ArraySpec) -> list[Block]:
-    """All rows' own rows end to end."""
+    """Return all rows' own rows end to end."""
     if component.text is not None:
         return _text_blocks([piece for value in values for piece in value.ravel().tolist()], shape)
 
@@ -95,7 +95,7 @@ def _joined(values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...], componen
 
 
 def _padded(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, pad: Any) -> list[Block]:
-    """Rows in the corner of what holds them all, or of the length that the spec has; the rest is filled up."""
+    """Pad rows to the shape that holds them all, or to the lengths that the spec has."""
     largest = tuple(
         max((value.shape[axis] for value in values), default=0) if length is None else length
         for axis, length in enumerate(component.shape[1:])

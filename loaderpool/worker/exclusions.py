@@ -8,7 +8,7 @@ from loaderpool.transport.reports import Failure, describe_lost, describe_timeou
 
 
 class Exclusions:
-    """What each of them is counted as, by epoch and source index (where a call makes a batch: of its first item).
+    """Knows what each excluded sample is counted as, by epoch and source index (of a batch's call: its first item).
 
     Args:
         worker: this worker's number, None in the caller's process.
@@ -35,7 +35,7 @@ class Exclusions:
         self._failures[epoch, index] = failure
 
     def find(self, epoch: int, indices: list[int]) -> Failure | None:
-        """The failure of the call for these items, None where it may run."""
+        """Return the failure of the call for these items, None where it may run."""
         if not self._failures:
             return None
         failure = self._failures.get((epoch, indices[0]))

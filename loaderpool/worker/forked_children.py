@@ -10,7 +10,7 @@ _is_stray = False
 
 
 def look_for_strays() -> None:
-    """From now on a fork of this process is known as one. Runs in: a worker, once."""
+    """Have a fork of this process be known as one from now on. Runs in: a worker, once."""
     os.register_at_fork(after_in_child=_note)
 
 

@@ -37,7 +37,7 @@ class GlobalsWatch:
         self.arm()
 
     def arm(self) -> None:
-        """From now on draws count."""
+        """Count draws from now on."""
         if not self._sees_numpy and _is_numpy_random_there():
             self._look, self._sees_numpy = _peek_at_both() or _states, True
         self._seen = self._look()
@@ -129,7 +129,7 @@ def _python_peek() -> Callable[[], object] | None:
 
 
 def _peek_at_both() -> Callable[[], object] | None:
-    """The same for `random` and `numpy.random`: one call, for it is made four times for each tiny batch."""
+    """Return the same for `random` and `numpy.random`: one call, for it is made four times for each tiny batch."""
     python, numpy = _python_words(), _numpy_words()
     if python is None or numpy is None:
         return None
@@ -142,7 +142,7 @@ def _peek_at_both() -> Callable[[], object] | None:
 
 
 def _python_words() -> tuple[memoryview, memoryview, Any] | None:
-    """The index and two words of `random`'s state, and the object that has it, or None.
+    """Return the index and two words of `random`'s state, and the object that has it, or None.
 
     CPython's `struct {PyObject_HEAD; int index; uint32_t state[624];}` (Modules/_randommodule.c).
     """
@@ -186,7 +186,7 @@ def _numpy_words() -> tuple[memoryview, memoryview, memoryview, Any] | None:
 
 
 def _has_gauss_offset() -> int | None:
-    """Where a RandomState says that it has a cached Gaussian, or None: found, and tried, in one of our own.
+    """Return where a RandomState says that it has a cached Gaussian, or None: found, and tried, in one of our own.
 
     It must be looked at, for a second `numpy.random.normal()` returns that number without a draw. NumPy's
     `struct {bitgen_t *; int has_gauss; double gauss;}` (numpy/random/src/legacy) is a part of the object.
@@ -210,25 +210,25 @@ def _has_gauss_offset() -> int | None:
 
 
 def _words_at(address: int, count: int) -> memoryview:
-    """A view of `count` 32-bit words of memory, which the caller keeps alive."""
+    """Return a view of `count` 32-bit words of memory, which the caller keeps alive."""
     return memoryview((ctypes.c_uint32 * count).from_address(address)).cast("B").cast("I")
 
 
 def _as_one(two_words: memoryview) -> memoryview:
-    """The same memory as a single 64-bit word."""
+    """Return the same memory as a single 64-bit word."""
     return two_words.cast("B").cast("Q")
 
 
 def _states() -> tuple[Any, bytes]:
-    """The whole states of `random` and `numpy.random`, in a form that can be compared."""
+    """Return the whole states of `random` and `numpy.random`, in a form that can be compared."""
     return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 def _random_state() -> Any:
-    """The RandomState behind the functions of `numpy.random`; None in a NumPy that keeps it elsewhere."""
+    """Return the RandomState behind the functions of `numpy.random`; None in a NumPy that keeps it elsewhere."""
     return getattr(np.random.mtrand, "_rand", None)
 
 
 def _bit_generator() -> Any:
-    """The bit generator behind the functions of `numpy.random`; None in a NumPy that keeps it elsewhere."""
+    """Return the bit generator behind the functions of `numpy.random`; None in a NumPy that keeps it elsewhere."""
     return getattr(_random_state(), "_bit_generator", None)

@@ -15,10 +15,10 @@ from loaderpool.worker.jobs import Abandoned, Job
 
 
 class WorkItems(Protocol):
-    """What a loader's work asks."""
+    """Says which positions a job has, and gives their items."""
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """The positions of all rows of a job, batch after batch; their items can be had by index from now on."""
+        """Return the positions of all rows of a job, batch after batch; their items can be had by index from now on."""
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """The positions of an epoch's first batches, at most so many of them, for the probe."""
@@ -57,7 +57,7 @@ class PlannedItems:
 
 
 def rows_in_chunk(plan: BasePlan, job: Job) -> tuple[int, ...]:
-    """Rows of each of the batches of a job, where they vary; empty: all have the same."""
+    """Return the rows of each of the batches of a job, where they vary; empty: all have the same."""
     if not plan.rows_vary or job.count == 1:
         return ()
     plan = plan.after(job.after)
@@ -85,7 +85,7 @@ class StreamedItems:
         self._items = dict(enumerate(items, first))
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """Positions of a job's rows, as the bundle has them.
+        """Return the positions of a job's rows, as the bundle has them.
 
         Raises:
             Abandoned: a bundle is gone, so its batch is not wanted any more.

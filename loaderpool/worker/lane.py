@@ -55,10 +55,10 @@ class Watcher(Protocol):
         """Whether it must be told before each single item."""
 
     def begins(self, position: int) -> None:
-        """The item of this position is made from now on. May raise, to end the work."""
+        """Note that the item of this position is made from now on. May raise, to end the work."""
 
     def pauses(self) -> None:
-        """No item is being made."""
+        """Note that no item is being made."""
 
 
 class Lane:
@@ -126,7 +126,7 @@ class Lane:
         return positions
 
     def give(self, position: int) -> Any:
-        """An item of the latest batch. It is the caller's, who may change it: a second time it is made again."""
+        """Return an item of the latest batch. It is the caller's, who may change it: a second time it is made again."""
         if position not in self._batch:
             start, wanted = self._start, self._wanted
             self.close()

@@ -112,7 +112,7 @@ class LaneItems:
         return self._latest.give(position)
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """Positions of a job's rows; none where the lane has ended."""
+        """Return the positions of a job's rows; none where the lane has ended."""
         round_number, lane = divmod(job.batch, self._plan.lanes)
         rows = self._plan.most_rows
         self._watcher.run, self._watcher.times_items = job.run, self._times_items or job.attempt > 0
@@ -136,7 +136,7 @@ class LaneItems:
         return None
 
     def forget(self, epoch: int) -> None:
-        """That epoch was abandoned."""
+        """Forget an epoch that was abandoned."""
         for key in [key for key in self._lanes if key[0] == epoch]:
             self._lanes.pop(key).close()
 
@@ -161,7 +161,7 @@ class LaneItems:
 
     @staticmethod
     def _take_watched(watch: GlobalsWatch, lane: Lane, start: int, count: int) -> list[int] | None:
-        """The same; None: a generator was seen to draw from the global generators, and has to be run again."""
+        """Return what was taken; None: a generator was seen to draw from global generators and must be run again."""
         watch.arm()
         try:
             positions = lane.take(start, count)

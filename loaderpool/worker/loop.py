@@ -174,13 +174,13 @@ class WorkerLoop:
         return True
 
     def _forget_epoch(self, run: _Run) -> None:
-        """Generators of an epoch that was abandoned are ended."""
+        """End the generators of an epoch that was abandoned."""
         work = self._works.get(run.loader)
         if work is not None and isinstance(work.items, LaneItems):
             work.items.forget(run.first_epoch)
 
     def _work(self, loader: int) -> Work:
-        """The loader's work; raises WorkFailed where its payload has to be loaded here and cannot be."""
+        """Return the loader's work; raises WorkFailed where its payload has to be loaded here and cannot be."""
         work = self._works.get(loader)
         if work is None:
             payload = self._payloads[loader]
@@ -207,7 +207,7 @@ class WorkerLoop:
         self._report(encode(Report.DONE, ticket, self._worker, status, 0, len(others), max(others, default=0)))
 
     def _make_early(self, ticket: int, loader: int, epoch: int, batch: int, call: int) -> None:
-        """One call whose turn will come. What fails is not told: then it will fail again."""
+        """Make one call whose turn will come. What fails is not told: then it will fail again."""
         self._numbers[self._base + Field.TICKET] = ticket
         calls: int | None = None
         try:
@@ -222,7 +222,7 @@ class WorkerLoop:
         self._report(encode(Report.DONE, ticket, self._worker, status, 0, calls or 0))
 
     def _try(self, words: Words) -> None:
-        """One row of a ticket that ended workers, alone; whatever comes of it, this process lives or does not."""
+        """Make one row of a ticket that ended workers, alone: this process lives, or it does not."""
         _, ticket, run_id, first_batch, count_which, rows, begin_with, _ = words
         count, which = split32(count_which)
         run = self._runs[run_id]
@@ -326,7 +326,7 @@ class WorkerLoop:
 
 
 def _job(words: Words, run: _Run) -> Job:
-    """What an Command.TICKET is about."""
+    """Return the job of a Command.TICKET."""
     _, _, run_id, first_batch, count_attempt, rows, _, is_isolated = words
     count, attempt = split32(count_attempt)
     epoch, batch = divmod(first_batch, run.batches_per_epoch)
@@ -335,7 +335,7 @@ def _job(words: Words, run: _Run) -> Job:
 
 
 def _write_file(layout: VaryingLayout, failures: bytes) -> tuple[int, int]:
-    """A memory file with a batch, and failures behind it; returns its descriptor and the batch's bytes.
+    """Make a memory file with a batch, and failures behind it; returns its descriptor and the batch's bytes.
 
     Raises:
         MemoryLimitError: the machine has no room for it.

@@ -115,7 +115,7 @@ class Prober:
         raise first_error or self._nothing_there(epoch)
 
     def probe_batch(self, epoch: int, batch: int) -> Probe:
-        """The same for one batch that a call makes whole.
+        """Make the probe of one batch that a call makes whole.
 
         Raises:
             WorkFailed: the function raised, or returned what no batch can be made of.
@@ -152,13 +152,13 @@ class Prober:
         return len(positions) // size
 
     def _looks_at(self, epoch: int) -> Collection[int]:
-        """The batches behind the first of which a probe makes something."""
+        """Return the batches behind the first of which a probe makes something."""
         if self._unit != "sample":  # the second one, for a dataset's spec
             return (1,)
         return self._elsewhere(epoch, _FEWEST_LOOKS - self._plan.rows(epoch, 0)) if self._varies else ()
 
     def _look_at_more(self, epoch: int, probe: Probe, positions: npt.NDArray[np.int64]) -> Probe:
-        """What other samples show of the axes, where that is asked for: an `element_spec` says it itself.
+        """Return what other samples show of the axes, where that is asked for: an `element_spec` says it itself.
 
         Args:
             epoch: the epoch.
@@ -195,7 +195,7 @@ class Prober:
         return {batch: plan.positions(epoch, batch, 0, 1)[0] for batch in batches}
 
     def _try(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe | None:
-        """What this sample (or batch) is like; None: it fails, and so it will in its turn."""
+        """Return what this sample (or batch) is like; None: it fails, and so it will in its turn."""
         try:
             return self._probe_at(epoch, positions, len(positions))
         except WorkFailed:
@@ -255,7 +255,7 @@ class Prober:
 
 
 def _kept(leaf: Any, path: str) -> Any:
-    """The leaf in memory of its own: the function may fill its buffer, be it a list, again before its turn."""
+    """Return the leaf in memory of its own: the function may fill its buffer, be it a list, again before its turn."""
     is_immutable = type(leaf) in _IMMUTABLE or isinstance(leaf, np.generic)
     return leaf if is_immutable else convert_leaf(leaf, path).copy()
 

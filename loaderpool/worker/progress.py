@@ -29,7 +29,7 @@ class Progress:
         self._setup_field, self._generator_field = cell + Field.IN_SETUP, cell + Field.IN_GENERATOR
 
     def note(self, job: Job, index: int) -> None:
-        """The sample of this source index is made from now on.
+        """Note that the sample of this source index is made from now on.
 
         Raises:
             Abandoned: the job's run was abandoned.
@@ -44,13 +44,13 @@ class Progress:
         numbers[self.index_field] = index + 1
 
     def note_thread(self, thread: int, started_ns: int) -> None:
-        """The sample that was noted is made by this thread, since then."""
+        """Note that the sample noted before is made by this thread, since then."""
         numbers = self.numbers
         numbers[self._thread_field] = thread
         numbers[self.started_field] = started_ns
 
     def note_generator(self, run: int, position: int) -> None:
-        """A generator makes the item of this position from now on.
+        """Note that a generator makes the item of this position from now on.
 
         Raises:
             Abandoned: the consumer has abandoned this run; 0: a probe, which is of none.
@@ -63,14 +63,14 @@ class Progress:
         numbers[self.index_field] = position + 1
 
     def end_generator(self) -> None:
-        """No generator runs any more."""
+        """Note that no generator runs any more."""
         numbers = self.numbers
         numbers[self.index_field] = 0
         numbers[self._generator_field] = 0
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:
-        """The user's `setup` hook runs within. A field that stays set says that it ended its process."""
+        """Note that the `setup` hook runs in the block. A field that stays set says that it ended its process."""
         self.numbers[self._setup_field] = 1
         try:
             yield
@@ -78,7 +78,7 @@ class Progress:
             self.numbers[self._setup_field] = 0
 
     def failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
-        """The error as one about these items, the first of which has this position."""
+        """Return the error as one about these items, the first of which has this position."""
         end_stray(error)
         one = len(indices) == 1
         failure = describe_failure(

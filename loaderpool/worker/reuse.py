@@ -41,7 +41,7 @@ def comes_again(items: Sequence[Any]) -> bool:
 
 
 def copy_of(item: Any) -> Any:
-    """The item, with arrays, lists and dicts of its own."""
+    """Return the item, with arrays, lists and dicts of its own."""
     if isinstance(item, np.ndarray):
         return item.copy()
     kind = type(item)

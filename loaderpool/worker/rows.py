@@ -66,7 +66,7 @@ class Converter:
             self.expected = tuple(ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in spec.components)
 
     def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
-        """All components of what one call returned, converted and checked.
+        """Return all components of what one call returned, converted and checked.
 
         Raises:
             SpecMismatchError: naming path, index, expected and actual.
@@ -78,11 +78,11 @@ class Converter:
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
 
     def built_differently(self, error: SpecMismatchError, index: int) -> SpecMismatchError:
-        """The error for an item whose structure is another one, as `flatten` raised it."""
+        """Return the error for an item whose structure is another one, as `flatten` raised it."""
         return SpecMismatchError(f"{error}{', that of element_spec=' * self._is_given} ({item_name(index)})")
 
     def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
-        """One component of what one call returned."""
+        """Return one component of what one call returned."""
         expected, path = self.expected[component], self.paths[component]
         try:
             array = convert_leaf(value, path)

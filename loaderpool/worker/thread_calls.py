@@ -70,7 +70,7 @@ class ThreadCalls:
         self.look_ahead: Callable[[], bool] | None = None
 
     def opened(self, job: Job) -> Opened | None:
-        """The ticket's rows, if it was begun."""
+        """Return the ticket's rows, if it was begun."""
         found = self._ticket_calls.get(_key(job))
         return None if found is None else found[0]
 
@@ -143,7 +143,7 @@ class ThreadCalls:
     def _made_by_one(
         self, opened: Opened, made: Filled, fill: Callable[[Maker], Filled], bytes_of: Callable[[], bytes]
     ) -> Filled:
-        """The same ticket, made by the main thread, with nothing beside it."""
+        """Make the same ticket on the main thread, with nothing beside it."""
         by_threads = _image(made, bytes_of)
         self._drop_others()
         calls = self._calls
@@ -163,7 +163,7 @@ class ThreadCalls:
         return filled
 
     def _drop_others(self) -> None:
-        """Nothing is made any more; the turns of the other tickets will begin them again."""
+        """Drop all that was begun; the turns of the other tickets will begin them again."""
         for _, other in self._ticket_calls.values():
             other.end()
         self._ticket_calls.clear()
@@ -185,7 +185,7 @@ class ThreadCalls:
 
 
 def _image(made: Filled, bytes_of: Callable[[], bytes]) -> bytes:
-    """What was made, to be compared."""
+    """Return what was made, to be compared."""
     if made.oversize is None:
         return bytes_of()
     apart = bytearray(made.oversize.nbytes)

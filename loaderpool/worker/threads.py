@@ -117,7 +117,7 @@ class TicketCalls:
         return self._is_over or bool(self._numbers[self._mark] == self._run)
 
     def make(self, calls: Calls, call: _Call) -> Any:
-        """What the call gives; raises whatever it raises."""
+        """Return what the call gives; raises whatever it raises."""
         if self._read is not None:
             calls.read_by(self._read)
         if self._worker_threads.makes_units:

@@ -68,7 +68,7 @@ class Trial:
         return len(calls)
 
     def _calls_of(self, job: Job) -> list[npt.NDArray[np.int64]]:
-        """The positions of each call."""
+        """Return the positions of each call."""
         positions = self._items.positions(job)
         rows = rows_in_chunk(self._plan, job)
         if rows:
@@ -80,7 +80,7 @@ class Trial:
         return [positions[row : row + 1] for positions in batches for row in range(len(positions))]
 
     def call(self, epoch: int, positions: list[int], indices: list[int], form: BatchForm | None) -> Any:
-        """What one call gives, as the function returned it; raises whatever it raises.
+        """Return what one call gives, as the function returned it; raises whatever it raises.
 
         Args:
             epoch: keys the random streams, with the positions.

@@ -254,7 +254,7 @@ class Work:
         return filled
 
     def _open(self, job: Job) -> Opened:
-        """Which rows the job has; their items can be had by index from now on."""
+        """Return which rows the job has; their items can be had by index from now on."""
         if job.after:  # the probe looks at the beginning of an epoch, which was taken
             self._calls.forget()
         self._calls.keep_only(job.epoch)
@@ -277,14 +277,14 @@ class Work:
         return Opened(job, positions, self.plan.indices(job.epoch, positions), self.items.reader)
 
     def _rows_of(self, opened: Opened, buffer: Any, base: int, capacity: int) -> Rows | None:
-        """The slot's arrays, where a function shall write into them itself."""
+        """Return the slot's arrays, where a function shall write into them itself."""
         if not (self._writes_rows and self._calls.takes_out):
             return None
         assert self.form is not None
         return self.form.row_arrays(buffer, base, opened.job.row_start + len(opened.indices), capacity)
 
     def _bytes_of(self, opened: Opened, buffer: Any, base: int, capacity: int) -> bytes:
-        """What is in the slot now of the job's rows; others may be writing the rows beside them."""
+        """Return what is in the slot now of the job's rows; others may be writing the rows beside them."""
         if not self._writes_rows:
             return bytes(memoryview(buffer)[base : base + capacity])
         assert self.form is not None
@@ -302,11 +302,11 @@ class Work:
         return self._trial.run(job, which, begin_with, self.form)
 
     def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
-        """One call of the function, and nothing around it; raises whatever it raises."""
+        """Make one call of the function, and nothing around it; raises whatever it raises."""
         return self._trial.call(epoch, positions, indices, self.form)
 
     def _fill_rows(self, opened: Opened, buffer: Any, base: int, capacity: int, calls: Maker) -> Filled:
-        """Rows straight into the slot."""
+        """Write rows straight into the slot."""
         assert self.form is not None
         job, positions, indices, _ = opened
         rows = len(indices)

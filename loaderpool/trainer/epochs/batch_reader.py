@@ -60,7 +60,7 @@ class BatchReader:
         return not self._left and self.one_pass.is_over
 
     def take(self) -> Any:
-        """The next batch. Blocks until it is there.
+        """Return the next batch. Blocks until it is there.
 
         Raises:
             StopIteration: the pass is over.
@@ -101,7 +101,7 @@ class BatchReader:
                 raise
 
     def take_joined(self) -> Any:
-        """All batches of the next delivery, each component as `dtype[count, rows, ...]`; for fixed forms only.
+        """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`; for fixed forms only.
 
         Blocks and raises as `take`; it is not called beside that.
         """

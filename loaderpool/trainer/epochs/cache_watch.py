@@ -21,7 +21,7 @@ _TEXTS = {
 
 
 def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCache:
-    """What the processes of a loader that is made now will share. Ownership: the caller closes it.
+    """Return what the processes of a loader that is made now will share. Ownership: the caller closes it.
 
     Args:
         cache: the user's setting.

@@ -50,5 +50,5 @@ class Counters:
 
 
 def failed_indices(failure: Failure) -> tuple[int, ...]:
-    """Source indices of the samples that failed: one, or those of a batch that one call makes."""
+    """Return the source indices of the samples that failed: one, or those of a batch that one call makes."""
     return failure.indices if failure.index is None else (failure.index,)

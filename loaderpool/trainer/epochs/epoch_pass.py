@@ -42,7 +42,7 @@ class Pass:
         return -1 if self.log is None else self.log.epoch
 
     def next_delivery(self) -> Delivery:
-        """The next batches of the epoch. Blocks until they are there.
+        """Return the next batches of the epoch. Blocks until they are there.
 
         Runs in: any thread; on the main one in a block of `InterruptsHeld`, in which the caller stores what it gets.
 
@@ -100,14 +100,14 @@ class Pass:
         return self.log is None or (self._subscription is not None and self._subscription.outlives_interrupts)
 
     def _admit(self, delivery: Delivery) -> Delivery:
-        """The delivery, or what comes of it before one failure too many."""
+        """Return the delivery, or what comes of it before one failure too many."""
         if self._budget is None:
             tracker = self._tracker
             self._budget = ErrorBudget(tracker.config.on_error, tracker.plan, tracker.counters)
         return self._budget.admit(delivery)
 
     def _take(self, subscription: Subscription | None, log: PassLog) -> Delivery | None:
-        """The subscription's next delivery; None: the epoch is over, or this pass was closed."""
+        """Return the subscription's next delivery; None: the epoch is over, or this pass was closed."""
         if log.delivered >= log.batches:
             self._finish(log)
             return None
@@ -140,7 +140,7 @@ class Pass:
             subscription.end()
 
     def _let_go_on(self, log: PassLog) -> None:
-        """The subscription has nothing more for this pass, and may go on for the next one."""
+        """Leave the subscription to the next pass: it has nothing more for this one."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             self._tracker.park(subscription, log)

@@ -35,7 +35,7 @@ class EpochHooks(Protocol):
     """What happens in the trainer between epochs: a Sequence's `on_epoch_begin` and `on_epoch_end`."""
 
     def anew(self) -> EpochHooks:
-        """The same for another loader, which is told of changes from now on."""
+        """Return the same hooks for another loader, which is told of changes from now on."""
 
     @property
     def changes_data(self) -> bool:
@@ -48,11 +48,11 @@ class EpochHooks(Protocol):
         """Run the hook of an epoch's end; returns what it changed."""
 
     def told(self) -> None:
-        """What the latest call returned was sent; else the next one returns it, too."""
+        """Note that what the latest call returned was sent; else the next one returns it, too."""
 
 
 class EpochTracker:
-    """What passes of one loader share. The lock guards epoch numbers and the parked subscription, never a wait.
+    """Keeps what passes of one loader share. The lock guards epoch numbers and the parked subscription, never a wait.
 
     Args:
         engine: gives the engine, started now if it was not.
@@ -88,7 +88,7 @@ class EpochTracker:
         self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
 
     def note_iteration(self, log: IterationLog, is_dataset: bool) -> None:
-        """An iterator has begun, whose passes are written down there."""
+        """Note that an iterator has begun, whose passes are written down there."""
         self.latest, self.latest_is_dataset = log, is_dataset
         self.iterations += 1
 
@@ -97,7 +97,7 @@ class EpochTracker:
         self.resume_at(Position(epoch))
 
     def resume_at(self, position: Position) -> None:
-        """The next pass begins there; where nothing of that epoch is left, with the next one."""
+        """Have the next pass begin there; where nothing of that epoch is left, with the next one."""
         if position.is_rest and not self.log_at(position).batches:
             position = Position(position.epoch + 1)
         with self._lock:
@@ -105,7 +105,7 @@ class EpochTracker:
             self._resume = position if position.is_rest else None
 
     def next_log(self) -> PassLog:
-        """What the next pass will be, nothing delivered yet."""
+        """Return what the next pass will be, nothing delivered yet."""
         return self.log_at(self._place(self.epoch))
 
     def _place(self, epoch: int) -> Position:
@@ -113,7 +113,7 @@ class EpochTracker:
         return resume if resume is not None and resume.epoch == epoch else Position(epoch)
 
     def log_at(self, place: Position) -> PassLog:
-        """What a pass that begins there will be, nothing delivered yet."""
+        """Return what a pass that begins there will be, nothing delivered yet."""
         plan = self.plan.after(place.start)
         return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic, lanes=place.lanes)
 
@@ -123,7 +123,7 @@ class EpochTracker:
         return self._last_error.get()
 
     def note_error(self, error: BaseException) -> None:
-        """This error ended a pass."""
+        """Note that this error ended a pass."""
         self._last_error.note(error)
 
     def open_subscription(self, is_followed: bool | None = None) -> tuple[Subscription, PassLog]:
@@ -171,7 +171,7 @@ class EpochTracker:
             raise
 
     def _take_parked(self) -> tuple[Subscription, PassLog] | None:
-        """The parked subscription, if the epoch it stands before is wanted, whole."""
+        """Return the parked subscription, if the epoch it stands before is wanted, whole."""
         with self._lock:
             if self._parked is None:
                 return None
@@ -194,7 +194,7 @@ class EpochTracker:
         subscription.extend((epoch + 1 - subscription.first_epoch) * self.plan.batches_per_epoch + ahead)
 
     def _ahead(self, is_followed: bool | None) -> int:
-        """How many batches of the next epoch may be made while the pass before it is under way."""
+        """Return how many batches of the next epoch may be made while the pass before it is under way."""
         if not self._reads_ahead or is_followed is False:
             return 0
         batches, is_sure = self.plan.batches_per_epoch, self._is_sure(is_followed)
@@ -231,13 +231,13 @@ class EpochTracker:
         subscription.end()
 
     def note_begun(self, epoch: int) -> None:
-        """The pass that took this epoch has delivered: where it began is no later one's beginning."""
+        """Note that the pass that took this epoch has delivered: where it began is no later one's beginning."""
         with self._lock:
             if self._resume is not None and self._resume.epoch == epoch:
                 self._resume = None
 
     def give_up_epoch(self, epoch: int) -> None:
-        """The pass that took this epoch delivered nothing: it does not count."""
+        """Take an epoch back whose pass delivered nothing: it does not count."""
         with self._lock:
             if self.epoch == epoch + 1:
                 self.epoch = epoch
@@ -250,7 +250,7 @@ class EpochTracker:
             parked[0].end()
 
     def owe_end(self) -> None:
-        """An epoch was handed over whole: its end's hook is due, before the next epoch begins at the latest."""
+        """Note that an epoch was handed over whole: its end's hook is due before the next epoch begins."""
         with self._hook_turn:
             self._ends_owed += 1
 

@@ -43,7 +43,7 @@ class ErrorBudget:
             raise self._make_error()
 
     def admit(self, delivery: Delivery) -> Delivery:
-        """The delivery, or as many of its batches as come before the error.
+        """Return the delivery, or as many of its batches as come before the error.
 
         Raises:
             LoaderpoolError: none does.

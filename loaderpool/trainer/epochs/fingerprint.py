@@ -61,13 +61,13 @@ class Fingerprint:
 
 
 def _describe_generators(source: Any, plan: BasePlan) -> str:
-    """How many there are, and a checksum of the shards."""
+    """Return how many there are, and a checksum of the shards."""
     shards = source.shards if isinstance(source, ReplicatedSource) else None
     return f"{plan.lanes} copies" if shards is None else f"{len(shards)} shards {_mark(shards)}, {plan.lanes} at once"
 
 
 def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
-    """What decides which items make up a batch, where their lengths do."""
+    """Return what decides which items make up a batch, where their lengths do."""
     settings = config.buckets
     if settings is None:
         return None
@@ -78,7 +78,7 @@ def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
 
 
 def _describe_source(source: Any) -> str:
-    """The source's type, and, where items are cheap and plain, a checksum of some of them."""
+    """Return the source's type, and, where items are cheap and plain, a checksum of some of them."""
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
     if isinstance(source, range):
         return repr(source)
@@ -106,7 +106,7 @@ def _describe_source(source: Any) -> str:
 
 
 def _mark(value: Any) -> str:
-    """A checksum of plain values, in lists and tuples too; of others their type."""
+    """Return a checksum of plain values, in lists and tuples too; of others their type."""
     state = _checksum()
 
     def feed(each: Any) -> None:
@@ -126,7 +126,7 @@ def _mark(value: Any) -> str:
 
 
 def _describe_function(function: Any) -> str:
-    """The function's name and a checksum of its code; what it calls is not looked at."""
+    """Return the function's name and a checksum of its code; what it calls is not looked at."""
     if function is None:
         return "none"
     inner = function

@@ -28,7 +28,7 @@ class LaneLog:
         self._noted = 0
 
     def note(self, number: int, ended: Mapping[int, int]) -> None:
-        """This batch was handed out; by now these lanes had ended, each after so many batches."""
+        """Note that this batch was handed out; by now these lanes had ended, each after so many batches."""
         lane = number % len(self._counts)
         self._counts[lane] += 1
         self._latest.append(lane)
@@ -37,7 +37,7 @@ class LaneLog:
             self._ended.update(ended)
 
     def places(self, consumed: int) -> LanePlaces | None:
-        """What a consumer has taken that is past so many batches; None: nothing at all.
+        """Return what a consumer has taken that is past so many batches; None: nothing at all.
 
         Raises:
             StateError: that was too long ago.

@@ -24,7 +24,7 @@ class LastError:
             self._error = None
 
     def get(self) -> BaseException | None:
-        """The error, or None before there was one."""
+        """Return the error, or None before there was one."""
         error = self._error() if self._error is not None else None
         return self._copy if error is None else error
 

@@ -83,11 +83,11 @@ class PassLog:
         return bool(self.plan.begins_at or self.taken_before or self._places_before is not None)
 
     def close(self) -> None:
-        """The stream has ended: there are no more than were delivered."""
+        """Note that the stream has ended: there are no more batches than were delivered."""
         self.batches = self.delivered
 
     def note(self, delivery: Delivery, subscription: Subscription | None) -> None:
-        """This was delivered, by that subscription; None: by one that was ended meanwhile."""
+        """Note what was delivered, by that subscription; None: by one that was ended meanwhile."""
         self.delivered += delivery.count
         if self.lanes is not None:
             self.lanes.note(delivery.first, {} if subscription is None else subscription.ended_lanes)
@@ -105,7 +105,7 @@ class PassLog:
         return batches
 
     def position(self, consumed: int) -> Position:
-        """Where a consumer stands that is past so many of its batches."""
+        """Return where a consumer stands that is past so many of its batches."""
         if consumed >= self.batches:
             return Position(self.epoch + 1)
         if self.lanes is not None:
@@ -133,14 +133,14 @@ class IterationLog:
         self._forgotten = 0  # batches of passes before these
 
     def add(self, log: PassLog) -> None:
-        """Another pass begins."""
+        """Note that another pass begins."""
         self.passes.append(log)
         if len(self.passes) > _MOST_PASSES:
             oldest = self.passes.pop(0)
             self._forgotten += oldest.delivered - len(oldest.omitted)
 
     def position(self, batches_taken: int) -> Position | None:
-        """Where a consumer stands that has taken so many batches since it began; None: nothing was begun.
+        """Return where a consumer stands that has taken so many batches since it began; None: nothing was begun.
 
         Raises:
             StateError: so many were never handed out, or that was long ago.

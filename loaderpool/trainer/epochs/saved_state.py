@@ -53,7 +53,7 @@ def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
 
 
 def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
-    """Where the consumer of the latest iteration stands.
+    """Return where the consumer of the latest iteration stands.
 
     Raises:
         ArgumentError, ArgumentTypeError: `batches_taken` is no number from 0 on.
@@ -85,7 +85,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
 
 
 def write_state(position: Position, fingerprint: Fingerprint, plan: BasePlan) -> dict[str, Any]:
-    """The state of a loader whose consumer stands at this position."""
+    """Return the state of a loader whose consumer stands at this position."""
     lanes = position.lanes
     return {
         "loaderpool_state": _VERSION,
@@ -209,7 +209,7 @@ def _whole(name: str, value: Any, at_least: int = 0, at_most: int | None = None)
 
 
 def _text(value: Any) -> str | None:
-    """What tells values apart that JSON tells apart, True and 1 and 1.0 too; None: JSON cannot hold it."""
+    """Return what tells values apart that JSON tells apart, True and 1 and 1.0 too; None: JSON cannot hold it."""
     try:
         return json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -217,7 +217,7 @@ def _text(value: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """A value for an error's text, however long or deep it is."""
+    """Return a value for an error's text, however long or deep it is."""
     try:
         return reprlib.repr(value)
     except Exception:  # a number of too many digits, or a repr of the user's

@@ -56,7 +56,7 @@ class Statistics:
 
 
 def take_statistics(tracker: EpochTracker, engine: Engine | None) -> Statistics:
-    """The counts of a loader's passes, and what its engine knows; None: it has none."""
+    """Return the counts of a loader's passes, and what its engine knows; None: it has none."""
     counters = tracker.counters
     elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
     samples_per_s = (counters.samples - counters.first_samples) / elapsed_s if elapsed_s > 0 else 0.0

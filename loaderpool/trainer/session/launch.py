@@ -141,7 +141,7 @@ def inherited(stream: Any, descriptor: int) -> int | None:
 
 
 def environment() -> dict[str, str]:
-    """That of the processes that run the user's code."""
+    """Return the environment of the processes that run the user's code."""
     variables = dict(os.environ)
     variables.update(dict.fromkeys(_ONE_THREAD, "1"))
     variables["CUDA_VISIBLE_DEVICES"] = ""

@@ -83,7 +83,7 @@ class ReturnPipe:
         return bool(self._messages or self._releases)
 
     def fileno(self) -> int:
-        """The descriptor, for poll."""
+        """Return the descriptor, for poll."""
         return self._descriptor
 
     def _write(self, message: bytes) -> bool:
@@ -130,7 +130,7 @@ class Lender:
         forks.guard(self)
 
     def arrays(self) -> list[npt.NDArray[np.uint8]]:
-        """The anchors of what is lent now."""
+        """Return the anchors of what is lent now."""
         anchors = [lease() for lease, _ in list(self.lent.values())]
         return [anchor for anchor in anchors if anchor is not None]
 
@@ -141,7 +141,7 @@ class Lender:
         self.on_return.clear()
 
     def lend(self, slot: int, ticket: int, offset: int, nbytes: int, by_run: dict[int, None]) -> npt.NDArray[np.uint8]:
-        """The slot's bytes as an anchor array; when it and all views of it are dead the slot is returned.
+        """Return the slot's bytes as an anchor array; when it and all views of it are dead the slot is returned.
 
         Args:
             slot: its number.
@@ -164,7 +164,7 @@ class Lender:
         self._pipe.release(_release(slot, ticket))
 
     def lent_message(self, slot: int) -> bytes | None:
-        """What will be said when the slot returns; None where it is not lent."""
+        """Return what will be said when the slot returns; None where it is not lent."""
         found = self.lent.get(slot)
         return None if found is None else found[0].message
 

@@ -37,7 +37,7 @@ _Error = TypeVar("_Error", bound=LoaderpoolError)
 def sample_error(
     failure: Failure, cause: BaseException | None = None, preface: str = "", can_replay: bool = True
 ) -> LoaderpoolError:
-    """The exception for a failure: a SampleError that is also of the user's type where such a class can be made.
+    """Return the exception for a failure: a SampleError that is also of the user's type where such a class can be made.
 
     Args:
         failure: as it came from the worker.
@@ -69,7 +69,7 @@ def sample_error(
 
 
 def reading_error(ended: Failure | OwnError, position: int) -> LoaderpoolError:
-    """The exception for what ended a stream.
+    """Return the exception for what ended a stream.
 
     Args:
         ended: as `bundles.what_ended` told it.
@@ -79,7 +79,7 @@ def reading_error(ended: Failure | OwnError, position: int) -> LoaderpoolError:
 
 
 def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceReadError:
-    """The exception for what reading a stream raised: also of that type where such a class can be made.
+    """Return the exception for what reading a stream raised: also of that type where such a class can be made.
 
     Args:
         failure: what it was.
@@ -109,7 +109,7 @@ def source_error(failure: Failure, position: int, cause: BaseException | None = 
 def setup_error(
     failure: Failure, what: str, advice: str = "", place: str = "", has_traceback: bool = True
 ) -> SetupError:
-    """The exception for what failed before any sample, in the named place or else a worker's.
+    """Return the exception for what failed before any sample, in the named place or else a worker's.
 
     Where it was no code of the user's, a traceback would only hide the advice.
     """
@@ -162,7 +162,7 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
 
 
 def reader_lost_error(report: LostReport, position: int) -> SourceLostError:
-    """The exception for the death of the process that reads a stream.
+    """Return the exception for the death of the process that reads a stream.
 
     Args:
         report: how it died, and in which epoch.
@@ -231,7 +231,7 @@ def _message(failure: Failure, can_replay: bool) -> str:
 
 
 def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
-    """A sentence with a space before it; nothing where there is nothing to say.
+    """Return a sentence with a space before it; nothing where there is nothing to say.
 
     Args:
         index: source index of the sample; None: `replay` cannot run it.
@@ -250,7 +250,7 @@ def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str
 
 
 def _index_told(index: int | None) -> int | None:
-    """The attribute of an error: of what a generator yields its number there."""
+    """Return the attribute of an error: of what a generator yields its number there."""
     generated = None if index is None else generated_item(index)
     return index if generated is None else generated[1]
 
@@ -264,7 +264,7 @@ def _place(failure: Failure) -> str:
 
 
 def _dual(ours: type[_Error], original: Original, message: str, told: dict[str, Any]) -> _Error | None:
-    """An error of our type and the user's, made without calling the user's class; None where that fails."""
+    """Return an error of our type and the user's, made without calling the user's class; None where that fails."""
     user_type = original.cls
     # An exception that ends loops or programs must not do so here: only its name travels.
     if (

@@ -110,7 +110,7 @@ class Session:
     # ---- talking ----
 
     def take_number(self) -> int:
-        """A number never used before in this session: for loaders, runs and slots."""
+        """Return a number never used before in this session: for loaders, runs and slots."""
         with self.lock:
             self._numbers += 1
             return self._numbers
@@ -129,7 +129,7 @@ class Session:
                 self._supervisor.send_files(encode(Control.FILES, loader, len(descriptors)), descriptors)
 
     def wait_for(self, is_ready: Callable[[], bool]) -> None:
-        """Blocks until `is_ready()`, which is asked with the lock held, or until the session is closed or broken.
+        """Wait until `is_ready()`, which is asked with the lock held, or until the session is closed or broken.
 
         Raises:
             ClosedError: the session was closed.
@@ -187,7 +187,7 @@ class Session:
                 self._turn.notify_all()
 
     def check_usable(self) -> None:
-        """Raise where nothing will ever arrive any more."""
+        """Raise where no message will ever arrive any more."""
         if self.is_closed:
             raise closed_error()
         self.check_owner()
@@ -229,7 +229,7 @@ class Session:
             self.lock.release()
 
     def _lead(self) -> None:
-        """One turn: wait for news with the lock free, then take them in."""
+        """Wait for news once, with the lock free, then take them in."""
         if self.todo:
             self.run_todo()
         waits_for_room = self.pipe.has_unsent and not self.pipe.flush()
@@ -285,7 +285,7 @@ class Session:
     # ---- another supervisor (rule 11) ----
 
     def _replace_supervisor(self, old: SupervisorProcess) -> None:
-        """The supervisor died: see the rest of what it and its workers said, then have another one go on."""
+        """Read the rest of what a dead supervisor and its workers said, then have another one go on."""
         how = old.reap()
         old.end_workers(self.workers.values())
         self._read_pipe(old)
@@ -312,7 +312,7 @@ class Session:
             listener.on_new_supervisor()
 
     def _note_death(self, how: str, indices: set[int]) -> None:
-        """A supervisor died; of what, as far as one can tell."""
+        """Note that a supervisor died; `how` says of what, as far as can be told."""
         board = self.arena.board
         importing, board.loading = self.routing.by_loader.get(board.loading), 0
         if importing is not None and not importing.was_loaded:
@@ -321,7 +321,7 @@ class Session:
             self._supervisor_deaths.note(indices, self.deliveries)
 
     def _indices_at_work(self) -> set[int]:
-        """The source indices of the samples that the workers were at."""
+        """Return the source indices of the samples that the workers were at."""
         board = self.arena.board
         found = {board.read(worker.cell, Field.INDEX) for worker in self.workers.values()}
         return {index - 1 for index in found if index}

@@ -15,7 +15,7 @@ _WITHOUT_PROGRESS = 8
 
 
 class SupervisorDeaths:
-    """Counts them; the caller holds the session's lock.
+    """Counts the deaths of a session's supervisors; the caller holds the session's lock.
 
     Args:
         max_restarts: how many are made good, and within how many seconds; None: any number.
@@ -42,7 +42,7 @@ class SupervisorDeaths:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether another supervisor is not likely to fare better."""
+        """Whether so many supervisors died that another one would likely die, too."""
         return self._limit.is_exceeded or (self._max_restarts is not None and self._is_stuck)
 
     @property
@@ -50,7 +50,7 @@ class SupervisorDeaths:
         return self._without_progress > _WITHOUT_PROGRESS
 
     def error(self, pid: int, how: str) -> SupervisorLostError:
-        """What is raised where the latest one is not replaced."""
+        """Return what is raised where the latest one is not replaced."""
         advice = " If the machine ran out of memory, lower Limits.memory or the number of workers"
         if self._limit.is_exceeded and self._max_restarts is not None:
             most, seconds = self._max_restarts

@@ -35,12 +35,12 @@ _TICKETS_PER_SUPERVISOR = 1 << 40
 
 
 def tickets_after(first_ticket: int) -> int:
-    """Where the tickets of the supervisor after the one that begins with these begin; never 0."""
+    """Return where the tickets of the supervisor after the one that begins with these begin; never 0."""
     return (first_ticket + _TICKETS_PER_SUPERVISOR) % _TICKET_NUMBERS
 
 
 class Ready(NamedTuple):
-    """What a wait has found. So a turn costs no system call for what is not there."""
+    """What a wait has found, so that a turn costs no system call for what is not there."""
 
     completions: bool  # there is something to `read`
     notices: bool  # there is something in the socket
@@ -57,7 +57,7 @@ class KnownProcess(Protocol):
 
 
 class SupervisorProcess:
-    """A supervisor that runs, until it does not.
+    """A supervisor's process, from its start to its end.
 
     Args:
         arena: what it shares with the trainer.
@@ -96,7 +96,7 @@ class SupervisorProcess:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor; also the number of its process group."""
+        """The supervisor's pid; also the number of its process group."""
         return self._process.pid
 
     def wait(self, room_in: int | None, timeout_ms: int | None = None) -> Ready:
@@ -156,7 +156,7 @@ class SupervisorProcess:
             raise PoolBrokenError(f"the arrays' memory could not be handed to the supervisor: {error}") from error
 
     def reap(self) -> str:
-        """The supervisor has ended: end what is left of its process group; returns how it ended."""
+        """Reap the supervisor, which has ended, and end what is left of its process group; returns how it ended."""
         self._launched.end_group()
         self._process.wait()
         code = self._process.returncode
@@ -164,7 +164,7 @@ class SupervisorProcess:
 
     @staticmethod
     def end_workers(workers: Iterable[KnownProcess]) -> None:
-        """Workers of a dead supervisor are gone: none writes any more, into a slot or a pipe."""
+        """End the workers of a dead supervisor: none writes any more, into a slot or a pipe."""
         deadline_ns = clock.monotonic_ns() + int(_WORKERS_END_S * 1e9)
         for worker in workers:
             while machine.start_time(worker.pid) == worker.start_time != 0 and clock.monotonic_ns() < deadline_ns:

@@ -36,7 +36,7 @@ def warn_of(obstacles: tuple[ForkObstacle, ...]) -> None:
 
 
 def level_outside() -> int:
-    """The `stacklevel`, for our caller, of the innermost frame that is not this package's."""
+    """Return the `stacklevel`, for our caller, of the innermost frame that is not this package's."""
     level, frame = 0, sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _OWN_PREFIX:
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]

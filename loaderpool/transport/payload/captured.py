@@ -170,7 +170,7 @@ class Captured:
         return None
 
     def _packed(self, value: Any) -> tuple[_CapturedStandIn | None, str]:
-        """What stands for it, or why there is nothing; empty where it is too small to be worth it."""
+        """Return what stands for it, or why there is nothing; empty where it is too small to be worth it."""
         known = self._known.get(id(value))
         if known is None:
             known = self._known[id(value)] = self._pack(value)
@@ -231,7 +231,7 @@ class _CapturedStandIn:
 
 
 def _elements_of(value: Any) -> Sequence[Any]:
-    """What is tried of it, to know how large it is: of a dict, pairs of key and value."""
+    """Return what is tried of it, to know how large it is: of a dict, pairs of key and value."""
     if isinstance(value, (list, tuple)):
         return value
     data = value if isinstance(value, (dict, collections.deque)) else value.data

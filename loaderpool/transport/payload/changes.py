@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Those that matter, oldest first.
+    """The changes that matter, oldest first.
 
     Runs in: the supervisor. Ownership: of the memory file, until the next change.
     """
@@ -68,12 +68,12 @@ class Changes:
         self._kept.keep(change, frozenset((change.loader, name) for name in names))
 
     def forget(self, loader: int) -> None:
-        """The loader is unloaded."""
+        """Forget the changes of a loader that is unloaded."""
         self._drop_file()
         self._kept.drop(lambda change: change.loader == loader)
 
     def file(self) -> int | None:
-        """A memory file that holds them, for `read_changes`; None: there are none.
+        """Return a memory file that holds them, for `read_changes`; None: there are none.
 
         Raises:
             OSError: no descriptor, or no memory, is left.
@@ -97,7 +97,7 @@ class Changes:
 
 
 def read_changes(descriptor: int) -> list[Change]:
-    """What a memory file of `Changes` holds; closes the descriptor. Runs in: a worker."""
+    """Return what a memory file of `Changes` holds; closes the descriptor. Runs in: a worker."""
     try:
         # Not read(): all workers' descriptors share one position in the file.
         with mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=mmap.PROT_READ) as view:

@@ -15,7 +15,7 @@ _MOST_DESCRIPTORS = 253  # in one message; the kernel's own limit
 
 
 class ReceivedDescriptors:
-    """What has arrived, by loader.
+    """The descriptors that have arrived, by loader.
 
     Ownership: of the descriptors, until the loader is dropped.
 
@@ -29,7 +29,7 @@ class ReceivedDescriptors:
         self._files = files or {}
 
     def of(self, loader: int, count: int) -> list[int]:
-        """A loader's descriptors. Blocks: until they have been read.
+        """Return a loader's descriptors. Blocks: until they have been read.
 
         Raises:
             OSError: this process has no descriptors left, or they do not come.
@@ -39,11 +39,11 @@ class ReceivedDescriptors:
         return self._files.get(loader, [])
 
     def by_loader(self) -> dict[int, list[int]]:
-        """All of them."""
+        """Return the descriptors of all loaders."""
         return self._files
 
     def drop(self, loader: int) -> None:
-        """The loader is unloaded."""
+        """Close the descriptors of a loader that is unloaded."""
         for descriptor in self._files.pop(loader, ()):
             os.close(descriptor)
 

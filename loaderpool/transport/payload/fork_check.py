@@ -36,7 +36,7 @@ class ForkObstacle(NamedTuple):
     runtimes: tuple[str, ...]  # such as "TensorFlow"
 
     def describe(self) -> str:
-        """A clause, such as: importing 'train' started 2 threads."""
+        """Return a clause, such as: importing 'train' started 2 threads."""
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         if not self.runtimes:
             return f"{self.cause} started {threads}"
@@ -69,7 +69,7 @@ class ForkCheck:
             self._note(f"importing {module!r}")
 
     def obstacles(self) -> tuple[ForkObstacle, ...]:
-        """Why this process must not be forked, the first cause first; none: it may.
+        """Return why this process must not be forked, the first cause first; none: it may.
 
         Once there was a cause it stays, for who started threads once may do so again at any time.
         """
@@ -110,7 +110,7 @@ class ForkCheck:
 
 
 def _signs() -> set[int | str]:
-    """Ids of threads beside the main one, and names of runtimes that no fork survives."""
+    """Return the ids of threads beside the main one, and names of runtimes that no fork survives."""
     signs: set[int | str] = {
         thread for thread in machine.thread_ids() if machine.thread_name(thread) not in _READY_FOR_FORK
     }

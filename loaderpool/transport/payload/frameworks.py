@@ -33,7 +33,7 @@ def is_framework_loaded() -> bool:
 
 
 def home_of(value: Any) -> str:
-    """Name of the module that must be imported to have `value`; runs no code of the value's."""
+    """Return the name of the module that must be imported to have `value`; runs no code of the value's."""
     kind = type(value)
     if issubclass(kind, types.ModuleType):
         # Not getattr: it makes a lazy module, such as `from tensorflow import keras`, load.

@@ -88,7 +88,7 @@ class ItemPacking:
         return _ItemsStandIn(self, items, place)
 
     def pack(self, items: Sequence[Any], place: str) -> PackedItems | None:
-        """The items, packed; None where they had better travel as they are.
+        """Return the items, packed; None where they had better travel as they are.
 
         Raises:
             ItemError: one of them cannot be pickled.
@@ -109,14 +109,14 @@ class ItemPacking:
         return packed
 
     def pack_plain(self, items: Sequence[Any]) -> PackedItems | None:
-        """Items that are known to be plain data, packed; None where they cannot be pickled."""
+        """Return the items that are known to be plain data, packed; None where they cannot be pickled."""
         try:
             return Packer(set(), self._out_of_band_bytes).pack(items)
         except (NotPackableError, ItemFailedError):  # nested too deeply: what pickles the whole says so
             return None
 
     def estimate(self, items: Sequence[Any]) -> int:
-        """About how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
+        """Return about how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
         try:
             return self._tried(items)[2]
         except (NotPackableError, ItemFailedError):

@@ -82,7 +82,7 @@ class Packer:
         return self._file.tell() - before
 
     def pack(self, items: Sequence[Any]) -> PackedItems:
-        """All of them."""
+        """Pickle all items."""
         ends, wanted_ends = array.array("q", [0]), array.array("q", [0])
         file, dump, pickler, wanted = self._file, self._dump, self._pickler, self._wanted
         try:
@@ -188,7 +188,7 @@ def _is_global(function: Any) -> bool:
 
 
 def flat_bytes(buffer: pickle.PickleBuffer) -> memoryview | None:
-    """The buffer's bytes; None where they are not contiguous, which pickle refuses with a message of its own."""
+    """Return the buffer's bytes; None where they are not contiguous, which pickle refuses with a message of its own."""
     try:
         return buffer.raw()
     except BufferError:

@@ -76,5 +76,5 @@ class PyDatasetStandIn:
 
 
 def py_dataset_stand_in() -> type[PyDatasetStandIn]:
-    """The class itself: what a pickled reference to Keras' base is turned into."""
+    """Return the class itself: what a pickled reference to Keras' base is turned into."""
     return PyDatasetStandIn

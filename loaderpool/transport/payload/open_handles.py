@@ -18,7 +18,7 @@ class OpenHandleError(Exception):
 
 
 def refuse_open_handles() -> None:
-    """Look for them.
+    """Raise where a module has left a file or a connection open.
 
     Runs in: the supervisor, after it has loaded a payload and before it forks. Costs nothing where neither library is
     there.

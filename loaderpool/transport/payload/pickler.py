@@ -61,7 +61,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return super().reducer_override(obj)
 
     def _reduce_holder(self, obj: Any, kind: type) -> Any:
-        """How an object travels that holds what is replaced; None: as any."""
+        """Return how an object travels that holds what is replaced; None: as any."""
         if kind is types.CellType:
             try:
                 stand_in = self._stand_in(obj.cell_contents)
@@ -89,7 +89,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return reduced
 
     def _each(self, values: Any) -> Any:
-        """The values, of which some are replaced."""
+        """Return the values, of which some are replaced."""
         if isinstance(values, dict):
             return {key: self._stand_in(value) for key, value in values.items()}
         return tuple(map(self._stand_in, values)) if isinstance(values, tuple) else values

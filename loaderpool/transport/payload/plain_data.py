@@ -68,7 +68,7 @@ def plainness_of(elements: Sequence[Any]) -> Plainness:
 
 
 def changing_in(elements: Sequence[Any]) -> frozenset[int]:
-    """Ids of the lists, dicts and sets in elements of any kind; objects of the user's are not looked into."""
+    """Return the ids of the lists, dicts and sets in elements of any kind; the user's objects are not looked into."""
     nests: dict[int, bool] = {}  # by id: whether it can be changed
     for start in range(0, len(elements), _AT_ONCE):
         level = list(elements[start : start + _AT_ONCE])
@@ -91,7 +91,7 @@ def are_ints(elements: Sequence[Any]) -> bool:
 
 
 def shorter_form(ints: Sequence[int], name: str) -> str:
-    """Python for what holds the same numbers in a hundredth, or a fifth, of the memory.
+    """Return Python for what holds the same numbers in a hundredth, or a fifth, of the memory.
 
     Args:
         ints: at least two.

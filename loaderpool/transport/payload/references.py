@@ -66,7 +66,7 @@ class Found:
 def find_long(
     payload: Mapping[str, Any], least_items: int, is_by_value: Callable[[Any], bool]
 ) -> tuple[list[Found], Callable[[type], list[types.CodeType]], AbstractSet[int]]:
-    """All of at least so many items; what tells which code may use the attributes of a class's objects; and ids.
+    """Return all of at least so many items; what tells which code may use the attributes of a class's objects; and ids.
 
     The code is the user's own, and what the class inherits. The ids are those of all other objects that were met.
 
@@ -317,7 +317,7 @@ def _length(value: Any) -> int:
 
 
 def _base_of(kind: type) -> Any:
-    """The built-in container that a class is made of, or object."""
+    """Return the built-in container that a class is made of, or object."""
     return next((base for base in _HOLDERS if issubclass(kind, base)), object)
 
 

@@ -24,7 +24,7 @@ _MOST_LOOKED_AT = 200
 
 
 def find_shared_file(functions: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The first such file that the functions use by a global name: the way to it, and it itself.
+    """Return the first such file that the functions use by a global name: the way to it, and it itself.
 
     Of what they call, functions and classes of their own modules are looked through, too.
 
@@ -48,7 +48,7 @@ def find_shared_file(functions: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 
 def _function_of(value: Any) -> Any:
-    """What holds the code: a function, or a class of the user's; None for anything else."""
+    """Return what holds the code: a function, or a class of the user's; None for anything else."""
     value = getattr(value, "func", value)  # of a partial
     value = getattr(value, "__func__", value)  # of a method
     value = getattr(value, "__wrapped__", value)

@@ -47,7 +47,7 @@ class Shipment:
 
 
 def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
-    """The payload as one pickle, so that its parts still share what they share, such as globals.
+    """Return the payload as one pickle, so that its parts still share what they share, such as globals.
 
     Where its own code does not use TensorFlow, loading it does not import TensorFlow either, whatever the modules that
     the code comes from import. Runs in: the trainer.
@@ -91,7 +91,7 @@ def _refuse_shared_files(payload: dict[str, object]) -> None:
 
 
 def _named_parts(payload: dict[str, object]) -> dict[str, object]:
-    """The payload by the names that the user knows."""
+    """Return the payload by the names that the user knows."""
     parts = getattr(payload.get("source"), "payload_parts", None)  # of generators
     if parts is None:
         return payload

@@ -30,7 +30,7 @@ class _Parts:
 
 
 def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpicklable) -> str:
-    """The message: the payload's key, the path from there to the offending object, its type, the reason, advice.
+    """Return the message: the payload's key, the path from there to the offending object, its type, the reason, advice.
 
     Runs in: the trainer, never on the good path: whole branches are pickled again. Code of the user's that pickling
     runs (`__reduce__`, `__getstate__`) is run again.
@@ -58,7 +58,7 @@ def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpi
 
 
 def describe_shared_file(where: str, handle: Any) -> str:
-    """The same message for a file that a module opens when it is imported.
+    """Return the same message for a file that a module opens when it is imported.
 
     Args:
         where: the way to it.
@@ -72,7 +72,7 @@ def describe_shared_file(where: str, handle: Any) -> str:
 
 
 def _first_failing(values: list[Any], why: WhyUnpicklable) -> tuple[int, Exception] | None:
-    """Index of the first value that cannot be pickled by itself, by bisection, and what that raised."""
+    """Return the index of the first value that cannot be pickled by itself, by bisection, and what that raised."""
     low, high = 0, len(values)
     if high == 0 or why(values) is None:
         return None

@@ -17,7 +17,7 @@ from loaderpool.transport.pickling import Importing, receive, unwatched
 def unship(
     pickled: bytes | memoryview, buffers: Sequence[memoryview], importing: Importing = unwatched
 ) -> dict[str, Any]:
-    """The payload again; arrays of `Shipment.buffers` lie in the given memory, writable where the memory is.
+    """Return the payload again; arrays of `Shipment.buffers` lie in the given memory, writable where the memory is.
 
     Imports the user's modules.
 
@@ -34,7 +34,7 @@ def unship(
 
 
 def describe_load_error(error: BaseException, place: str = "the supervisor") -> str:
-    """One or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
+    """Return one or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
 
     Runs in: the process in which `unship` failed, as it names that process's search path.
 

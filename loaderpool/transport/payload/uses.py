@@ -44,7 +44,7 @@ _TRUTH = ("TO_BOOL", "UNARY_NOT", "POP_JUMP_IF", "POP_JUMP_FORWARD_IF", "POP_JUM
 def other_use(
     code: types.CodeType, name: str, scope: Scope, namespace: Mapping[str, Any], *, is_mapping: bool
 ) -> tuple[str, int] | None:
-    """The first use of a variable that is more than reading elements: name of the function, and line; or None.
+    """Return the first use of a variable that is more than reading elements: name of the function, and line; or None.
 
     Elements are read by `x[i]`, for a sequence also by `x[a:b]`, for a mapping also by `key in x` and `x.get`. Harmless
     are `len(x)`, its truth, and `x is y`, too; and so is giving the variable another value.
@@ -115,7 +115,7 @@ def _is_harmless(instructions: list[dis.Instruction], at: int, above: int, lengt
 
 
 def _calls_of_len(instructions: list[dis.Instruction]) -> set[int]:
-    """Offsets of the calls of `len` with one argument."""
+    """Return the offsets of the calls of `len` with one argument."""
     found = set()
     for at, instruction in enumerate(instructions):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == "len":
@@ -140,7 +140,7 @@ def _consumer(instructions: list[dis.Instruction], at: int, above: int) -> tuple
 
 
 def _taken(instruction: dis.Instruction) -> int | None:
-    """How many values it takes from the stack; None where that is not known here."""
+    """Return how many values it takes from the stack; None where that is not known here."""
     name, count = instruction.opname, instruction.arg or 0
     if name in _PUSHES_ONE or name in ("LOAD_GLOBAL", "LOAD_FAST_LOAD_FAST"):
         return 0

@@ -25,7 +25,7 @@ HEADER = struct.Struct("<6Q")  # a ReaderMessage, pickling, buffers, first posit
 
 
 class ReaderCommand(enum.IntEnum):
-    """Trainer to reader."""
+    """Messages of the trainer to a reader."""
 
     READ = 1
     CANCEL = 2
@@ -33,7 +33,7 @@ class ReaderCommand(enum.IntEnum):
 
 
 class ReaderMessage(enum.IntEnum):
-    """Reader to trainer."""
+    """Messages of a reader to the trainer."""
 
     BATCH = 1  # a bundle follows
     END = 2
