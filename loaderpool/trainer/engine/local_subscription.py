@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from abc import ABC, abstractmethod
@@ -22,31 +23,32 @@ class LaneEnded(Exception):
 
 
 class MakeBatch(Protocol):
-    """Makes one batch, as `LocalEngine.make` does."""
+    """Makes one batch, as `LocalEngine.make` does.
+
+    Raises:
+        LaneEnded: the generator whose turn it was has no more.
+    """
 
     def __call__(
         self, epoch: int, batch: int, number: int, plan: BasePlan, items: tuple[int, list[Any]] | None = None
     ) -> Delivery: ...
 
 
+@dataclasses.dataclass(eq=False)
 class LocalSubscription(ABC):
-    """Batches of consecutive epochs, or of one that tells its end itself; `delivery.Subscription` has the contract.
+    """Batches of consecutive epochs, or of one that tells its end itself; `delivery.Subscription` has the contract."""
 
-    Args:
-        make: makes a batch.
-        forget: called with the first epoch when the consumer has abandoned the rest.
-        first_epoch: where it begins.
-        plan: the plan of its batches.
-    """
+    make: MakeBatch
+    forget: Callable[[int], None]  # called with the first epoch when the consumer has abandoned the rest
+    first_epoch: int
+    plan: BasePlan
+    # Batches before this one are wanted; of one that tells its end itself it says nothing.
+    limit: int = dataclasses.field(init=False, default_factory=int)
+    ended_lanes: dict[int, int] = dataclasses.field(init=False, default_factory=dict)
+    is_over: bool = dataclasses.field(init=False, default=False)
+    _next: int = dataclasses.field(init=False, default=0)
 
-    limit = 0  # batches before this one are wanted; of one that tells its end itself it says nothing
     outlives_interrupts = False  # they come in the user's code, in a generator's, say
-
-    def __init__(self, make: MakeBatch, forget: Callable[[int], None], first_epoch: int, plan: BasePlan) -> None:
-        self._make, self._forget, self._plan = make, forget, plan
-        self.first_epoch = first_epoch
-        self.ended_lanes: dict[int, int] = {}
-        self.is_over = False
 
     @abstractmethod
     def take(self) -> Delivery:
@@ -56,45 +58,31 @@ class LocalSubscription(ABC):
     def is_at_end(self) -> bool:
         return False
 
-    @abstractmethod
     def extend(self, limit: int) -> None:
         """More batches are wanted."""
+        self.limit = limit
 
     def end(self) -> None:
         """The consumer abandoned the rest."""
         self.is_over = True
-        self._forget(self.first_epoch)
+        self.forget(self.first_epoch)
 
 
+@dataclasses.dataclass(eq=False)
 class IndexedSubscription(LocalSubscription):
-    """Of items that are had by index.
+    """Of items that are had by index."""
 
-    Args:
-        make, forget, first_epoch, plan: of `LocalSubscription`.
-        limit: batches before this one are wanted.
-        taken: ranges of numbers that are left out: the first of each, and how many.
-    """
-
-    def __init__(
-        self, make: MakeBatch, forget: Callable[[int], None], first_epoch: int, plan: BasePlan, limit: int,
-        taken: Mapping[int, int],
-    ) -> None:  # fmt: skip
-        super().__init__(make, forget, first_epoch, plan)
-        self.limit, self._taken = limit, taken
-        self._next = 0
+    limit: int
+    taken: Mapping[int, int]  # ranges of numbers that are left out: the first of each, and how many
 
     def take(self) -> Delivery:
         """The next batch."""
-        number = self._next + self._taken.get(self._next, 0)  # ranges never touch each other
+        number = self._next + self.taken.get(self._next, 0)  # ranges never touch each other
         if self.is_over or number >= self.limit:
             raise StopIteration
         self._next = number + 1
-        epoch, batch = divmod(number, self._plan.batches_per_epoch)
-        return self._make(self.first_epoch + epoch, batch, number, self._plan)
-
-    def extend(self, limit: int) -> None:
-        """More batches are wanted."""
-        self.limit = limit
+        epoch, batch = divmod(number, self.plan.batches_per_epoch)
+        return self.make(self.first_epoch + epoch, batch, number, self.plan)
 
 
 class StreamReading:
@@ -142,56 +130,37 @@ class StreamReading:
         return batch
 
 
+@dataclasses.dataclass(eq=False)
 class StreamSubscription(LocalSubscription):
-    """Of a stream: its items are read here, batch by batch.
+    """Of a stream: its items are read here, batch by batch."""
 
-    Args:
-        make, forget, first_epoch, plan: of `LocalSubscription`.
-        taken: ranges of numbers that are left out: the first of each, and how many.
-        reading: of the pass.
-    """
-
-    def __init__(
-        self, make: MakeBatch, forget: Callable[[int], None], first_epoch: int, plan: BasePlan,
-        taken: Mapping[int, int], reading: StreamReading,
-    ) -> None:  # fmt: skip
-        super().__init__(make, forget, first_epoch, plan)
-        self._taken, self._reading = taken, reading
-        self._next = 0
+    taken: Mapping[int, int]  # as of `IndexedSubscription`
+    reading: StreamReading
 
     def take(self) -> Delivery:
         """The next batch."""
         while not self.is_over:
-            items = self._reading.take()
+            items = self.reading.take()
             if items is None:
                 break
             number, self._next = self._next, self._next + 1
-            if not any(first <= number < first + count for first, count in self._taken.items()):
-                return self._make(self.first_epoch, number, number, self._plan, items)
+            if not any(first <= number < first + count for first, count in self.taken.items()):
+                return self.make(self.first_epoch, number, number, self.plan, items)
         raise StopIteration
-
-    def extend(self, limit: int) -> None:
-        """Its end is told by the stream."""
 
     @property
     def is_at_end(self) -> bool:
-        return self._reading.is_over
+        return self.reading.is_over
 
 
+@dataclasses.dataclass(eq=False)
 class GeneratorSubscription(LocalSubscription):
-    """Of generators that take turns.
+    """Of generators that take turns."""
 
-    Args:
-        make, forget, first_epoch, plan: of `LocalSubscription`. Raises `LaneEnded` when the generator has no more.
-        places: where the generators go on; None: they begin.
-    """
+    places: LanePlaces | None  # where the generators go on; None: they begin
 
-    def __init__(
-        self, make: MakeBatch, forget: Callable[[int], None], first_epoch: int, plan: BasePlan,
-        places: LanePlaces | None,
-    ) -> None:  # fmt: skip
-        super().__init__(make, forget, first_epoch, plan)
-        self._places = places or LanePlaces((0,) * plan.lanes)
+    def __post_init__(self) -> None:
+        self._places = self.places or LanePlaces((0,) * self.plan.lanes)
         self._next = self._places.begin_at
         self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
 
@@ -199,18 +168,15 @@ class GeneratorSubscription(LocalSubscription):
         """The next batch, of the generator whose turn it is."""
         while not self.is_over and not self.is_at_end:
             number, self._next = self._next, self._next + 1
-            batch, lane = divmod(number, self._plan.lanes)
+            batch, lane = divmod(number, self.plan.lanes)
             if lane in self.ended_lanes or batch < self._places.taken[lane]:
                 continue
             try:
-                return self._make(self.first_epoch, number, number, self._plan)
+                return self.make(self.first_epoch, number, number, self.plan)
             except LaneEnded:
                 self.ended_lanes[lane] = batch
         raise StopIteration
 
-    def extend(self, limit: int) -> None:
-        """Its end is told by the generators."""
-
     @property
     def is_at_end(self) -> bool:
-        return len(self.ended_lanes) == self._plan.lanes
+        return len(self.ended_lanes) == self.plan.lanes
