@@ -52,12 +52,11 @@ class ItemBuckets:
     """The bucket of each of a source's items; never changes, and travels without its tables.
 
     Attributes:
-        numbers: the bucket of each item, `uint8[n]` or `uint16[n]`.
         counts: how many items each bucket has.
         firsts: where each bucket begins in what `sorted_positions` gives.
 
     Args:
-        numbers: of each item, below `count`, in an unsigned dtype of at most 16 bits, which sorts in linear time.
+        numbers: the bucket of each item, below `count`, `uint8[n]` or `uint16[n]`, which sort in linear time.
         count: how many buckets there are.
     """
 

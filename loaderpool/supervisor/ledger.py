@@ -1,7 +1,7 @@
 """The supervisor's books: loaders, runs, slots and tickets, who holds what, and what follows when one of them ends.
 
 A ticket's life: due → dealt (in a worker's pipe, at most two) → settled. A slot's: free → ticketed → (the trainer's)
-→ free. A run is over when it was ended and no ticket of it is out; and a loader is gone in the same way.
+→ free. A run or loader is gone when it was ended and no ticket of it is out.
 """
 
 from __future__ import annotations

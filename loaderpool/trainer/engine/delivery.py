@@ -37,20 +37,16 @@ class Delivery:
     """Batches that came together in one slot, or in a private copy of it.
 
     Attributes:
-        form: how to look at the batches.
-        first: number of its first batch, counted from its run's first epoch on.
-        count: how many batches are handed out.
-        rows: rows of each (varying batches tell their own).
-        row_failures: rows left out or replaced in the batches that are handed out.
+        count: how many of its batches are handed out.
         waited_ns: how long the consumer has waited for it.
 
     Args:
         form: how to look at the batches.
         anchor: their bytes.
-        first: number of the first one.
+        first: number of the first one, counted from its run's first epoch on.
         count: how many there are.
-        rows: rows of each.
-        row_failures: rows left out or replaced in them.
+        rows: rows of each (varying batches tell their own).
+        row_failures: rows left out or replaced in those that are handed out.
         keep: which of them are handed out, in rising order, counted from `first`; None: all.
     """
 

@@ -22,7 +22,7 @@ class Statistics:
     bytes: int  # bytes of the batches handed to consumers
     elapsed_s: float  # seconds between the first and the latest hand-over, all passes
     samples_per_s: float  # samples after the first hand-over / elapsed_s; 0.0 before there are two
-    bytes_per_s: float  # of the same time
+    bytes_per_s: float  # bytes after the first hand-over / elapsed_s
     padding_share: float  # of the elements of padded components that were delivered: how many are padding, 0.0 to 1.0
     consumer_wait_s: float  # seconds that consumers waited for a batch
     worker_wait_s: float  # seconds that workers waited for a slot or for work, summed
