@@ -740,8 +740,8 @@ def test_rule_12_gaps_in_the_watchs_own_time_are_nobodys_and_stops_have_an_end(m
     try:
         hung = watch.SampleWatch(arena.board)
         sample = watch.HungSample(0, 0, SimpleNamespace(read=lambda: ""))  # type: ignore[arg-type]
-        arena.board.words[Field.INDEX] = 5
-        arena.board.words[Field.STARTED_NS] = now[0]
+        arena.board.numbers[Field.INDEX] = 5
+        arena.board.numbers[Field.STARTED_NS] = now[0]
         timeout_ns = 1_000 * MS
         for gap_s in (0, 3600, 3600):  # Ctrl-Z, a suspended machine
             now[0] += gap_s * 1000 * MS

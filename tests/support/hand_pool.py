@@ -268,7 +268,7 @@ class HandPool:
         first_epoch, per_epoch = self._runs[run]
         record = session.state.ledger.slots[slot]
         status, attachment = Status.FINISHED, None
-        if session.arena.board.words[Board.mark(run)] == run:
+        if session.arena.board.numbers[Board.mark(run)] == run:
             status = Status.ABANDONED
         else:
             job = Job(run, first_epoch + first // per_epoch, first % per_epoch, count, start, stop)

@@ -30,12 +30,12 @@ def test_a_mark_means_one_run_only_though_others_share_it(board: Board) -> None:
     assert Board.mark(5) == Board.mark(5 + RUN_MARKS)
     for run in (5, 5 + RUN_MARKS):
         board.abandon(run)
-        assert board.words[Board.mark(run)] == run
+        assert board.numbers[Board.mark(run)] == run
 
 
 def test_clearing_a_cell_leaves_its_neighbours(board: Board) -> None:
     for cell in (0, 1, 2):
         for field in Field:
-            board.words[Board.base(cell) + field] = cell + 1
+            board.numbers[Board.base(cell) + field] = cell + 1
     board.clear(1)
     assert [{board.read(cell, field) for field in Field} for cell in (0, 1, 2)] == [{1}, {0}, {3}]

@@ -8,7 +8,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
-from loaderpool.memory.layout import PackedCounts
+from loaderpool.memory.layout import BatchCounts
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
@@ -26,8 +26,8 @@ class FakeDelivery:
     waited_ns = 0
     form = FakeForm
 
-    def counts(self) -> list[PackedCounts]:
-        return [PackedCounts(2, 0, 0)]
+    def counts(self) -> list[BatchCounts]:
+        return [BatchCounts(2, 0, 0)]
 
 
 class FakeRun:
