@@ -115,7 +115,7 @@ class Ledger:
         _, number, after, full_batches, last_rows, nbytes, *_ = words
         run = self.runs.get(number)
         if run is not None:
-            run.after, run.rest = (after, nbytes), (full_batches, last_rows)
+            run.after, run.full_batches, run.last_rows = (after, nbytes), full_batches, last_rows
 
     def set_feed(self, number: int, feed: int) -> None:
         """Note where a run's stream lies, as Control.RUN_FEED says."""

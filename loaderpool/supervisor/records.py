@@ -187,9 +187,13 @@ class RunRecord:
     part_slot: int | None = None  # of a batch that is being cut into row ranges
     part_row: int = 0
     after: tuple[int, int] = (0, 0)  # where the epoch begins, as Control.RUN_AFTER says it
-    rest: tuple[int, int] | None = None  # full batches and rows of the last one, where that is so
     feed: int = 0  # where the table of its stream lies; 0: the source has the items
     lanes: LaneRecords | None = None  # of generators whose batches take turns
+    full_batches: int = dataclasses.field(init=False)  # of an epoch: how many have all their rows
+    last_rows: int = dataclasses.field(init=False)  # of the batch behind these
+
+    def __post_init__(self) -> None:
+        self.full_batches, self.last_rows = self.loader.full_batches, self.loader.last_rows
 
     @property
     def kept(self) -> dict[int, Kept]:
@@ -197,16 +201,10 @@ class RunRecord:
         is_foretold = self.first_epoch == self.loader.probed_epoch and not any(self.after)
         return self.loader.kept if is_foretold else {}
 
-    @property
-    def full_batches(self) -> int:
-        """How many batches of an epoch have all their rows."""
-        return self.loader.full_batches if self.rest is None else self.rest[0]
-
     def rows_of(self, batch: int) -> int:
         """Return the rows that the plan gives a batch, counted from the run's first epoch on."""
-        if batch % self.batches_per_epoch < self.full_batches:
-            return self.loader.batch_rows
-        return self.loader.last_rows if self.rest is None else self.rest[1]
+        is_full = batch % self.batches_per_epoch < self.full_batches
+        return self.loader.batch_rows if is_full else self.last_rows
 
     def epoch_of(self, batch: int) -> int:
         """Return the epoch of a batch that is counted from the first one of the run."""
