@@ -32,14 +32,11 @@ pytestmark = pytest.mark.no_leaks
 class Bench:
     """A worker's Work, with a board and two slots, and some threads."""
 
-    def __init__(self, fn: Any, size: int = 24, *, threads: int = THREADS, **settings: Any) -> None:
-        loader = lp.Loader(
-            range(size),
-            fn,
-            workers=0,
-            worker_options=lp.WorkerOptions(threads=threads),
-            **{"batch_size": 8, **settings},
-        )
+    def __init__(
+        self, fn: Any, size: int = 24, *, threads: int = THREADS, seed_globals: Any = "auto", **settings: Any
+    ) -> None:
+        options = lp.WorkerOptions(threads=threads, seed_globals=seed_globals)
+        loader = lp.Loader(range(size), fn, workers=0, worker_options=options, **{"batch_size": 8, **settings})
         payload = check_arguments(loader._core.arguments).payload
         self.numbers = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, self.numbers, Board.base(0), worker=0, catches=BaseException)
@@ -407,7 +404,7 @@ def test_a_draw_that_does_not_come_again_costs_a_second_run_only() -> None:
 
 
 def test_draws_are_the_users_affair_without_seeding() -> None:
-    with bench(lambda index: (index, random.random() * 0), worker_options=lp.WorkerOptions(seed_globals=False)) as one:
+    with bench(lambda index: (index, random.random() * 0), seed_globals=False) as one:
         assert one.prepare().make(0)[0].tolist() == list(range(8))
 
 

@@ -620,6 +620,6 @@ def test_out_lies_in_the_slot_itself() -> None:
 def test_slots_are_for_the_largest_batch_that_there_is(fn: Any, settings: dict[str, Any]) -> None:
     bench = Bench(fn, batch_size=10**6, **settings).prepare()
     rows = bench.plan.rows(0, 0)
-    assert bench.form.batch_rows == rows == (6 if settings.get("num_shards") else 20)
+    assert bench.form.batch_rows == rows == (6 if "shard" in settings else 20)
     assert bench.form.slot_bytes <= 100 * 8 * rows + 4096
     assert len(bench.make(0)[0]) == rows
