@@ -40,6 +40,8 @@ _ORDER = (
     "Csv",
     "JsonLines",
     "ParquetRows",
+    "IndexedFiles",
+    "check_source",
     "Statistics",
     "WorkerStatistics",
     "ArraySpec",

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from loaderpool.settings.groups import Buckets, Limits, Shard, WorkerOptions
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
+    from loaderpool.sources.indexed_files import IndexedFiles
     from loaderpool.sources.interleave import interleave
     from loaderpool.sources.json_lines import JsonLines
     from loaderpool.sources.mix import mix
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from loaderpool.sources.tf_example import parse_example
     from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
+    from loaderpool.trainer.check_source import check_source
     from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.loader import Loader
     from loaderpool.trainer.loader_iterator import LoaderIterator
@@ -72,6 +74,7 @@ __all__ = [
     "Csv",
     "ElementSpec",
     "ForeignProcessError",
+    "IndexedFiles",
     "JsonLines",
     "LargeDataWarning",
     "Limits",
@@ -104,6 +107,7 @@ __all__ = [
     "WorkerStatistics",
     "WorkersNotForkedWarning",
     "__version__",
+    "check_source",
     "interleave",
     "mix",
     "parse_example",
@@ -122,6 +126,7 @@ _ON_DEMAND = {
     "Csv": "sources.csv_rows",
     "ElementSpec": "element.spec",
     "HDF5": "sources.hdf5",
+    "IndexedFiles": "sources.indexed_files",
     "JsonLines": "sources.json_lines",
     "Limits": "settings.groups",
     "Loader": "trainer.loader",
@@ -136,6 +141,7 @@ _ON_DEMAND = {
     "TextLines": "sources.text_lines",
     "WorkerOptions": "settings.groups",
     "WorkerStatistics": "trainer.engine.engine_statistics",
+    "check_source": "trainer.check_source",
     "interleave": "sources.interleave",
     "mix": "sources.mix",
     "parse_example": "sources.tf_example",

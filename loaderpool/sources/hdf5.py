@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
-import weakref
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError, SpecMismatchError
 from loaderpool.sources.extras import import_extra
-from loaderpool.sources.file_records import fingerprint_of
-from loaderpool.sources.kept_open import KeptOpen
-from loaderpool.sources.open_files import Stamp, check_stamp, missing
-from loaderpool.sources.parts import position_of, row_in_part
-from loaderpool.sources.paths import checked_paths, described_paths
-from loaderpool.system import machine
-
-_KEPT_OPEN = 32
-"""Files open at once in a process, of all such sources. Fewer: a shuffle over many files opens one for most rows, which
-takes a millisecond. More: each has caches of its own."""
+from loaderpool.sources.indexed_files import IndexedFiles
+from loaderpool.sources.paths import described_paths
 
 _LEAST_CACHE_BYTES = 1 << 20
 """Of a dataset's chunk cache; HDF5's own default."""
@@ -30,7 +20,7 @@ _MOST_CACHE_BYTES = 64 << 20
 """Smaller: larger chunks are decompressed for each of their rows. Larger: each worker has one for each dataset."""
 
 
-class HDF5:
+class HDF5(IndexedFiles):
     """Rows of one dataset in HDF5 files, or of several side by side; of several files one after the other.
 
     Each process opens the files for itself when it reads the first row of one, and never uses what was opened before a
@@ -51,82 +41,50 @@ class HDF5:
         OSError: a file is not there.
     """
 
-    __slots__ = ("__weakref__", "_cache_bytes", "_ends", "_names", "_owner", "_paths", "_stamps", "_structure")
-
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         keys: Any,
     ) -> None:
         structure, names = _checked_keys(keys)
-        absolute = checked_paths(paths, "HDF5")
-        _import_h5py()
-        ends, stamps, chunk_bytes = [], [], 0
-        for path in absolute:
-            stamp = Stamp.of(path)  # here a file that is not there is named
-            rows, largest = _look_into(path, names)
-            check_stamp(path, stamp, path)
-            ends.append(rows)
-            stamps.append(stamp)
-            chunk_bytes = max(chunk_bytes, largest)
-        ends = list(itertools.accumulate(ends))
-        if not ends[-1]:
-            raise ArgumentError(f"keys: {_listed(names)} in {described_paths(absolute)} have no rows")
+        self._structure, self._names = structure, names
+        self._cache_bytes = _LEAST_CACHE_BYTES
+        super().__init__(paths, kind="HDF5", makes=names)
+
+    def look_into(self, path: str) -> list[int]:
+        """How many rows a file's datasets have; what its chunks need of the cache is noted."""
+        rows, chunk_bytes = _look_into(path, self._names)
         # For two chunks: where rows are read in pieces by several workers, the end of one and the start of the next.
-        cache_bytes = min(max(2 * chunk_bytes, _LEAST_CACHE_BYTES), _MOST_CACHE_BYTES)
-        self._set(absolute, structure, names, tuple(ends), tuple(stamps), cache_bytes)
+        self._cache_bytes = max(self._cache_bytes, min(2 * chunk_bytes, _MOST_CACHE_BYTES))
+        return [rows]
 
-    def _set(
-        self,
-        paths: tuple[str, ...],
-        structure: Structure,
-        names: tuple[str, ...],
-        ends: tuple[int, ...],
-        stamps: tuple[Stamp, ...],
-        cache_bytes: int,
-    ) -> None:
-        self._paths, self._structure, self._names = paths, structure, names
-        self._ends, self._stamps, self._cache_bytes = ends, stamps, cache_bytes
-        self._owner = _open.new_owner()
-        weakref.finalize(self, _open.forget, self._owner).atexit = False
+    def open(self, path: str, part: int) -> _OpenFile:
+        """A file, as this process has it open."""
+        return _OpenFile(path, self._names, self._cache_bytes)
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        number, row = row_in_part(position_of(index, len(self)), self._ends)
-        file = _open.get(self._owner, number, self._opened)
-        file.check()
+    def item(self, opened: _OpenFile, row: int) -> Any:
+        """A row of each dataset."""
         values: list[Any] = []
         try:
-            for dataset in file.datasets:
+            for dataset in opened.datasets:
                 values.append(dataset[row])  # one by one: how many there are says which one failed
         except Exception as error:  # HDF5 has no type of its own for what is damaged
             name = self._names[len(values)]
             raise SourceError(
-                f"row {row} of {name!r} in {self._paths[number]} cannot be read: {type(error).__name__}: {error}"
+                f"row {row} of {name!r} in {opened.path} cannot be read: {type(error).__name__}: {error}"
             ) from error
         return self._structure.unflatten(values)
 
-    def _opened(self, number: int) -> _OpenFile:
-        return _OpenFile(self._paths[number], self._stamps[number], self._names, self._cache_bytes)
+    def load_library(self) -> None:
+        """Import h5py."""
+        _import_h5py()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._paths, self._structure, self._names, self._ends, self._stamps, self._cache_bytes)
+    def nothing(self) -> str:
+        """The datasets are there and empty."""
+        return f"keys: {_listed(self._names)} in {described_paths(self.paths)} have no rows"
 
     def __repr__(self) -> str:
-        return f"<{len(self)} rows of {_listed(self._names)} in {described_paths(self._paths)}>"
-
-    @property
-    def _loaderpool_fingerprint(self) -> str:
-        return fingerprint_of(self._names, self._ends, [stamp.size for stamp in self._stamps])
-
-
-def _restored(*state: Any) -> HDF5:
-    _import_h5py()  # once in the supervisor, so that workers inherit it
-    rows = HDF5.__new__(HDF5)
-    rows._set(*state)
-    return rows
+        return f"<{len(self)} rows of {_listed(self._names)} in {described_paths(self.paths)}>"
 
 
 def _import_h5py() -> Any:
@@ -140,27 +98,18 @@ class _OpenFile:
     opens the path gets that. What is closed is the fork's own copy of the descriptor.
     """
 
-    def __init__(self, path: str, stamp: Stamp, names: tuple[str, ...], cache_bytes: int) -> None:
-        self._owner = os.getpid()
-        self._path, self._stamp = path, stamp
+    def __init__(self, path: str, names: tuple[str, ...], cache_bytes: int) -> None:
+        self._owner, self.path = os.getpid(), path
         self._file = self._descriptor = self._identity = None
-        try:
-            check_stamp(path, stamp, path)
-            self._file = _import_h5py().File(path, "r", rdcc_nbytes=cache_bytes)
-            self.datasets = [self._file[name] for name in names]
-        except SourceError:
-            raise
-        except FileNotFoundError as error:
-            raise SourceError(missing(path, error)) from error
-        except Exception as error:
-            raise SourceError(f"{path} cannot be opened as HDF5: {type(error).__name__}: {error}") from error
+        self._file = _import_h5py().File(path, "r", rdcc_nbytes=cache_bytes)
+        self.datasets = [self._file[name] for name in names]
         with contextlib.suppress(Exception):  # not every driver of HDF5's has one
             self._descriptor = self._file.id.get_vfd_handle()
             self._identity = _identity_of(self._descriptor)
 
-    def check(self) -> None:
-        """Raise SourceError where the file is not as it was."""
-        check_stamp(self._path, self._stamp, self._path if self._descriptor is None else self._descriptor)
+    def fileno(self) -> int | None:
+        """The descriptor, or None where HDF5 tells of none."""
+        return self._descriptor
 
     def __del__(self) -> None:
         if self._file is None:
@@ -181,7 +130,6 @@ def _identity_of(descriptor: Any) -> tuple[int, int] | None:
 
 
 _lost: list[Any] = []
-_open: KeptOpen[_OpenFile] = KeptOpen(machine.descriptors_to_keep(_KEPT_OPEN))
 
 
 def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:

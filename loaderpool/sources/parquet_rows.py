@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError
 from loaderpool.sources.extras import import_extra
-from loaderpool.sources.file_records import fingerprint_of
-from loaderpool.sources.kept_open import KeptOpen
-from loaderpool.sources.open_files import Stamp, check_stamp, missing
-from loaderpool.sources.parts import position_of, row_in_part
-from loaderpool.sources.paths import checked_paths, described_paths
+from loaderpool.sources.indexed_files import IndexedFiles
+from loaderpool.sources.paths import described_paths
 
 
-class ParquetRows:
+class ParquetRows(IndexedFiles):
     """Rows of Parquet files, of several one after the other, as dicts of column name to value.
 
     A Parquet file is read by row group: the one that a row is in is decompressed whole, and each process keeps the last
@@ -44,8 +40,6 @@ class ParquetRows:
         OSError: a file is not there.
     """
 
-    __slots__ = ("__weakref__", "_columns", "_ends", "_groups", "_kept", "_paths", "_row_groups_kept", "_stamps")
-
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -57,80 +51,39 @@ class ParquetRows:
             raise ArgumentTypeError(f"row_groups_kept must be a whole number, got {row_groups_kept!r}")
         if row_groups_kept < 1:
             raise ArgumentError(f"row_groups_kept must be at least 1, got {row_groups_kept}")
-        absolute = checked_paths(paths, "Parquet")
+        self._columns = names
+        super().__init__(paths, kind="Parquet", makes=names, keep=row_groups_kept)
+
+    def look_into(self, path: str) -> list[int]:
+        """How many rows each row group has."""
+        in_file, counts = _look_into(path)
+        if self._columns is None:
+            self._columns = self._makes = in_file
+        lacking = [name for name in self._columns if name not in in_file]
+        if lacking:
+            raise ArgumentError(
+                f"columns: there is no {', '.join(map(repr, lacking))} in {path}; it has "
+                f"{', '.join(map(repr, in_file))}"
+            )
+        return counts
+
+    def open(self, path: str, part: int) -> _RowGroup:
+        """A row group, decompressed."""
+        assert self._columns is not None
+        return _RowGroup(path, part, self._columns)
+
+    def item(self, opened: _RowGroup, row: int) -> dict[str, Any]:
+        """A row, by column."""
+        if opened.damage:
+            raise SourceError(f"row {row} of {opened.damage}")
+        return {name: get(row) for name, get in opened.columns}
+
+    def load_library(self) -> None:
+        """Import pyarrow."""
         _import_parquet()
-        rows: list[int] = []
-        groups: list[tuple[int, int]] = []
-        stamps = []
-        for number, path in enumerate(absolute):
-            stamp = Stamp.of(path)  # here a file that is not there is named
-            in_file, counts = _look_into(path)
-            check_stamp(path, stamp, path)
-            names = in_file if names is None else names
-            lacking = [name for name in names if name not in in_file]
-            if lacking:
-                raise ArgumentError(
-                    f"columns: there is no {', '.join(map(repr, lacking))} in {path}; it has "
-                    f"{', '.join(map(repr, in_file))}"
-                )
-            stamps.append(stamp)
-            rows += counts
-            groups += [(number, group) for group in range(len(counts))]
-        ends = tuple(itertools.accumulate(rows))
-        if not ends or not ends[-1]:
-            raise ArgumentError(f"paths: there is no row in {described_paths(absolute)}")
-        assert names is not None
-        self._set(absolute, names, row_groups_kept, ends, tuple(groups), tuple(stamps))
-
-    def _set(
-        self,
-        paths: tuple[str, ...],
-        columns: tuple[str, ...],
-        row_groups_kept: int,
-        ends: tuple[int, ...],
-        groups: tuple[tuple[int, int], ...],
-        stamps: tuple[Stamp, ...],
-    ) -> None:
-        self._paths, self._columns, self._row_groups_kept = paths, columns, row_groups_kept
-        self._ends, self._groups, self._stamps = ends, groups, stamps
-        self._kept: KeptOpen[_RowGroup] = KeptOpen(row_groups_kept)
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        number, row = row_in_part(position_of(index, len(self)), self._ends)
-        group = self._kept.get(0, number, self._unpacked)
-        path, stamp = group.file
-        try:
-            check_stamp(path, stamp, path)
-        except OSError as error:
-            raise SourceError(missing(path, error)) from error
-        if group.damage:
-            raise SourceError(f"row {row} of {group.damage}")
-        return {name: get(row) for name, get in group.columns}
-
-    def _unpacked(self, number: int) -> _RowGroup:
-        file, group = self._groups[number]
-        return _RowGroup(self._paths[file], self._stamps[file], group, self._columns)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        state = self._paths, self._columns, self._row_groups_kept, self._ends, self._groups, self._stamps
-        return _restored, state
 
     def __repr__(self) -> str:
-        return f"<{len(self)} rows of {described_paths(self._paths)} in {len(self._groups)} row groups>"
-
-    @property
-    def _loaderpool_fingerprint(self) -> str:
-        return fingerprint_of(self._columns, self._ends, [stamp.size for stamp in self._stamps])
-
-
-def _restored(*state: Any) -> ParquetRows:
-    _import_parquet()  # once in the supervisor, so that workers inherit it
-    rows = ParquetRows.__new__(ParquetRows)
-    rows._set(*state)
-    return rows
+        return f"<{len(self)} rows of {described_paths(self.paths)} in {len(self._parts)} row groups>"
 
 
 def _import_parquet() -> Any:
@@ -141,24 +94,19 @@ class _RowGroup:
     """A row group, decompressed.
 
     Attributes:
-        file: path and stamp of its file.
         columns: names, and what gives the value in a row.
         damage: why there are none, "" where all is well. Kept too, else it would be decompressed again for each row.
     """
 
-    def __init__(self, path: str, stamp: Stamp, group: int, columns: tuple[str, ...]) -> None:
-        self.file = path, stamp
+    def __init__(self, path: str, group: int, columns: tuple[str, ...]) -> None:
         self.columns: list[tuple[str, Callable[[int], Any]]] = []
         self.damage = ""
         try:
-            check_stamp(path, stamp, path)
             with _import_parquet().ParquetFile(path, page_checksum_verification=True) as file:
                 # The pool's processes are as many as there are CPUs, so each has one thread.
                 table = file.read_row_group(group, columns=list(columns), use_threads=False)
-        except SourceError:
+        except FileNotFoundError:
             raise
-        except FileNotFoundError as error:
-            raise SourceError(missing(path, error)) from error
         except Exception as error:
             self.damage = f"row group {group} of {path} cannot be read: {type(error).__name__}: {error}"
             return

@@ -51,7 +51,7 @@ class Fingerprint:
             "drop_remainder": plan.drop_remainder,
             "deterministic": self._config.deterministic,
             "buckets": _describe_buckets(plan, self._config),
-            "source": _describe_source(self._source),
+            "source": describe_source(self._source),
             "function": _describe_function(function) + then,
         }
         if plan.lanes:  # where one stands says nothing of those of another number, or of another process
@@ -77,7 +77,7 @@ def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
     return [list(settings.boundaries), list(settings.batch_sizes), plan.buckets.checksum]
 
 
-def _describe_source(source: Any) -> str:
+def describe_source(source: Any) -> str:
     """Return the source's type, and, where items are cheap and plain, a checksum of some of them."""
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
     if isinstance(source, range):

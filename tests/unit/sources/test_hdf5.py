@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 import loaderpool as lp
-from loaderpool.sources import hdf5
+from loaderpool.sources import indexed_files
 from tests.support.batches import assert_same
 from tests.support.child import run_child
 
@@ -96,7 +96,7 @@ def test_files_are_opened_when_first_read_and_closed_with_the_source(tmp_path: P
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_few_of_many_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5._open, "_most", 4)
+    monkeypatch.setattr(indexed_files._open, "_most", 4)
     paths = [write(tmp_path / f"{n}.h5", 2, n) for n in range(20)]
     source, other = lp.HDF5(paths, "images"), lp.HDF5(paths[:7], "train/labels")
     assert len(list(source)) == 40 and len(list(other)) == 14
@@ -116,10 +116,10 @@ FORKED = """
 import gc, os, sys
 import h5py, numpy as np, pytest
 import loaderpool as lp
-from loaderpool.sources import hdf5
+from loaderpool.sources import indexed_files
 
 def descriptor():
-    (file,) = hdf5._open._kept.things.values()
+    (file,) = indexed_files._open._kept.things.values()
     assert file._owner == os.getpid()
     return file._descriptor
 

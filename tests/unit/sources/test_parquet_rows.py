@@ -120,9 +120,9 @@ def test_row_groups_are_unpacked_once_while_they_are_kept(tmp_path: Path, monkey
     unpacked: list[int] = []
 
     class Counted(parquet_rows._RowGroup):
-        def __init__(self, path: str, stamp: Any, group: int, columns: tuple[str, ...]) -> None:
+        def __init__(self, path: str, group: int, columns: tuple[str, ...]) -> None:
             unpacked.append(group)
-            super().__init__(path, stamp, group, columns)
+            super().__init__(path, group, columns)
 
     monkeypatch.setattr(parquet_rows, "_RowGroup", Counted)
     source = lp.ParquetRows(write(tmp_path / "x.parquet", table_of(40), row_group_size=10), row_groups_kept=2)
