@@ -35,20 +35,22 @@ class LoaderIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         with self._turn:
-            if self._undoing is None:
-                self._begin()
             try:
+                if self._undoing is None:
+                    with InterruptsHeld():  # one block for both: in the gap between two epochs each costs microseconds
+                        self._begin()
+                        self._reader.fetch()
                 return self._reader.take()
             except BaseException:
-                if self._reader.is_over:
+                if self._reader.is_over and self._undoing is not None:
                     self._end()
                 raise
 
     def _begin(self) -> None:
+        """Note the pass, and what ends it. Runs in: a block of `InterruptsHeld`."""
         tracker, one_pass = self._core.tracker, self._reader.one_pass
-        with InterruptsHeld():
-            tracker.note_iteration(self._iteration, is_dataset=False)
-            self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
+        tracker.note_iteration(self._iteration, is_dataset=False)
+        self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
 
     def _end(self) -> None:
         """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""

@@ -72,7 +72,7 @@ class BatchReader:
                 if self.one_pass.is_over:
                     raise StopIteration
                 with InterruptsHeld():
-                    self._fetch()
+                    self.fetch()
             try:
                 # A Ctrl-C may come behind any call.
                 for rows, parts in self._batches:
@@ -120,8 +120,11 @@ class BatchReader:
             assert self._assemble is not None
             return self._assemble(delivery.joined())
 
-    def _fetch(self) -> None:
-        """The next delivery, whose batches are handed over next. Runs in: a block of `InterruptsHeld`."""
+    def fetch(self) -> None:
+        """Ask for the next delivery, whose batches `take` hands over next; it does so itself when there are none left.
+
+        Blocks and raises as `take`. Runs in: a block of `InterruptsHeld`.
+        """
         delivery = self.one_pass.next_delivery()
         self._delivery, self._batches, self._left = delivery, delivery.batches(), delivery.count
         self._batch_bytes = delivery.batch_bytes
