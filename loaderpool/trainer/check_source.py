@@ -198,7 +198,7 @@ def _received(reading: int, child: int) -> Any:
         os.waitpid(child, 0)
 
 
-class _Some:
+class _SomeItems:
     """Some of a source's items, so that a worker reads no others."""
 
     def __init__(self, source: Any, indices: list[int]) -> None:
@@ -214,7 +214,7 @@ class _Some:
 def _in_a_worker(source: Any, indices: list[int]) -> list[str]:
     """What a worker reads: the source was unpickled in a clean interpreter, and that was forked."""
     with Loader(
-        _Some(source, indices), digest, batch_size=1, workers=1, limits=Limits(timeout_s=_PATIENCE_S)
+        _SomeItems(source, indices), digest, batch_size=1, workers=1, limits=Limits(timeout_s=_PATIENCE_S)
     ) as loader:
         return [str(batch[0]) for batch in loader]
 

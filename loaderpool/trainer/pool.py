@@ -15,6 +15,7 @@ from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
 if TYPE_CHECKING:
+    from loaderpool.trainer.session.launch import Program
     from loaderpool.trainer.session.session import Session
 
 
@@ -50,6 +51,7 @@ class Pool:
         self,
         workers: int | Literal["auto"] = "auto",
         restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
+        _program: Program | None = None,
         **_unknown: NoReturn,
     ) -> None:
         if _unknown:
@@ -58,7 +60,7 @@ class Pool:
             raise unknown_arguments("Pool", _unknown, ("workers", "restarts"))
         checked = check_workers(workers, of_pool=True)
         self._restarts = check_restarts("restarts", restarts)
-        self._workers = resolve_workers(checked)
+        self._workers, self._program = resolve_workers(checked), _program
         self._session: Session | None = None
         self._undoing: Undoing  # of the session, from its start on
         self._is_closed = False
@@ -92,7 +94,7 @@ class Pool:
             if self._is_closed:
                 raise closed_error("this Pool")
             if self._session is None:
-                session = Session(self._workers, self._restarts)
+                session = Session(self._workers, self._restarts, self._program)
                 if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
                     session.close()
                     raise closed_error("this Pool")

@@ -94,7 +94,9 @@ class HandSession:
         self.todo: collections.deque[Callable[[], None]] = collections.deque()
         self.routing = Routing()
         self.is_closed = False
-        self.deliveries, self.obstacles = 0, ()
+        self.deliveries = self.restarts = self.supervisor_restarts = 0
+        self.workers: dict[int, Any] = {}
+        self.obstacles: tuple[Any, ...] = ()
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)
         self.slow_one = False  # the first worker moves only where nobody else can

@@ -9,8 +9,8 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.probing import Probing
 from loaderpool.trainer.engine.ring import Ring, plan_ring
 from loaderpool.trainer.engine.slot_quotas import SlotQuotas
+from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.routing import Listener
-from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, join32
 from loaderpool.transport.pickling import put_object
 
@@ -40,7 +40,7 @@ class BatchLayout:
 
     def __init__(
         self,
-        session: Session,
+        session: EngineSession,
         owner: Listener,
         number: int,
         config: LoaderConfig,

@@ -11,7 +11,7 @@ from loaderpool.system import machine
 if TYPE_CHECKING:
     from loaderpool.trainer.engine.ring import Ring
     from loaderpool.trainer.engine.run_context import DeliveryCounts
-    from loaderpool.trainer.session.session import Session
+    from loaderpool.trainer.session.engine_session import EngineSession
     from loaderpool.trainer.stream.feeds import StreamFeeds
     from loaderpool.transport.payload.placement import Placement
     from loaderpool.transport.payload.ship import Shipment
@@ -70,7 +70,7 @@ def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None)
 
 
 def with_counts(
-    known: EngineStatistics, session: Session, ring: Ring | None, counts: DeliveryCounts
+    known: EngineStatistics, session: EngineSession, ring: Ring | None, counts: DeliveryCounts
 ) -> EngineStatistics:
     """The same with the counts of this moment; `ring` is None before the first batch."""
     if ring is not None:
@@ -90,7 +90,7 @@ def with_counts(
     )
 
 
-def _workers(session: Session) -> tuple[WorkerStatistics, ...]:
+def _workers(session: EngineSession) -> tuple[WorkerStatistics, ...]:
     if session.is_closed:
         return ()
     session.catch_up()

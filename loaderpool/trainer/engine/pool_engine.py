@@ -25,7 +25,7 @@ from loaderpool.trainer.engine.probing import Probing
 from loaderpool.trainer.engine.run_context import DeliveryCounts, LiveRun, RunContext
 from loaderpool.trainer.engine.source_updates import SourceUpdates
 from loaderpool.trainer.engine.subscription import PoolSubscription
-from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.warnings import warn_of_data
 from loaderpool.trainer.stream.feed import Ahead, Feed
 from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
@@ -60,7 +60,7 @@ class PoolEngine:
 
     def __init__(
         self,
-        session: Session,
+        session: EngineSession,
         checked: CheckedArguments,
         first_epoch: int,
         cache: SharedCache | None = None,

@@ -15,7 +15,7 @@ from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
 from loaderpool.trainer.engine.ring import with_chunk
 from loaderpool.trainer.engine.second_look import SECOND, SecondLook
-from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.transport.messages import Control
 from loaderpool.worker.jobs import Probe
 
@@ -32,7 +32,7 @@ class Probing:
         epoch: the epoch of which samples are made.
     """
 
-    def __init__(self, session: Session, number: int, checked: CheckedArguments, epoch: int) -> None:
+    def __init__(self, session: EngineSession, number: int, checked: CheckedArguments, epoch: int) -> None:
         self._session, self._number, self._epoch = session, number, epoch
         self._config, self._plan = checked.config, checked.plan
         self._unit, self._given_spec = checked.unit, checked.given_spec

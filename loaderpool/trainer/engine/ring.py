@@ -17,9 +17,9 @@ from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER
 from loaderpool.system import capacity
+from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.lease import Lender
 from loaderpool.trainer.session.routing import Listener
-from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, decode_all
 
 _DEFAULT_LIMIT_BYTES = 2 << 30
@@ -111,7 +111,7 @@ class Ring:
     """
 
     def __init__(
-        self, session: Session, owner: Listener, loader: int, plan: RingPlan, is_for_lanes: bool = False
+        self, session: EngineSession, owner: Listener, loader: int, plan: RingPlan, is_for_lanes: bool = False
     ) -> None:
         self._session, self._is_for_lanes = session, is_for_lanes
         self._owner = weakref.ref(owner)  # which has us

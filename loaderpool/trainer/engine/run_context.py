@@ -7,7 +7,7 @@ from typing import Protocol
 
 from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.engine.engine_failure import EngineFailure
-from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.stream.feed import Feed
 
 
@@ -50,7 +50,7 @@ class DeliveryCounts:
 class RunContext:
     """Made for each pass; an engine keeps none, or each would keep the other."""
 
-    session: Session
+    session: EngineSession
     number: int  # of the loader
     owner: RunOwner
     layout: BatchLayout

@@ -9,7 +9,7 @@ import collections
 from typing import Any, NamedTuple
 
 from loaderpool.memory.extents import Extent
-from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.transport.messages import Control
 from loaderpool.transport.payload.changes import LatestChanges
 from loaderpool.transport.payload.placement import put_shipment
@@ -34,7 +34,7 @@ class SourceUpdates:
         by_reference: classes travel by reference, for the payload brought them.
     """
 
-    def __init__(self, session: Session, loader: int, by_reference: bool) -> None:
+    def __init__(self, session: EngineSession, loader: int, by_reference: bool) -> None:
         self._session, self._loader, self._by_reference = session, loader, by_reference
         self._read: LatestChanges[_Update] = LatestChanges()  # by the supervisor that runs now
         self._unread: collections.deque[_Update] = collections.deque()

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.errors import PoolBrokenError
@@ -29,6 +30,24 @@ _ONE_THREAD = (
     "VECLIB_MAXIMUM_THREADS",
     "BLIS_NUM_THREADS",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is executed in the supervisor's place.
+
+    It is a process of its own, begun as a clean interpreter, and gets three ways to the trainer, all of them
+    descriptors: it reads `control`, writes `completions`, which workers write too, and has `socket` for what is large
+    or comes with descriptors. It shares `arena`. On them it speaks the words of transport/messages.py: it obeys
+    `Control`, and tells `Notice`. When the trainer is gone, `control` ends, and it must end.
+    """
+
+    module: str  # whose `main(start)` is called with the settings of the start, by name
+    label: str = "loaderpool-supervisor"  # for who looks at a list of tasks
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its own, beside those of each start: plain
+
+
+SUPERVISOR = Program("loaderpool.supervisor.main_loop")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +77,13 @@ class Launched:
         self.close()
 
 
-def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, first_ticket: int = 1) -> Launched:
+def launch(
+    arena: Arena,
+    workers: int,
+    max_restarts: tuple[int, float] | None,
+    first_ticket: int = 1,
+    program: Program = SUPERVISOR,
+) -> Launched:
     """Start a supervisor for `workers` workers on an arena; returns at once.
 
     Args:
@@ -66,6 +91,7 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
         workers: how many workers it shall have.
         max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
         first_ticket: its tickets' numbers begin here.
+        program: what is executed.
 
     Raises:
         PoolBrokenError: no process could be started.
@@ -89,6 +115,7 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
             my_socket.setblocking(False)
             their_socket.setblocking(False)
             start = {
+                **program.settings,
                 "path": search_path(),
                 "argv": [str(argument) for argument in getattr(sys, "argv", ())],
                 "trainer_pid": os.getpid(),
@@ -104,7 +131,7 @@ def launch(arena: Arena, workers: int, max_restarts: tuple[int, float] | None, f
             file, nbytes = child_process.write_settings(start)
             theirs.callback(os.close, file)
             process = subprocess.Popen(
-                child_process.command("loaderpool.supervisor.main_loop", file, nbytes, "loaderpool-supervisor"),
+                child_process.command(program.module, file, nbytes, program.label),
                 pass_fds=[control_read, completions_write, their_socket.fileno(), arena.descriptor, file],
                 stdin=subprocess.DEVNULL,
                 stdout=inherited(sys.__stdout__, 1),

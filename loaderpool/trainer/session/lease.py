@@ -21,6 +21,7 @@ import numpy.typing as npt
 from loaderpool.memory import forks
 from loaderpool.memory.arena import Arena
 from loaderpool.system import interrupts
+from loaderpool.trainer.session.engine_session import ReleasePipe
 from loaderpool.transport import messages
 
 
@@ -120,7 +121,7 @@ class Lender:
     it is done at once in Python, and again where a Ctrl-C broke it off: a release that is said twice is said once.
     """
 
-    def __init__(self, arena: Arena, pipe: ReturnPipe) -> None:
+    def __init__(self, arena: Arena, pipe: ReleasePipe) -> None:
         self._arena = arena
         self._pipe = pipe
         # By slot; the references' callbacks return it.

@@ -20,6 +20,7 @@ from loaderpool.memory.board import Field
 from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.system import ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint
+from loaderpool.trainer.session.launch import SUPERVISOR, Program
 from loaderpool.trainer.session.lease import ReturnPipe
 from loaderpool.trainer.session.open_sessions import live
 from loaderpool.trainer.session.routing import Routing
@@ -61,15 +62,18 @@ class Session:
     Args:
         workers: how many workers the supervisor shall have.
         max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
+        program: what is executed in the supervisor's place, and again where that has died; None: the supervisor.
 
     Raises:
         PoolBrokenError: it could not be started; nothing of it is left.
         MemoryLimitError: no address space for the arena.
     """
 
-    def __init__(self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_RESTARTS) -> None:
+    def __init__(
+        self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_RESTARTS, program: Program | None = None
+    ) -> None:
         self.workers_wanted = workers
-        self._max_restarts = max_restarts
+        self._max_restarts, self._program = max_restarts, program or SUPERVISOR
         with contextlib.ExitStack() as undo:
             try:
                 self.arena = Arena.create()
@@ -77,7 +81,9 @@ class Session:
                 self._wake_read, self._wake_write = os.pipe()
                 undo.callback(os.close, self._wake_read)
                 undo.callback(os.close, self._wake_write)
-                self._supervisor = SupervisorProcess(self.arena, workers, max_restarts, self._wake_read)
+                self._supervisor = SupervisorProcess(
+                    self.arena, workers, max_restarts, self._wake_read, program=self._program
+                )
             except OSError as error:  # no descriptor is left, say
                 raise PoolBrokenError(f"the pool could not be started: {error}") from error
             undo.pop_all()
@@ -298,7 +304,7 @@ class Session:
             return
         try:
             new = SupervisorProcess(
-                self.arena, self.workers_wanted, self._max_restarts, self._wake_read, old.next_tickets
+                self.arena, self.workers_wanted, self._max_restarts, self._wake_read, old.next_tickets, self._program
             )
         except LoaderpoolError as error:
             self._how_broken = f"{how}, and no other could be started: {error}"

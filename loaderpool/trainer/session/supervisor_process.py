@@ -17,7 +17,7 @@ from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import clock, ctrl_c, fault_points, machine
 from loaderpool.system.stop_watch import StopWatch
-from loaderpool.trainer.session.launch import launch
+from loaderpool.trainer.session.launch import SUPERVISOR, Program, launch
 from loaderpool.transport.messages import READ_BYTES, Words, decode_all
 
 # How long a close waits for the supervisor to end by itself before it is killed.
@@ -65,6 +65,7 @@ class SupervisorProcess:
         max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
         wake: read end of the pipe that wakes the thread that waits here.
         first_ticket: its tickets' numbers begin here.
+        program: what is executed in its place.
 
     Raises:
         PoolBrokenError: no process could be started.
@@ -77,8 +78,9 @@ class SupervisorProcess:
         max_restarts: tuple[int, float] | None,
         wake: int,
         first_ticket: int = 1,
+        program: Program = SUPERVISOR,
     ) -> None:
-        started = self._launched = launch(arena, workers, max_restarts, first_ticket)
+        started = self._launched = launch(arena, workers, max_restarts, first_ticket, program)
         self._process = started.process
         self._completions = started.completions
         self.control, self.socket = started.control, started.socket

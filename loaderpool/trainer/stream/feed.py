@@ -27,8 +27,8 @@ from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 from loaderpool.plan.order import Plan
 from loaderpool.system import fault_points
+from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.remote_errors import reading_error
-from loaderpool.trainer.session.session import Session
 from loaderpool.trainer.stream.frames import FrameSource, NextFrame, StreamFailed
 from loaderpool.transport.bundles import what_ended
 
@@ -71,7 +71,7 @@ class Feed:
 
     def __init__(
         self,
-        session: Session,
+        session: EngineSession,
         frames: FrameSource,
         epoch: int,
         plan: Plan,

@@ -12,7 +12,7 @@ from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, read_batches
-from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.stream.feed import Ahead, Feed
 from loaderpool.trainer.stream.frames import FrameSource, OwnFrames
 from loaderpool.trainer.stream.reader.frames import ReadFrames
@@ -65,7 +65,7 @@ class StreamFeeds:
 
     def __init__(
         self,
-        session: Session,
+        session: EngineSession,
         stream: StreamSource,
         shipment: Shipment | str,
         config: LoaderConfig,

@@ -23,7 +23,7 @@ class StandIn:
     made: list[StandIn]
     on_start: Callable[[], object]
 
-    def __init__(self, workers: int, max_restarts: object) -> None:
+    def __init__(self, workers: int, max_restarts: object, program: object) -> None:
         self.workers, self.is_closed = workers, False
         self.made.append(self)
         type(self).on_start()
