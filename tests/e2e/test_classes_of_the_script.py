@@ -117,8 +117,8 @@ def test_keys_of_the_scripts_own_classes_are_its_own_in_every_batch() -> None:
     run_child(program(code), stdin_code=True).check()
 
 
-@pytest.mark.parametrize("imported", [False, True], ids=["a class of the script", "a class beside TensorFlow"])
-def test_tensorflow_gets_namedtuples(imported: bool, tmp_path: Path) -> None:
+def test_tensorflow_gets_namedtuples(tmp_path: Path) -> None:
+    """Of a class of the script, and of one beside an import of TensorFlow."""
     pytest.importorskip("tensorflow")
     (tmp_path / "samples.py").write_text(
         "import typing\nimport tensorflow as tf\n\n\nclass Sample(typing.NamedTuple):\n    x: typing.Any\n    y: int\n"
@@ -141,8 +141,8 @@ def test_tensorflow_gets_namedtuples(imported: bool, tmp_path: Path) -> None:
                     assert type(element) is Sample
                 assert element.y.numpy().tolist() == [4, 5, 6, 7]
     """
-    first = "from samples import Sample\n" if imported else program(own)
-    run_child(program("") + first + program(code), cwd=tmp_path, stdin_code=True).check()
+    both = program(own + code) + "from samples import Sample\n" + program(code) + "print('both')\n"
+    assert run_child(both, cwd=tmp_path, stdin_code=True).check().stdout == "both\n"
 
 
 @pytest.mark.parametrize("stdin_code", [False, True], ids=["a script", "code from stdin"])
