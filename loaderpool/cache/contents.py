@@ -53,7 +53,7 @@ class Contents:
         self._within: set[int] = set()
 
     def hexdigest(self) -> str:
-        """Of all that was fed."""
+        """The checksum of all that was fed."""
         return self._state.hexdigest()
 
     def feed(self, value: Any) -> None:
@@ -154,7 +154,7 @@ class Contents:
             self._state.update(flat[start : start + size].view(np.uint8).data)
 
     def _feed_file(self, array: np.memmap[Any, Any], path: str) -> None:
-        """By its file, which is not read."""
+        """Feed an array by its file, which is not read."""
         self._mark(f"{path} {array.offset} {array.dtype.descr} {array.shape}")
         try:
             status = os.stat(path)

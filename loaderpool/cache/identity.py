@@ -85,7 +85,7 @@ class _Code:
         self.values: dict[str, str] = {}
 
     def hexdigest(self) -> str:
-        """Of all code that was added."""
+        """The checksum of all code that was added."""
         return self._state.hexdigest()
 
     def add(self, function: Any) -> None:

@@ -59,13 +59,13 @@ class CachePlan:
 
 
 def plan_in_memory(cache: Cache, items: int) -> CachePlan:
-    """For a loader that is made now. Runs in: the trainer."""
+    """Make the plan of a cache in memory for a loader that is made now. Runs in: the trainer."""
     bound = cache.max_bytes or capacity.available_memory_bytes() // _FREE_SHARE
     return CachePlan(cache.where, min(bound, MOST_BYTES - COUNTER_BYTES), items, os.urandom(8))
 
 
 def plan_on_disk(cache: Cache, items: int, mark: bytes) -> CachePlan:
-    """For a store that has been prepared."""
+    """Make the plan of a cache on disk, whose store has been prepared."""
     return CachePlan(cache.where, cache.max_bytes, items, mark)
 
 

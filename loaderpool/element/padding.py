@@ -44,7 +44,7 @@ def check_padding(pad: Any, name: str = "pad") -> Any:
 
 
 def padding_of(pad: Any, structure: Structure) -> list[Any]:
-    """For each component of a sample what it is filled up with: a value, None for the default, False for nothing.
+    """Return what each component of a sample is filled up with: a value, None for the default, False for nothing.
 
     A value in the place of a whole tuple or dict holds for all in it.
 

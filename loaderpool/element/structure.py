@@ -161,7 +161,7 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
 
 
 def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
-    """For values of exactly these types; None tells that a closer look is needed."""
+    """Make a flattener for values of exactly these types; its None tells that a closer look is needed."""
     if structure.kind == "leaf":
         return lambda value: None if value is None or isinstance(value, (tuple, dict)) else [value]
     keys, count = structure.keys, len(structure.children)

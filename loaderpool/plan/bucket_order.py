@@ -106,7 +106,7 @@ class ItemBuckets:
 
     @functools.cached_property
     def checksum(self) -> str:
-        """Of the bucket of each item, in order."""
+        """A checksum of the bucket of each item, in order."""
         import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
 
         numbers = self.numbers.astype("<u2") if self.numbers.itemsize > 1 else self.numbers

@@ -275,7 +275,7 @@ class BucketPlan(BasePlan):
 
 
 def _counts_before(buckets: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """For each range of batches, and for what would follow the last one, how many of each bucket come before it."""
+    """Count, for each range of batches and for the end, how many of each bucket come before it."""
     ranges = len(buckets) // _RANGE + 1
     keys = np.arange(len(buckets)) // _RANGE * count + buckets
     within = np.bincount(keys, minlength=ranges * count).reshape(ranges, count)

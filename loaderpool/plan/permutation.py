@@ -206,7 +206,7 @@ class Permutation:
 
 
 def _round_keys(seed: bytes) -> Iterator[tuple[int, int, int]]:
-    """For each round an offset and two odd factors, 64 bits each, all of them hashed from the whole seed."""
+    """Return for each round an offset and two odd factors, 64 bits each, all of them hashed from the whole seed."""
     import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
 
     stream = hashlib.shake_256(b"loaderpool network" + seed).digest(24 * _ROUNDS)

@@ -24,7 +24,7 @@ SAMPLE_KIND, BATCH_KIND = 1, 2
 
 
 class SampleStreams:
-    """The same (seed, epoch, position) gives the same streams, whatever was drawn before and wherever it runs.
+    """Gives the same streams for the same (seed, epoch, position), whatever was drawn before and wherever it runs.
 
     One object serves one thread: its generator is a single one whose state is set again (1 us; a new one takes 20).
 

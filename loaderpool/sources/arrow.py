@@ -106,7 +106,7 @@ class _Chunk(NamedTuple):
         return cls(array, array.offset, array.length, owner)
 
     def part(self, start: int, rows: int) -> _Chunk:
-        """Some rows of its only child, by number there."""
+        """Return some rows of its only child, by number there."""
         child = self.array.children[0].contents
         return _Chunk(child, child.offset + start, rows, self.owner)
 
@@ -119,7 +119,7 @@ class _Chunk(NamedTuple):
         return np.asarray(TableMemory(address + start * kind.itemsize, kind, count, self.owner))
 
     def bits(self, number: int) -> npt.NDArray[np.bool_]:
-        """Of the rows, in a buffer of bits."""
+        """Return the rows' bits, of a buffer of bits."""
         first = self.start // 8
         packed = self.buffer(number, "u1", first, (self.start + self.rows + 7) // 8 - first)
         return np.unpackbits(packed, bitorder="little")[self.start % 8 :][: self.rows].view(bool)

@@ -27,7 +27,7 @@ class Stamp:
 
     @staticmethod
     def of(file: int | str) -> Stamp:
-        """Of an open file or a path, as it is now."""
+        """Take the stamp of an open file or a path, as it is now."""
         status = os.stat(file)
         return Stamp(status.st_size, status.st_mtime_ns)
 

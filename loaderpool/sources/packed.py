@@ -38,7 +38,7 @@ _by_key: weakref.WeakValueDictionary[int, Parts] = weakref.WeakValueDictionary()
 
 
 def _parts_of(key: int, parts: list[Any]) -> Parts:
-    """Those that this process has under this key already, or new ones; pickles of items find them from now on."""
+    """Return the parts that this process has under this key, or new ones; pickles of items find them from now on."""
     known = _by_key.get(key)
     if known is None:
         known = _by_key[key] = Parts(key, parts)
@@ -101,7 +101,7 @@ class PackedItems:
 
     @property
     def nbytes(self) -> int:
-        """Of all pickles, without the arrays beside them."""
+        """Bytes of all pickles, without the arrays beside them."""
         return len(self._bytes)
 
     def pickle_of(self, index: int) -> bytes:

@@ -44,7 +44,7 @@ class RecordIndex:
     """Of each file, taken before it was read and the same after."""
 
     def place(self, record: int) -> tuple[int, int, int, int]:
-        """Of a record: its file's number, its own number in that file, its first byte there, and its length."""
+        """Return a record's file number, its own number in that file, its first byte there, and its length."""
         start, stop = int(self.starts[record]), int(self.starts[record + 1])
         file = bisect.bisect_right(self.first_records, record) - 1  # of files without records, the one behind them
         return file, record - self.first_records[file], start - self.first_bytes[file], stop - start

@@ -39,7 +39,7 @@ class BatchSequence:
         return int(batches)
 
     def _num_batches(self) -> Any:
-        """As Keras has it: `num_batches` counts where there is one, else the length."""
+        """Return the number of batches as Keras has it: `num_batches` where there is one, else the length."""
         target = self.target
         has_length = hasattr(type(target), "__len__")
         try:

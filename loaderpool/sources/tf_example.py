@@ -217,7 +217,7 @@ def _find(data: bytes) -> dict[bytes, list[_Span]]:
 
 
 def _list_of(data: bytes, spans: list[_Span]) -> tuple[int, list[_Span]]:
-    """Of a Feature in one or several pieces: the tag of its list, 0 where it has none, and the pieces of the list."""
+    """Return the tag of a Feature's list, 0 where it has none, and the list's pieces; the Feature may be in pieces."""
     kind = 0
     pieces: list[_Span] = []
     for start, stop in spans:

@@ -56,7 +56,7 @@ class _Fault(RuntimeError):
 
 
 class _UnpicklableFault(_Fault):
-    """The same, of a class whose instances cannot travel."""
+    """What a fault point raises of a class whose instances cannot travel."""
 
     def __init__(self, text: str, needed: object) -> None:
         super().__init__(text)

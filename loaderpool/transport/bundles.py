@@ -41,7 +41,7 @@ class Frame(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all parts."""
+        """Bytes of all parts."""
         return sum(map(len, self.parts))
 
     def write_into(self, view: memoryview, offset: int = 0) -> None:

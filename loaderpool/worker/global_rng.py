@@ -129,7 +129,7 @@ def _python_peek() -> Callable[[], object] | None:
 
 
 def _peek_at_both() -> Callable[[], object] | None:
-    """Return the same for `random` and `numpy.random`: one call, for it is made four times for each tiny batch."""
+    """Return a look at `random` and `numpy.random` at once: one call, for it is made four times for each tiny batch."""
     python, numpy = _python_words(), _numpy_words()
     if python is None or numpy is None:
         return None
@@ -165,7 +165,7 @@ def _is_numpy_random_there() -> bool:
 
 
 def _numpy_words() -> tuple[memoryview, memoryview, memoryview, Any] | None:
-    """Of `numpy.random`'s state the place, two words, whether it has a Gaussian, and the object that has it, or None.
+    """Return the place in `numpy.random`'s state, two words of it, whether it has a Gaussian, and its owner; or None.
 
     NumPy's `struct {uint32_t key[624]; int pos;}` (numpy/random/src/mt19937/mt19937.h).
     """

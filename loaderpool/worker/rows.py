@@ -255,7 +255,7 @@ class RowWriter:
 def _origins(
     spec: ElementSpec, is_given: bool, has_batch_axis: bool, config: LoaderConfig | None, padding: Sequence[Any]
 ) -> Iterator[Origin]:
-    """For each component where its expected shape comes from."""
+    """Return for each component where its expected shape comes from."""
     is_padding = config is not None and config.pad is not False
     says_false = [False] * len(spec.components)
     if config is not None and is_padding:
@@ -292,7 +292,7 @@ def _come_again(columns: Sequence[Sequence[Any]]) -> bool:
 
 
 def _dicts_in(structure: Structure, steps: tuple[Any, ...] = (), start: int = 0) -> Iterator[tuple[Any, int, int]]:
-    """For each dict of the structure the keys that lead to it, and its first leaf and the one behind its last."""
+    """Return for each dict of the structure the keys that lead to it, its first leaf, and the one after its last."""
     if structure.kind == "dict":
         yield steps, start, start + structure.num_leaves
     for number, child in enumerate(structure.children):
@@ -308,7 +308,7 @@ def _reach(values: Sequence[Any], steps: Sequence[Any]) -> Sequence[Any]:
 
 
 def _share_dicts(results: Sequence[Any]) -> bool:
-    """The same of dicts in results that may be built in any way; slow, for the way to an error."""
+    """Whether dicts stand twice in results that may be built in any way; slow, for the way to an error."""
     rows = [set(_dict_ids(result)) for result in results]
     return len(set().union(*rows)) < sum(map(len, rows))
 

@@ -132,7 +132,7 @@ class Ring:
 
     @property
     def prospect(self) -> int:
-        """Slots that there are, or will be as soon as the outgrown ones are back that no consumer looks at."""
+        """How many slots the ring has, or will have once slots that became too small are replaced."""
         return max(self.count, self._wanted)
 
     @property

@@ -39,7 +39,7 @@ class Fingerprint:
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
-        """By name."""
+        """The fields by name."""
         plan = self._plan
         function, augment = self._functions
         then = f" then {_describe_function(augment)}" if augment is not None else ""

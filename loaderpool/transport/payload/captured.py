@@ -267,7 +267,7 @@ def _cure(value: Any) -> str:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Of variables and attributes, those of functions within it, too."""
+    """Return the names of variables and attributes, those of functions within it, too."""
     names: set[str] = set()
     for each in codes_within(code):
         names.update(each.co_names, each.co_varnames, each.co_freevars, each.co_cellvars)

@@ -59,7 +59,7 @@ class Packer:
 
     @property
     def nbytes(self) -> int:
-        """Of all pickles so far."""
+        """Bytes of all pickles so far."""
         return self._file.tell()
 
     def add(self, item: Any, index: int, forget: bool = True) -> int:

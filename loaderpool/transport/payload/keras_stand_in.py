@@ -69,10 +69,10 @@ class PyDatasetStandIn:
         raise NotImplementedError("a PyDataset needs __len__ or the property num_batches")
 
     def on_epoch_begin(self) -> None:
-        """Nothing, as in Keras."""
+        """Do nothing, as in Keras."""
 
     def on_epoch_end(self) -> None:
-        """Nothing, as in Keras."""
+        """Do nothing, as in Keras."""
 
 
 def py_dataset_stand_in() -> type[PyDatasetStandIn]:

@@ -83,6 +83,6 @@ class Payloads:
         self.changes.forget(loader)
 
     def _read(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int]]:
-        """Of the shipment with this table: pickle, where arrays are in the arena, places of all, the files' sizes."""
+        """Read a shipment's table: its pickle, where arrays are in the arena, places of all, the files' sizes."""
         (start, length), arrays, places, sizes = get_object(self._arena, offset, nbytes)
         return self._arena.map[start : start + length], arrays, places, sizes

@@ -71,7 +71,7 @@ def _sqlite_connections() -> Iterator[str]:
 
 
 def _path_of(connection: Any) -> str:
-    """Of a database in a file; "" where it is in memory, and so each process's own, or the connection is closed."""
+    """Return a database's path; "" where it is in memory, and so each process's own, or the connection is closed."""
     try:
         return next((path for _, _, path in connection.execute("PRAGMA database_list") if path), "")
     except Exception:

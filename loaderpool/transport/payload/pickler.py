@@ -158,7 +158,7 @@ def _set_dispatcher(dispatcher: Any, state: tuple[Callable[..., Any], dict[type,
 
 
 def _reduce_memmap(array: Any) -> Any:
-    """By path, so that a file larger than memory is neither read nor copied; by value where the path is not enough."""
+    """Pickle by path, so that a large file is neither read nor copied; by value where the path is not enough."""
     root = array
     while isinstance(root.base, np.memmap):
         root = root.base

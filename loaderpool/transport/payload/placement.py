@@ -24,7 +24,7 @@ _MOST_FILES = 64
 
 @dataclasses.dataclass
 class Placement:
-    """Of the arrays of one shipment. Ownership: holds the files, which must outlive the loader."""
+    """Where the arrays of one shipment lie. Ownership: holds the files, which must outlive the loader."""
 
     files: list[DataFile] = dataclasses.field(default_factory=list)
     places: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # by buffer: number of file, offset
@@ -34,7 +34,7 @@ class Placement:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the files, in their order."""
+        """Descriptors of the files, in their order."""
         return [file.descriptor for file in self.files]
 
 

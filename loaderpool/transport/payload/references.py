@@ -311,7 +311,7 @@ def _is_users_module(module: str) -> bool:
 
 
 def _length(value: Any) -> int:
-    """Of the object that it is made of: a class of the user's may say something else."""
+    """Return the length of the object that it is made of: a class of the user's may say something else."""
     base = _base_of(type(value))
     return len(getattr(value, "data", ())) if base is object else int(base.__len__(value))
 

@@ -181,7 +181,7 @@ def _parts_of_instance(obj: Any) -> list[tuple[str, Any]]:
 
 
 def _attributes(name: str, state: Any) -> Iterator[tuple[str, Any]]:
-    """Of both forms that Python gives: a dict, or a dict (or None) with one of the slots beside it."""
+    """Return attributes, in both forms that Python has: a dict, or a dict (or None) with one of the slots beside it."""
     if isinstance(state, tuple) and len(state) == 2 and all(each is None or isinstance(each, dict) for each in state):
         for each in state:
             yield from _attributes(name, each)
