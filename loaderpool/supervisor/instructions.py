@@ -1,4 +1,4 @@
-"""What the supervisor's state tells its engine to do."""
+"""What the supervisor's state tells its main loop to do."""
 
 from __future__ import annotations
 
