@@ -101,7 +101,7 @@ POLARS = """
 
 
 def test_polars_is_forked_before_its_pool_begins(make: Make) -> None:
-    assert start_of(make(cf_polars=POLARS), timeout_s=30) == "fork"
+    assert start_of(make(cf_polars=POLARS), limits=lp.Limits(timeout_s=30)) == "fork"
 
 
 def test_polars_is_not_forked_once_its_pool_has_begun(make: Make) -> None:
@@ -109,7 +109,7 @@ def test_polars_is_not_forked_once_its_pool_has_begun(make: Make) -> None:
     began = 'began = pl.DataFrame({"a": [1, 2]}).filter(pl.col("a") > 1)'
     module = make(cf_polars_pool=both(POLARS, began))
     with pytest.warns(lp.WorkersNotForkedWarning, match="importing 'cf_polars_pool' started"):
-        assert start_of(module, timeout_s=30) == "exec"
+        assert start_of(module, limits=lp.Limits(timeout_s=30)) == "exec"
 
 
 def test_threads_that_have_ended_when_the_import_has_are_no_hindrance(make: Make) -> None:
