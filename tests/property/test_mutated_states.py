@@ -49,14 +49,14 @@ def indexed(**how: Any) -> lp.Loader:
 
 
 LENGTHS = [item * 7 % 10 for item in range(ITEMS)]
-BUCKETS = {"buckets": lp.Buckets(LENGTHS, [3, 6], [4, 2, 3])}
+BUCKETS = lp.Buckets(LENGTHS, [3, 6], [4, 2, 3])
 
 LOADERS: dict[str, Callable[[], lp.Loader]] = {
     "ordered": indexed,
     "unordered": lambda: indexed(deterministic=False),
     "dropping": lambda: indexed(deterministic=False, drop_remainder=True, shuffle=False),
-    "buckets": lambda: indexed(**BUCKETS),
-    "unordered buckets": lambda: indexed(deterministic=False, **BUCKETS),
+    "buckets": lambda: indexed(buckets=BUCKETS),
+    "unordered buckets": lambda: indexed(deterministic=False, buckets=BUCKETS),
     "stream": lambda: lp.Loader(Stream(), sample, batch_size=ROWS, deterministic=False, workers=0),
     "generators": of_generators,
     "unordered generators": lambda: of_generators(deterministic=False),
@@ -155,7 +155,7 @@ def right_rest(name: str, state: dict[str, Any], epoch_rows: list[Rows]) -> list
     if "buckets" in name and position:
         left, gone = list(position), []
         for rows in epoch_rows:
-            bucket = sum(LENGTHS[rows[0][0]] >= edge for edge in BUCKETS["boundaries"])
+            bucket = sum(LENGTHS[rows[0][0]] >= edge for edge in BUCKETS.boundaries)
             gone.append(left[bucket] > 0)
             left[bucket] -= len(rows) * gone[-1]
         assert not any(left)
