@@ -35,6 +35,7 @@ def test_others_are_made_while_the_first_one_is_slow(settings: dict[str, Any], t
         import os, pathlib, time
         import numpy as np
         import loaderpool as lp
+        from loaderpool import WorkerOptions
 
         others = pathlib.Path({str(tmp_path)!r})
 
