@@ -35,7 +35,7 @@ class IndexedFiles:
 
     Args:
         paths: one path or a list of them, read in this order; relative ones are looked up now, not in the workers.
-        kind: what the files are, for messages, such as "Zarr".
+        kind: what the files are, for messages, such as "HDF5".
         makes: what besides the files decides what items are: plain values, by which saved states know the source.
         keep: what `open` gives is kept for so many parts in each process; None: for 32 of all sources together.
 

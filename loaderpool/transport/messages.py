@@ -56,7 +56,7 @@ class Control(enum.IntEnum):
     RUN_FEED = 17  # run, where the table of its stream lies. Told while its limit is 0.
     RUN_LANES = 18  # run, how many generators' batches take turns in it. Told while its limit is 0.
     LANE_OVER = 19  # run, lane: its generator has ended, there are no more batches of it
-    LANE_AT = 20  # run, lane, batch: the first one of it to be made. ReaderMessage while the run's limit is 0.
+    LANE_AT = 20  # run, lane, batch: the first one of it to be made. Told while the run's limit is 0.
     FILES = 16  # loader, count: over the socket, with the descriptors of its data files, before its LOAD
 
 

@@ -24,7 +24,7 @@ class Statistics:
     samples_per_s: float  # samples after the first hand-over / elapsed_s; 0.0 before there are two
     bytes_per_s: float  # bytes after the first hand-over / elapsed_s
     padding_share: float  # of the elements of padded components that were delivered: how many are padding, 0.0 to 1.0
-    consumer_wait_s: float  # seconds that consumers waited for a batch
+    consumer_wait_s: float  # seconds that consumers waited for workers; 0.0 under `workers=0`
     worker_wait_s: float  # seconds that workers waited for a slot or for work, summed
     slots: int  # slots in the ring
     slot_bytes: int  # bytes of one slot
