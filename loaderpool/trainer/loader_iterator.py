@@ -35,14 +35,18 @@ class LoaderIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         with self._turn:
+            reader = self._reader
+            if not reader.left and reader.one_pass.is_over and self._undoing is not None:
+                self._end()  # `take` would say so by an exception, which costs microseconds between two epochs
+                raise StopIteration
             try:
                 if self._undoing is None:
-                    with InterruptsHeld():  # one block for both: in the gap between two epochs each costs microseconds
+                    with InterruptsHeld():  # one block for both, for the same reason
                         self._begin()
-                        self._reader.fetch()
-                return self._reader.take()
+                        reader.fetch()
+                return reader.take()
             except BaseException:
-                if self._reader.is_over and self._undoing is not None:
+                if not reader.left and reader.one_pass.is_over and self._undoing is not None:
                     self._end()
                 raise
 

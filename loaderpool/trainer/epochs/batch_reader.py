@@ -27,6 +27,7 @@ class BatchReader:
     Attributes:
         one_pass: whose batches they are.
         consumed: batches of the plan that are behind the consumer: those left out, too.
+        left: batches of the delivery that was fetched last, which are still in front.
 
     Args:
         tracker: of the loader.
@@ -49,15 +50,10 @@ class BatchReader:
         self._assemble = assemble
         self._delivery: Delivery | None = None
         self._batches = _NONE  # of the delivery
-        self._left = 0  # of these batches
+        self.left = 0
         self._batch_bytes: int | None = None
         self._skips = tracker.config.on_error.action == "skip"
         self._must_tell = self._has_hooks = tracker.has_hooks  # the pass of each batch
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the pass is at its end, or closed, and each of its batches was handed over."""
-        return not self._left and self.one_pass.is_over
 
     def take(self) -> Any:
         """Return the next batch. Blocks until it is there.
@@ -68,7 +64,7 @@ class BatchReader:
             LoaderpoolError: what ended the pass.
         """
         while True:
-            if not self._left:
+            if not self.left:
                 if self.one_pass.is_over:
                     raise StopIteration
                 with InterruptsHeld():
@@ -90,13 +86,13 @@ class BatchReader:
                     counters.samples += rows
                     counters.nbytes += nbytes
                     self.consumed += 1
-                    self._left -= 1
-                    if not self._left:  # else the last batch's slot would be lent until the next one is asked for
+                    self.left -= 1
+                    if not self.left:  # else the last batch's slot would be lent until the next one is asked for
                         self._delivery, self._batches = None, _NONE
                     return batch
             except BaseException:
                 if self._delivery is not None:
-                    taken = self._delivery.count - self._left
+                    taken = self._delivery.count - self.left
                     self._batches = itertools.islice(self._delivery.batches(), taken, None)
                 raise
 
@@ -126,7 +122,7 @@ class BatchReader:
         Blocks and raises as `take`. Runs in: a block of `InterruptsHeld`.
         """
         delivery = self.one_pass.next_delivery()
-        self._delivery, self._batches, self._left = delivery, delivery.batches(), delivery.count
+        self._delivery, self._batches, self.left = delivery, delivery.batches(), delivery.count
         self._batch_bytes = delivery.batch_bytes
         self._must_tell = self._has_hooks or bool(delivery.row_failures)
         self._told = self.consumed
@@ -146,11 +142,11 @@ class BatchReader:
             assert self.one_pass.log is not None
             self.one_pass.log.omitted.append(self.consumed)
             self.consumed += 1
-            self._left -= 1
-            if not self._left:
+            self.left -= 1
+            if not self.left:
                 self._delivery, self._batches = None, _NONE
 
     def close(self) -> None:
         """End the pass. Never blocks; may run in a finalizer, and twice."""
-        self._delivery, self._batches, self._left = None, _NONE, 0
+        self._delivery, self._batches, self.left = None, _NONE, 0
         self.one_pass.close()

@@ -8,7 +8,6 @@ docs/explanation/rules.md).
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import sys
 import weakref
@@ -187,8 +186,10 @@ class Lender:
             self._pipe.release(lease.message)
             for call in self.on_return:
                 call(slot)
-            with contextlib.suppress(ValueError):
+            try:
                 self.returned.remove(lease)
+            except ValueError:
+                pass
 
     def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         try:
