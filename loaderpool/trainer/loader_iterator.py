@@ -36,8 +36,8 @@ class LoaderIterator(Iterator[Any]):
     def __next__(self) -> Any:
         with self._turn:
             reader = self._reader
-            if not reader.left and reader.one_pass.is_over and self._undoing is not None:
-                self._end()  # `take` would say so by an exception, which costs microseconds between two epochs
+            if not reader.left and self._is_over():  # `take` would raise, which costs microseconds between two epochs
+                self._end()
                 raise StopIteration
             try:
                 if self._undoing is None:
@@ -46,7 +46,7 @@ class LoaderIterator(Iterator[Any]):
                         reader.fetch()
                 return reader.take()
             except BaseException:
-                if not reader.left and reader.one_pass.is_over and self._undoing is not None:
+                if not reader.left and self._is_over():
                     self._end()
                 raise
 
@@ -55,6 +55,9 @@ class LoaderIterator(Iterator[Any]):
         tracker, one_pass = self._core.tracker, self._reader.one_pass
         tracker.note_iteration(self._iteration, is_dataset=False)
         self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
+
+    def _is_over(self) -> bool:
+        return self._undoing is not None and self._reader.one_pass.is_over
 
     def _end(self) -> None:
         """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""

@@ -19,10 +19,11 @@ except ModuleNotFoundError:
     sys.exit("scripts/stress prints its tables with rich: pip install 'loaderpool[cli]', or run scripts/test once")
 
 import loaderpool as lp
+from benchlib.machine import machine_line
 
 from .abandon import run_abandoned
 from .readings import can_be_dataset
-from .report import machine_line, print_growth, print_results, print_trainer_deaths, summary
+from .report import print_growth, print_results, print_trainer_deaths, summary
 from .rounds import Plan, Result, plan_rounds
 from .shapes import SHAPES
 from .storm import run_round

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import collections
-import datetime
-import os
-import platform
 from collections.abc import Iterable
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -18,7 +14,7 @@ from .killer import Counts
 from .rounds import Result
 from .trainers import Death
 
-__all__ = ["machine_line", "print_growth", "print_results", "print_trainer_deaths", "summary"]
+__all__ = ["print_growth", "print_results", "print_trainer_deaths", "summary"]
 
 _HEADINGS = (
     "shape", "ordered", "workers", "passes", "resumed", "batches", "kills", "stopped", "restarts",
@@ -91,15 +87,6 @@ def summary(results: list[Result]) -> str:
     )
 
 
-def machine_line() -> str:
-    """Date, CPUs and versions."""
-    import numpy as np
-
-    today = datetime.datetime.now(datetime.timezone.utc)
-    cpus = len(os.sched_getaffinity(0))
-    return f"{today:%Y-%m-%d}, {cpus} x {_cpu_name()}, python {platform.python_version()}, numpy {np.__version__}"
-
-
 def _rows(results: Iterable[Result]) -> list[list[str]]:
     by_kind: dict[tuple[str, bool], list[Result]] = collections.defaultdict(list)
     for result in results:
@@ -141,13 +128,3 @@ def _print(console: Console, headings: tuple[str, ...], rows: list[list[str]], *
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

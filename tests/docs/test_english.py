@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,28 +38,24 @@ def first_lines(source: str) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 1), text.splitlines()[0]
 
 
-def modules() -> list[Path]:
-    return sorted((ROOT / "loaderpool").rglob("*.py"))
+def refused(
+    lines: Callable[[str], Iterator[tuple[int, str]]], is_refused: Callable[[str], re.Match[str] | None]
+) -> list[str]:
+    """The lines of loaderpool's modules that are refused, each with its place."""
+    return [
+        f"{name_of(path)}:{line}: {text.strip()}"
+        for path in sorted((ROOT / "loaderpool").rglob("*.py"))
+        for line, text in lines(path.read_text(encoding="utf-8"))
+        if is_refused(text)
+    ]
 
 
 def test_docstrings_and_comments_have_none_of_the_words_refused() -> None:
-    found = [
-        f"{name_of(path)}:{line}: {text.strip()}"
-        for path in modules()
-        for line, text in prose(path.read_text(encoding="utf-8"))
-        if _REFUSED.search(text)
-    ]
-    assert found == []
+    assert refused(prose, _REFUSED.search) == []
 
 
 def test_no_docstring_only_points_elsewhere() -> None:
-    found = [
-        f"{name_of(path)}:{line}: {text}"
-        for path in modules()
-        for line, text in first_lines(path.read_text(encoding="utf-8"))
-        if _ONLY_POINTS.match(text)
-    ]
-    assert found == []
+    assert refused(first_lines, _ONLY_POINTS.match) == []
 
 
 @pytest.mark.parametrize("page", [page for page in all_pages() if page.name != "conventions.md"], ids=name_of)

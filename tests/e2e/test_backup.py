@@ -13,6 +13,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.child import ChildResult, run_child
+from tests.support.sequences import WithHook
 
 TRAIN = """
 import json, os, signal, sys
@@ -133,15 +134,6 @@ def test_a_mistake_in_its_arguments_is_told(tmp_path: Path, tf: Any) -> None:
             with pytest.raises(error, match="save_freq"):
                 BackupCallback(loader, tmp_path, save_freq=wrong)  # type: ignore[arg-type]
 
-    class Sequence:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> Any:
-            return np.zeros((2, 2))
-
-        def on_epoch_end(self) -> None: ...
-
-    with lp.Loader.from_sequence(Sequence(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
+    with lp.Loader.from_sequence(WithHook(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
         BackupCallback(loader, tmp_path)
     assert os.listdir(tmp_path) == []

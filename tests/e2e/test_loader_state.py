@@ -18,6 +18,7 @@ from tests.e2e.test_resume import SHAPES, failing, plain, sample
 from tests.support import tensorflow_runtime
 from tests.support.batches import Place, shared_pools
 from tests.support.child import run_child
+from tests.support.sequences import WithHook
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
@@ -350,16 +351,7 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(
 
 
 def test_what_cannot_be_saved_says_so_at_once(tf: Any, state_of: Any) -> None:
-    class Sequence:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> Any:
-            return np.zeros((2, 2))
-
-        def on_epoch_end(self) -> None: ...
-
-    with lp.Loader.from_sequence(Sequence(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
+    with lp.Loader.from_sequence(WithHook(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
         state_of(loader)
     with lp.Loader(iter(range(8)), batch_size=2, workers=0) as loader, pytest.raises(lp.StateError, match="only once"):
         state_of(loader)

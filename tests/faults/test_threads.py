@@ -136,23 +136,19 @@ def test_samples_that_hang_are_left_out(settings: dict[str, Any]) -> None:
         assert sorted(loader.statistics().skipped_indices) == [41, 42, 77]
 
 
+def one_worker(items: int, fn: Callable[[int], int], threads: int) -> lp.Loader:
+    """A loader whose one worker makes batches of 4, and whose samples may take a second."""
+    options, limits = lp.WorkerOptions(threads=threads), lp.Limits(timeout_s=1.0)
+    return lp.Loader(range(items), fn, batch_size=4, workers=1, worker_options=options, limits=limits)
+
+
 def test_time_that_a_sample_ran_beside_earlier_ones_counts() -> None:
     # The second runs for 1.2 s, of which 0.7 s are beside the first.
     def fn(index: int) -> int:
         time.sleep({8: 0.7, 9: 1.2}.get(index, 0))
         return index
 
-    with (
-        lp.Loader(
-            range(16),
-            fn,
-            batch_size=4,
-            workers=1,
-            worker_options=lp.WorkerOptions(threads=4),
-            limits=lp.Limits(timeout_s=1.0),
-        ) as loader,
-        pytest.raises(lp.SampleTimeoutError) as caught,
-    ):
+    with one_worker(16, fn, threads=4) as loader, pytest.raises(lp.SampleTimeoutError) as caught:
         list(loader)
     assert caught.value.index == 9
 
@@ -162,14 +158,7 @@ def test_slow_samples_one_behind_the_other_are_left_alone() -> None:
         time.sleep(0.4)
         return index
 
-    with lp.Loader(
-        range(24),
-        fn,
-        batch_size=4,
-        workers=1,
-        worker_options=lp.WorkerOptions(threads=3),
-        limits=lp.Limits(timeout_s=1.0),
-    ) as loader:
+    with one_worker(24, fn, threads=3) as loader:
         assert [batch[0] for batch in loader] == [0, 4, 8, 12, 16, 20]
         assert loader.statistics().restarts == 0
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from loaderpool.config import LoaderConfig
+from loaderpool.settings.groups import WorkerOptions
 from loaderpool.trainer.epochs.statistics import Statistics
 
 
@@ -31,7 +32,13 @@ class Setting:
 
     workers: int  # 0: samples are made in this process
     threads: int = 1  # calls of the function that each worker makes at the same time; 1 where there are no workers
-    names_threads: bool = dataclasses.field(default=False, compare=False)  # in its words: where they are varied
+    # What the loader has beside, where threads are varied: only then do the words of a setting name them.
+    beside: WorkerOptions | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def names_threads(self) -> bool:
+        """Whether threads are a part of what it is called."""
+        return self.beside is not None
 
     @property
     def calls(self) -> int:
@@ -54,10 +61,11 @@ class Setting:
     @property
     def arguments(self) -> str:
         """What to write in a loader's call to have it."""
-        has_threads = self.names_threads and self.workers
-        return f"workers={self.workers}" + (
-            f", worker_options=lp.WorkerOptions(threads={self.threads})" if has_threads else ""
-        )
+        if self.beside is None or not self.workers:
+            return f"workers={self.workers}"
+        seeds = self.beside.seed_globals
+        others = "" if seeds == "auto" else f", seed_globals={seeds}"
+        return f"workers={self.workers}, worker_options=lp.WorkerOptions(threads={self.threads}{others})"
 
     def apply(self, loader: Measurable) -> Measurable:
         """A loader like this one that has the setting.
@@ -88,6 +96,5 @@ def settings_of(counts: Sequence[int], threads: Sequence[int] | None, config: Lo
         config: the loader's.
     """
     each = threads or (config.worker_options.threads,)
-    return tuple(
-        sorted({Setting(count, number if count else 1, threads is not None) for count in counts for number in each})
-    )
+    beside = config.worker_options if threads else None
+    return tuple(sorted({Setting(count, number if count else 1, beside) for count in counts for number in each}))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import loaderpool
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError
 from loaderpool.settings.groups import WorkerOptions
@@ -268,6 +269,14 @@ def test_each_number_of_workers_is_measured_with_each_number_of_threads(fake: Ma
     assert [each.setting for each in measured] == list(found)
 
 
+@pytest.mark.parametrize("seed_globals", [False, "auto"])
+def test_what_to_write_keeps_the_worker_options_that_are_not_varied(seed_globals: Any) -> None:
+    options = WorkerOptions(seed_globals=seed_globals)
+    (found,) = settings_of((2,), (4,), dataclasses.replace(CONFIG, worker_options=options))
+    written = eval(f"dict({found.arguments})", {"lp": loaderpool})
+    assert written == {"workers": 2, "worker_options": dataclasses.replace(options, threads=4)}
+
+
 def test_0_workers_come_once_however_many_threads_there_are() -> None:
     assert settings_of((0,), (2, 4), CONFIG) == (Setting(0),)
 
@@ -507,7 +516,10 @@ def test_threads_of_workers_are_no_riddle(fewest: int) -> None:
 def crossed(rates: dict[tuple[int, int], float], share: float = 0.01, **more: Any) -> list[Measurement]:
     """Measurements of workers with threads, whose calls compute in turns for `share` of the time that each takes."""
     return [
-        Measurement(Setting(workers, threads, True), (window(workers, rate, share=min(1.0, threads * share), **more),))
+        Measurement(
+            Setting(workers, threads, WorkerOptions()),
+            (window(workers, rate, share=min(1.0, threads * share), **more),),
+        )
         for (workers, threads), rate in rates.items()
     ]
 
@@ -554,7 +566,7 @@ def test_threads_that_compute_at_the_same_time_have_another_ideal() -> None:
     """As of an image library or zlib, whose code in C lets go of the interpreter's lock."""
     rates = {(1, 1): 100, (1, 4): 380, (4, 1): 390, (4, 4): 392}
     measurements = [
-        Measurement(Setting(workers, threads, True), (window(workers, rate, share=rate / 100 / workers),))
+        Measurement(Setting(workers, threads, WorkerOptions()), (window(workers, rate, share=rate / 100 / workers),))
         for (workers, threads), rate in rates.items()
     ]
     assert not compute_in_turns(measurements) and compute_in_turns(measurements[::2])
