@@ -8,13 +8,13 @@ Verified: every number of every batch.
 Command: scripts/bench/run blocking_io
 
 Last result
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
     blocking_io ideal            1,600 samples/s [1,600 .. 1,600]
-    blocking_io bare             1,589 samples/s [1,588 .. 1,589]
-    blocking_io loader           1,583 samples/s [1,583 .. 1,584]   0.99 x ideal (best 0.99; bar ≥ 0.95)
-    blocking_io threads          1,592 samples/s [1,592 .. 1,594]   0.99 x ideal (best 1.00; bar ≥ 0.95)
-    blocking_io threads_small    1,592 samples/s [1,592 .. 1,596]   1.00 x ideal (best 1.00; bar ≥ 0.9)
+    blocking_io bare             1,587 samples/s [1,585 .. 1,587]
+    blocking_io loader           1,587 samples/s [1,585 .. 1,587]   0.99 x ideal (best 0.99; bar ≥ 0.95)
+    blocking_io threads          1,586 samples/s [1,584 .. 1,586]   0.99 x ideal (best 0.99; bar ≥ 0.95)
+    blocking_io threads_small    1,589 samples/s [1,586 .. 1,595]   0.99 x ideal (best 1.00; bar ≥ 0.9)
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ Verified: every batch's first and last result against the closed form of the rec
 Command: scripts/bench/run cpu_bound
 
 Last result
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    cpu_bound   bare               344 samples/s [339 .. 345]
-    cpu_bound   loader             320 samples/s [317 .. 325]       0.93 x bare (best 0.94; bar ≥ 0.97) MISSED
+    cpu_bound   bare               579 samples/s [572 .. 590]
+    cpu_bound   loader             545 samples/s [529 .. 549]       0.94 x bare (best 0.93; bar ≥ 0.97) MISSED
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ Verified: every batch's ends against the closed form, every item of the storm in
 Command: scripts/bench/run faults
 
 Last result
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    faults      workers          8,289 ms        [8,111 .. 8,308]
-    faults      engine            20.8 ms        [20.8 .. 24.7]     0.00 x workers (best 0.00; bar ≤ 0.01)
+    faults      workers          8,057 ms        [7,971 .. 8,196]
+    faults      engine            29.2 ms        [28.6 .. 31.1]    0.004 x workers (best 0.004; bar ≤ 0.01)
     faults      limit               50 ms        [50 .. 50]
-    faults      recovery          10.9 ms        [10.6 .. 10.9]     0.22 x limit (best 0.21; bar ≤ 1)
+    faults      recovery          9.86 ms        [9.14 .. 10.2]     0.20 x limit (best 0.18; bar ≤ 1)
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ Verified: the version of what was imported is printed by the child, and neither 
 Command: scripts/bench/run import_time
 
 Last result
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    import_time numpy             67.8 ms        [67.3 .. 71.5]
-    import_time loaderpool        93.3 ms        [92.9 .. 101]      1.38 x numpy (best 1.38; bar ≤ 1.5)
+    import_time numpy             50.9 ms        [48.3 .. 58.4]
+    import_time loaderpool        73.5 ms        [70.4 .. 78.4]     1.44 x numpy (best 1.46; bar ≤ 1.5)
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ Verified: every first batch, and the number of batches of every epoch.
 Command: scripts/bench/run latency
 
 Last result
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    latency     interpreter        116 ms        [111 .. 119]
-    latency     first_batch        202 ms        [200 .. 206]       1.74 x interpreter (best 1.80; bar ≤ 4)
-    latency     second_loader     19.7 ms        [18.5 .. 23.6]     0.17 x interpreter (best 0.17; bar ≤ 0.5)
-    latency     three_batches     91.3 us        [89.3 .. 91.6]
-    latency     gap               81.3 us        [73.1 .. 84.4]     0.89 x three_batches (best 0.82; bar ≤ 1)
+    latency     interpreter       79.7 ms        [74.8 .. 96]
+    latency     first_batch        139 ms        [134 .. 146]       1.75 x interpreter (best 1.79; bar ≤ 4)
+    latency     second_loader     16.5 ms        [15.5 .. 19.5]     0.21 x interpreter (best 0.21; bar ≤ 0.5)
+    latency     three_batches     52.1 us        [50.5 .. 59.6]
+    latency     gap                 64 us        [56.1 .. 75.6]     1.23 x three_batches (best 1.11; bar ≤ 1) MISSED
 """
 
 from __future__ import annotations

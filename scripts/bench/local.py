@@ -8,17 +8,17 @@ Verified: the sum over all numbers of each turn's batches, of both sides.
 Loop and loader take turns of half a millisecond in one process, so that what else the machine does meets both alike.
 Command: scripts/bench/run local
 
-Last result; others kept up to 2.1 CPUs busy meanwhile, run again on a quiet machine
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+Last result
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    local       loop32            34.7 us        [34.3 .. 34.8]
-    local       local32           47.5 us        [47 .. 48.5]       1.37 x loop32 (best 1.37; bar ≤ 2.5)
-    local       loop128            135 us        [134 .. 136]
-    local       local128           149 us        [149 .. 154]       1.11 x loop128 (best 1.11; bar ≤ 2.5)
-    local       loop8             9.86 us        [9.67 .. 10.1]
-    local       local8            20.9 us        [20.4 .. 21.3]     2.12 x loop8 (best 2.11; bar ≤ 2.5)
-    local       loop1             2.75 us        [2.73 .. 2.78]
-    local       local1            10.9 us        [10.6 .. 11.1]     3.97 x loop1 (best 3.88; bar ≤ 5)
+    local       loop32            33.2 us        [33 .. 33.9]
+    local       local32           45.8 us        [45.3 .. 46.3]     1.38 x loop32 (best 1.37; bar ≤ 2.5)
+    local       loop128            129 us        [129 .. 131]
+    local       local128           145 us        [142 .. 146]       1.12 x loop128 (best 1.11; bar ≤ 2.5)
+    local       loop8             9.56 us        [9.53 .. 9.71]
+    local       local8            20.3 us        [20.1 .. 20.4]     2.13 x loop8 (best 2.11; bar ≤ 2.5)
+    local       loop1              2.7 us        [2.68 .. 2.74]
+    local       local1            10.4 us        [10.4 .. 10.7]     3.85 x loop1 (best 3.87; bar ≤ 5)
 """
 
 from __future__ import annotations

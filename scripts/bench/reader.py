@@ -8,17 +8,17 @@ Bar: 1.15 times the rate of the thread. Below that the reader would not be worth
 Verified: the sum over each batch of the loop; over `fit` the mean of all that its steps were given.
 Command: scripts/bench/run reader
 
-Last result; others kept up to 2.1 CPUs busy meanwhile, run again on a quiet machine
+Last result
 (2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    reader      loop_process      51.3 batches/s [34.9 .. 60.2]     1.79 x loop_thread (best 1.67; bar ≥ 1.15)
-    reader      loop_process_step    15.4 ms        [9.39 .. 24.2]
-    reader      loop_thread       28.6 batches/s [20.9 .. 36]
-    reader      loop_thread_step    12.4 ms        [10 .. 19.6]
-    reader      fit_process       81.8 batches/s [33 .. 102]        2.21 x fit_thread (best 2.40; bar ≥ 1.15)
-    reader      fit_process_step    8.35 ms        [7.52 .. 36.7]
-    reader      fit_thread          37 batches/s [15.9 .. 42.7]
-    reader      fit_thread_step    16.3 ms        [16.1 .. 62.6]
+    reader      loop_process       220 batches/s [216 .. 225]       2.01 x loop_thread (best 1.95; bar ≥ 1.15)
+    reader      loop_process_step    4.15 ms        [4.11 .. 4.15]
+    reader      loop_thread        109 batches/s [96.1 .. 115]
+    reader      loop_thread_step     4.1 ms        [4.04 .. 4.21]
+    reader      fit_process        131 batches/s [122 .. 134]       1.18 x fit_thread (best 1.12; bar ≥ 1.15)
+    reader      fit_process_step    7.82 ms        [7.7 .. 8.15]
+    reader      fit_thread         111 batches/s [107 .. 120]
+    reader      fit_thread_step    8.89 ms        [7.7 .. 9.31]
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ Verified: the first and the last number of every batch, and all numbers of the f
 Command: scripts/bench/run tiny
 
 Last result
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    tiny        bare            51,630 batches/s [51,607 .. 52,162]
-    tiny        loader          34,897 batches/s [34,137 .. 35,173]  0.68 x bare (best 0.67; bar ≥ 0.4)
+    tiny        bare            81,844 batches/s [81,687 .. 82,891]
+    tiny        loader          59,701 batches/s [58,794 .. 60,404]  0.73 x bare (best 0.73; bar ≥ 0.4)
 """
 
 from __future__ import annotations

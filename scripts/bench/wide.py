@@ -9,11 +9,11 @@ Verified: the first and the last number of every batch, and all numbers of the f
 Command: scripts/bench/run wide
 
 Last result
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    wide        bare               410 batches/s [407 .. 411]
-    wide        out                357 batches/s [347 .. 373]       0.87 x bare (best 0.91; bar ≥ 0.7)
-    wide        return             300 batches/s [299 .. 314]
+    wide        bare               638 batches/s [445 .. 721]
+    wide        out                627 batches/s [399 .. 639]       0.98 x bare (best 0.89; bar ≥ 0.7)
+    wide        return             448 batches/s [335 .. 623]
 """
 
 from __future__ import annotations

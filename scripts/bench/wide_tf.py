@@ -7,11 +7,11 @@ Verified: all numbers of the first batches, and the first and last number of eve
 Command: scripts/bench/run wide_tf
 
 Last result
-(2026-11-22, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
+(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
 
-    wide_tf     bare               421 batches/s [412 .. 423]
-    wide_tf     out                342 batches/s [338 .. 343]       0.81 x bare (best 0.81; bar ≥ 0.7)
-    wide_tf     return             291 batches/s [289 .. 297]
+    wide_tf     bare               720 batches/s [668 .. 730]
+    wide_tf     out                511 batches/s [494 .. 537]       0.71 x bare (best 0.74; bar ≥ 0.7)
+    wide_tf     return             524 batches/s [506 .. 535]
 """
 
 from __future__ import annotations
