@@ -28,7 +28,14 @@ ROOMS = (
 
 # Methods that only forward to a higher room, imported when they are called: from where, to where.
 FORWARDS = {
-    "loaderpool.trainer.loader": {"loaderpool.adapters.keras", "loaderpool.adapters.tensorflow"},
+    "loaderpool.trainer.loader": {"loaderpool.adapters.keras"},
+    "loaderpool.trainer.loader_views": {
+        "loaderpool.adapters.eager_tensors",
+        "loaderpool.adapters.jax_arrays",
+        "loaderpool.adapters.keras_fit",
+        "loaderpool.adapters.tensorflow",
+        "loaderpool.adapters.torch_tensors",
+    },
 }
 
 MOST_LINES = 400  # of a module: at twice the usual size it has a second job
@@ -37,7 +44,7 @@ MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
-    "loaderpool.adapters": {"keras", "tensorflow"},
+    "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.tools.cli": {"click", "matplotlib", "rich"},
 }
 # And there only in functions: who names a source of files does not wait for its library until one is made.
@@ -231,7 +238,7 @@ BREAKERS = [
     (upward, "loaderpool.config", "from loaderpool import __version__", 1),
     (upward, "loaderpool.errors", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import loaderpool.plan", 1),
     (upward, "loaderpool.trainer.loader", "from loaderpool.adapters import tensorflow", 1),
-    (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.adapters import tensorflow", 0),
+    (upward, "loaderpool.trainer.loader_views", "def f():\n    from loaderpool.adapters import tensorflow", 0),
     (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.tools.cli import main", 1),
     (upward, "loaderpool.worker.loop", "import loaderpool.system.machine\nfrom . import rows\nimport numpy", 0),
     (outside, "loaderpool.worker.loop", "import tensorflow as tf", 1),

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
+from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.trainer.loader_core import LoaderCore
+
+_LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
+
 
 class Epochs:
     """The epochs of each iteration of one dataset.
@@ -24,3 +32,43 @@ class Epochs:
         if self.count is None or done + 1 < self.count:
             return True
         return None if self.count == 1 or self.was_ended else False
+
+
+def check_epochs(core: LoaderCore, epochs: Any) -> int | None:
+    """How many passes over a loader an iteration has; None: no end, as of every endless sequence.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: no such number, or one that the loader cannot have.
+    """
+    plan = core.tracker.plan
+    if epochs is None:
+        return None
+    epochs = read_whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)
+    if epochs * plan.batches_per_epoch > _LARGEST_INT64 and not plan.is_open:
+        raise ArgumentError(
+            f"epochs={epochs} with {plan.batches_per_epoch} batches each are more than 2**63 batches: epochs=None is a "
+            "stream without end"
+        )
+    if plan.is_endless and epochs > 1:
+        raise ArgumentError(
+            f"epochs={epochs} of an endless sequence: the first would never end. Leave epochs away, and say "
+            "steps_per_epoch to fit, which then goes on with the next index in each epoch"
+        )
+    return None if plan.is_endless else epochs
+
+
+def read_whole(name: str, value: Any, what: str, *, at_least: int) -> int:
+    """A whole number that TensorFlow can count to.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: it is none, by its name.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be {what}, got {value!r}")
+    if not at_least <= number <= _LARGEST_INT64:
+        raise ArgumentError(f"{name} must be {what}, got {number}")
+    return number

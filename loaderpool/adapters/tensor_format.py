@@ -15,8 +15,10 @@ import tensorflow as tf
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, widening_code
 from loaderpool.element.structure import Structure
-from loaderpool.errors import SpecMismatchError
+from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
 from loaderpool.memory.batch_form import BatchForm
+from loaderpool.trainer.engine.delivery import Delivery
+from loaderpool.trainer.epochs.batch_reader import Opened
 
 # No tf.data graph can have it (TensorFlow 2.21: "Converting f8E5M2 to DataType"). Its bits are the upper half of a
 # float16's, so it travels as bytes and arrives as tf.float16, which has the very same values.
@@ -66,6 +68,10 @@ class TensorFormat:
     def needs_restoring(self) -> bool:
         """Whether a component travels in another form than the user sees."""
         return any(component.ragged or _travels_as_bytes(component) for component in self.spec.components)
+
+    def open(self, delivery: Delivery) -> Opened:
+        """Batches as the generator yields them."""
+        return delivery.batches(), self.element
 
     def element(self, parts: Sequence[Any]) -> Any:
         """What the generator yields for a batch's (or chunk's) components.
@@ -139,10 +145,17 @@ def _travels_as_bytes(component: ArraySpec) -> bool:
 
 
 def _wire_dtype(component: ArraySpec) -> Any:
+    return tf.uint8 if _travels_as_bytes(component) else tensor_dtype(component)
+
+
+def tensor_dtype(component: ArraySpec) -> Any:
+    """The dtype of its tensors.
+
+    Raises:
+        SpecMismatchError: TensorFlow has none.
+    """
     if component.text is not None:
         return tf.string
-    if _travels_as_bytes(component):
-        return tf.uint8
     try:
         return tf.dtypes.as_dtype(component.dtype)
     except TypeError as error:
@@ -150,3 +163,18 @@ def _wire_dtype(component: ArraySpec) -> Any:
             f"TensorFlow {tf.__version__} has no dtype {component.dtype}; let the function return .astype('float16'), "
             "or give an element_spec with another dtype"
         ) from error
+
+
+def check_device(device: Any) -> None:
+    """TensorFlow would put a dataset for a device that is not there on one that is, in silence."""
+    if device is None:
+        return
+    if not isinstance(device, str):
+        raise ArgumentTypeError(f'device must be a name such as "/GPU:0", got {device!r}')
+    there = [f"/{each.device_type}:{each.name.rpartition(':')[2]}" for each in tf.config.list_logical_devices()]
+    try:
+        asked = tf.DeviceSpec.from_string(device)
+    except ValueError as error:
+        raise ArgumentError(f'device must be a name such as "/GPU:0", got {device!r}: {error}') from None
+    if f"/{asked.device_type}:{asked.device_index or 0}" not in there:
+        raise ArgumentError(f"device={device!r}: TensorFlow has no such device here, it has {', '.join(there)}")

@@ -12,7 +12,7 @@ between the worker and the tensor; `unbatch` copies, which for tiny batches is t
 
 from __future__ import annotations
 
-import operator
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,11 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-from loaderpool.adapters.epochs import Epochs
+from loaderpool.adapters.epochs import Epochs, check_epochs, read_whole
 from loaderpool.adapters.exit_gate import exit_gate
 from loaderpool.adapters.loader_state import LoaderState
-from loaderpool.adapters.tensor_format import TensorFormat
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClosedError, SpecMismatchError, StateError
+from loaderpool.adapters.tensor_format import TensorFormat, check_device
+from loaderpool.errors import ClosedError, SpecMismatchError, StateError
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.system import ctrl_c, malloc
 from loaderpool.trainer.epochs.batch_reader import BatchReader
@@ -39,29 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LoaderState", "as_dataset", "restore_malloc"]
 
-_LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
-
 
 def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None) -> Any:
     is_endless = core.tracker.plan.is_endless
-    if epochs is not None:
-        epochs = _whole("epochs", epochs, "a whole number from 1 on, or None for a stream without end", at_least=1)
-        per_epoch = core.tracker.plan.batches_per_epoch
-        if epochs * per_epoch > _LARGEST_INT64 and not core.tracker.plan.is_open:
-            raise ArgumentError(
-                f"epochs={epochs} with {per_epoch} batches each are more than 2**63 batches: epochs=None is a stream "
-                "without end"
-            )
-        if is_endless and epochs > 1:
-            raise ArgumentError(
-                f"epochs={epochs} of an endless sequence: the first would never end. Leave epochs away, and say "
-                "steps_per_epoch to fit, which then goes on with the next index in each epoch"
-            )
-        epochs = None if is_endless else epochs
-    prefetch = _whole(
+    epochs = check_epochs(core, epochs)
+    prefetch = read_whole(
         "prefetch", prefetch, "a number of batches from 0 on, or tf.data.AUTOTUNE", at_least=tf.data.AUTOTUNE
     )
-    _check_device(device)
+    check_device(device)
     ctrl_c.watch()
     form = core.running_engine().form()
     wire = TensorFormat.of(form, core.running_engine().spec(), form.max_chunk)
@@ -95,33 +80,6 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
         length = tf.constant(epochs * core.batches_per_epoch(), tf.int64)
         dataset.cardinality = lambda: length
     return dataset
-
-
-def _check_device(device: Any) -> None:
-    """TensorFlow would put a dataset for a device that is not there on one that is, in silence."""
-    if device is None:
-        return
-    if not isinstance(device, str):
-        raise ArgumentTypeError(f'device must be a name such as "/GPU:0", got {device!r}')
-    there = [f"/{each.device_type}:{each.name.rpartition(':')[2]}" for each in tf.config.list_logical_devices()]
-    try:
-        asked = tf.DeviceSpec.from_string(device)
-    except ValueError as error:
-        raise ArgumentError(f'device must be a name such as "/GPU:0", got {device!r}: {error}') from None
-    if f"/{asked.device_type}:{asked.device_index or 0}" not in there:
-        raise ArgumentError(f"device={device!r}: TensorFlow has no such device here, it has {', '.join(there)}")
-
-
-def _whole(name: str, value: Any, what: str, *, at_least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be {what}, got {value!r}")
-    if not at_least <= number <= _LARGEST_INT64:
-        raise ArgumentError(f"{name} must be {what}, got {number}")
-    return number
 
 
 _restores_malloc = False
@@ -206,8 +164,8 @@ def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[
     iteration = IterationLog()
     tracker.note_iteration(iteration, is_dataset=True)
     while done != epochs.count and not exit_gate.is_shut:
-        reader = BatchReader(tracker, iteration, wire.element, epochs.is_followed(done))
-        take = reader.take_joined if wire.in_chunks else reader.take
+        reader = BatchReader(tracker, iteration, wire.open, epochs.is_followed(done))
+        take = functools.partial(reader.take_joined, wire.element) if wire.in_chunks else reader.take
         done += 1
         try:
             while not exit_gate.is_shut:

@@ -20,23 +20,22 @@ from loaderpool.trainer.arguments import check_arguments, with_lengths
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
+from loaderpool.trainer.loader_views import LoaderViews
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from loaderpool.cache.setting import Cache
     from loaderpool.settings.groups import Buckets, Limits, Shard, WorkerOptions
     from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.lengths import Lengths
 
 
-class Loader:
+class Loader(LoaderViews):
     """Batches of a Python function's results, made in worker processes, in an order that no worker count changes.
 
     Construction checks the arguments, pickles function and source and starts the pool in the background; objects that
-    the function captures are seen as they are now. Iterating gives NumPy batches, one pass is one epoch;
-    `as_dataset()` gives a `tf.data.Dataset`.
+    the function captures are seen as they are now. Iterating gives NumPy batches, one pass is one epoch; `for_keras()`
+    is for `fit`, `tensors()`, `as_torch()` and `as_jax()` for loops, and `as_dataset()` is a `tf.data.Dataset`.
 
     Args:
         source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
@@ -182,31 +181,6 @@ class Loader:
     def __iter__(self) -> LoaderIterator:
         self._core.check_usable()
         return LoaderIterator(self._core)
-
-    def as_dataset(
-        self,
-        epochs: int | None = 1,
-        prefetch: int = 2,
-        device: str | None = None,
-        **_unknown: NoReturn,
-    ) -> tf.data.Dataset:
-        """A `tf.data.Dataset` of the batches; tensors look at the workers' memory without a copy.
-
-        Args:
-            epochs: how many epochs one pass over the dataset has; None: it never ends (for `fit(steps_per_epoch=...)`).
-            prefetch: batches (or chunks of tiny ones) that tf.data keeps ready: from 0 on, or `tf.data.AUTOTUNE`.
-            device: such as "/GPU:0": prefetch to that device.
-
-        Raises:
-            ImportError: TensorFlow is not installed.
-        """
-        if _unknown:
-            from loaderpool.settings.foreign_names import unknown_arguments
-
-            raise unknown_arguments("as_dataset", _unknown, ("epochs", "prefetch", "device"))
-        from loaderpool.adapters.tensorflow import as_dataset
-
-        return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device)
 
     @classmethod
     def from_sequence(

@@ -9,7 +9,7 @@ from typing import Any
 
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
-from loaderpool.trainer.epochs.batch_reader import BatchReader
+from loaderpool.trainer.epochs.batch_reader import BatchReader, Conversion, as_arrays
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog, Position
@@ -21,13 +21,20 @@ class LoaderIterator(Iterator[Any]):
 
     Threads may share it: each batch comes once. It may be asked again after a KeyboardInterrupt, and goes on with the
     batch that was awaited; under `workers=0` that ends the pass, for it came in the middle of your function.
+
+    Args:
+        core: of the loader.
+        convert: opens a delivery: what the consumer gets.
+        iteration: of one pass after another that count as one iteration of a dataset; None: this pass alone.
     """
 
-    def __init__(self, core: LoaderCore) -> None:
+    def __init__(
+        self, core: LoaderCore, convert: Conversion = as_arrays, iteration: IterationLog | None = None
+    ) -> None:
         self._core = core  # keeps the pool alive
         self._turn = threading.RLock()
-        self._iteration = IterationLog()
-        self._reader = BatchReader(core.tracker, self._iteration)
+        self._iteration = IterationLog() if iteration is None else iteration
+        self._reader = BatchReader(core.tracker, self._iteration, convert)
         self._undoing: Undoing | None = None  # of the pass, once it has begun
 
     def __iter__(self) -> LoaderIterator:
@@ -53,7 +60,8 @@ class LoaderIterator(Iterator[Any]):
     def _begin(self) -> None:
         """Note the pass, and what ends it. Runs in: a block of `InterruptsHeld`."""
         tracker, one_pass = self._core.tracker, self._reader.one_pass
-        tracker.note_iteration(self._iteration, is_dataset=False)
+        if tracker.latest is not self._iteration:
+            tracker.note_iteration(self._iteration, is_dataset=False)
         self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
 
     def _is_over(self) -> bool:
@@ -76,8 +84,10 @@ class LoaderIterator(Iterator[Any]):
     @property
     def position(self) -> Position:
         """Where this pass stands."""
-        reader = self._reader
-        return (reader.one_pass.log or self._core.tracker.next_log()).position(reader.consumed)
+        return self._position(self._reader.consumed)
+
+    def _position(self, consumed: int) -> Position:
+        return (self._reader.one_pass.log or self._core.tracker.next_log()).position(consumed)
 
     @property
     def epoch(self) -> int:

@@ -139,6 +139,10 @@ class Subscription(Protocol):
     limit: int  # batches before this one are wanted, or may be made ahead
 
     @property
+    def is_ready(self) -> bool:
+        """Whether `take` has a delivery, without waiting; batches that are only made when they are taken never are."""
+
+    @property
     def is_at_end(self) -> bool:
         """Whether it is of a stream, all of which was taken."""
 

@@ -55,6 +55,10 @@ class LocalSubscription(ABC):
         """The next batch."""
 
     @property
+    def is_ready(self) -> bool:
+        return False
+
+    @property
     def is_at_end(self) -> bool:
         return False
 

@@ -109,6 +109,13 @@ class PoolSubscription:
             # What was ready was given back by `restart`, on another thread, before we had the lock: wait again.
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the next batches are there."""
+        if not self._run.buffer.is_ready():
+            self._session.catch_up()
+        return self._run.buffer.is_ready()
+
+    @property
     def is_at_end(self) -> bool:
         """Whether all batches were taken that the stream has, or the generators have."""
         feed, buffer = self.feed, self._run.buffer

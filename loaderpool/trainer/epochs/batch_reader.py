@@ -12,7 +12,17 @@ from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog
 
+# Rows and components of each batch of a delivery, and what makes of a batch's components what the consumer gets. It is
+# asked again for the same delivery where a Ctrl-C broke off a step of the first answer.
+Opened = tuple[Iterator[tuple[int, Sequence[Any]]], Callable[[Sequence[Any]], Any]]
+Conversion = Callable[[Delivery], Opened]
+
 _NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
+
+
+def as_arrays(delivery: Delivery) -> Opened:
+    """Batches as nested structures of NumPy arrays."""
+    return delivery.batches(), delivery.form.spec.structure.unflatten
 
 
 class BatchReader:
@@ -32,7 +42,7 @@ class BatchReader:
     Args:
         tracker: of the loader.
         iteration: the passes of one iterator; this one will be among them.
-        assemble: makes of a batch's components what is handed over; None: arrays, nested as the function's results.
+        convert: opens a delivery: what the consumer gets.
         is_followed: whether another pass will come after it; None: unknown.
     """
 
@@ -40,14 +50,15 @@ class BatchReader:
         self,
         tracker: EpochTracker,
         iteration: IterationLog,
-        assemble: Callable[[Sequence[Any]], Any] | None = None,
+        convert: Conversion = as_arrays,
         is_followed: bool | None = None,
     ) -> None:
         self.one_pass = Pass(tracker, iteration, is_followed=is_followed)
         self.consumed = 0
         self._told = 0  # of these, to the pass, where it must be told
         self._counters = tracker.counters
-        self._assemble = assemble
+        self._convert = convert
+        self._assemble: Callable[[Sequence[Any]], Any] | None = None  # as the delivery was opened
         self._delivery: Delivery | None = None
         self._batches = _NONE  # of the delivery
         self.left = 0
@@ -92,11 +103,11 @@ class BatchReader:
                     return batch
             except BaseException:
                 if self._delivery is not None:
-                    taken = self._delivery.count - self.left
-                    self._batches = itertools.islice(self._delivery.batches(), taken, None)
+                    batches, self._assemble = self._convert(self._delivery)
+                    self._batches = itertools.islice(batches, self._delivery.count - self.left, None)
                 raise
 
-    def take_joined(self) -> Any:
+    def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> Any:
         """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`; for fixed forms only.
 
         Blocks and raises as `take`; it is not called beside that.
@@ -113,8 +124,7 @@ class BatchReader:
             counters.samples += count * delivery.rows
             counters.nbytes += count * (delivery.batch_bytes or 0)
             self.consumed += count
-            assert self._assemble is not None
-            return self._assemble(delivery.joined())
+            return assemble(delivery.joined())
 
     def fetch(self) -> None:
         """Ask for the next delivery, whose batches `take` hands over next; it does so itself when there are none left.
@@ -122,12 +132,11 @@ class BatchReader:
         Blocks and raises as `take`. Runs in: a block of `InterruptsHeld`.
         """
         delivery = self.one_pass.next_delivery()
-        self._delivery, self._batches, self.left = delivery, delivery.batches(), delivery.count
+        self._batches, self._assemble = self._convert(delivery)
+        self._delivery, self.left = delivery, delivery.count
         self._batch_bytes = delivery.batch_bytes
         self._must_tell = self._has_hooks or bool(delivery.row_failures)
         self._told = self.consumed
-        if self._assemble is None:
-            self._assemble = delivery.form.spec.structure.unflatten
 
     def _tell(self) -> None:
         """Tell the pass of the batch in front, once."""
@@ -145,6 +154,11 @@ class BatchReader:
             self.left -= 1
             if not self.left:
                 self._delivery, self._batches = None, _NONE
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` would return a batch without waiting for it."""
+        return self.left > 0 or self.one_pass.is_ready
 
     def close(self) -> None:
         """End the pass. Never blocks; may run in a finalizer, and twice."""

@@ -41,6 +41,12 @@ class Pass:
         """The epoch, or -1 before the first delivery was asked for."""
         return -1 if self.log is None else self.log.epoch
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `next_delivery` has one, without waiting."""
+        subscription = self._subscription
+        return not self.is_over and subscription is not None and subscription.is_ready
+
     def next_delivery(self) -> Delivery:
         """Return the next batches of the epoch. Blocks until they are there.
 

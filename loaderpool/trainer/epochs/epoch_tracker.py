@@ -75,6 +75,7 @@ class EpochTracker:
         self.latest = IterationLog()  # of the latest iterator that has begun
         self.latest_is_dataset = False
         self.iterations = 0  # that have begun
+        self.times_placed = 0  # by `resume_at`, so that what was begun before can tell
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
         self.looks_ahead = True  # over an epoch's edge; False: no other epoch will be wanted
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
@@ -103,6 +104,7 @@ class EpochTracker:
         with self._lock:
             self.epoch = position.epoch
             self._resume = position if position.is_rest else None
+            self.times_placed += 1
 
     def next_log(self) -> PassLog:
         """Return what the next pass will be, nothing delivered yet."""

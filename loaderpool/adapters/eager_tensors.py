@@ -1,0 +1,86 @@
+"""`Loader.tensors`: eager TensorFlow tensors that look at the workers' memory, without `tf.data`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    import tensorflow as tf
+except ImportError as missing:
+    raise ImportError(
+        "tensors needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
+    ) from missing
+
+from loaderpool.adapters.batch_view import BatchView, check_ahead
+from loaderpool.adapters.conversion import Convert, TensorConversion, aligned_array, is_ml_dtype, ragged
+from loaderpool.adapters.tensor_format import check_device, tensor_dtype
+from loaderpool.element.spec import ArraySpec
+from loaderpool.trainer.loader_core import LoaderCore
+
+# A batch of a chunk that takes more is looked at instead of copied: a copy of so much takes as long as a call.
+_LARGE_BYTES = 1 << 14
+
+_from_dlpack = tf.experimental.dlpack.from_dlpack
+_unpack = tf.raw_ops.Unpack
+
+
+def tensors(core: LoaderCore, device: Any, ahead: Any) -> BatchView:
+    ahead = check_ahead(ahead)
+    check_device(device)
+    return BatchView(core, lambda: EagerConversion(device=device), ahead if device is not None else 0)
+
+
+class EagerConversion(TensorConversion):
+    """Makes eager tensors, through DLPack: 1 us each, whatever their size (`tf.constant` copies).
+
+    Of what DLPack does not know text and the smaller floats of `ml_dtypes` are copied, and bfloat16 is not.
+    """
+
+    def __init__(self, view: str = "tensors", device: str | None = None) -> None:
+        super().__init__(view)
+        self._device = device
+
+    def nest(self, tensors: Sequence[Any]) -> Any:
+        if self._device is not None:
+            with tf.device(self._device):
+                tensors = [tf.identity(tensor) for tensor in tensors]
+        return super().nest(tensors)
+
+    def tensor(self, array: npt.NDArray[Any]) -> Any:
+        return _look(array)
+
+    def convert_of(self, component: ArraySpec) -> Convert:
+        dtype = tensor_dtype(component)
+        if component.text is not None:
+            convert: Convert = lambda part: tf.constant(part, tf.string)  # noqa: E731
+        elif component.dtype.name == "bfloat16":
+            convert = _bfloat16
+        elif is_ml_dtype(component.dtype):
+            convert = lambda part: tf.constant(part, dtype)  # noqa: E731
+        else:
+            convert = _look
+        if component.ragged:
+            return ragged(convert, lambda values, splits: tf.RaggedTensor.from_row_splits(values, splits, False), _look)
+        return convert
+
+    def can_take_apart(self, component: ArraySpec) -> bool:
+        return component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
+
+    def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
+        if array[0].nbytes >= _LARGE_BYTES:
+            return [convert(part) for part in array]
+        return _unpack(value=convert(array), num=len(array), axis=0)  # type: ignore[no-any-return]
+
+
+def _look(part: npt.NDArray[Any]) -> Any:
+    if not part.size:
+        return tf.zeros(part.shape, part.dtype)
+    return _from_dlpack(aligned_array(part).__dlpack__())
+
+
+def _bfloat16(part: npt.NDArray[Any]) -> Any:
+    return tf.bitcast(_look(part.view(np.uint16)), tf.bfloat16)

@@ -1,0 +1,59 @@
+"""`Loader.as_jax`: `jax.Array`s, which on the CPU look at the workers' memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+try:
+    import jax
+except ImportError as missing:
+    raise ImportError("as_jax needs JAX, which is not installed: pip install jax") from missing
+
+import numpy.typing as npt
+
+from loaderpool.adapters.batch_view import BatchView, check_ahead
+from loaderpool.adapters.conversion import HostConversion
+from loaderpool.errors import ArgumentTypeError
+from loaderpool.trainer.loader_core import LoaderCore
+
+
+def as_jax(core: LoaderCore, sharding: Any, ahead: Any) -> BatchView:
+    ahead = check_ahead(ahead)
+    return BatchView(core, lambda: JaxConversion(sharding), 0 if _is_host(sharding) else ahead)
+
+
+class JaxConversion(HostConversion):
+    """Makes arrays by `jax.device_put`, all components of a batch in one call.
+
+    On the CPU JAX looks at aligned memory instead of copying it, and holds it until the array dies.
+    """
+
+    def __init__(self, sharding: Any = None) -> None:
+        super().__init__("as_jax", "JAX")
+        self._sharding = sharding
+        self._is_global = sharding is not None and not getattr(sharding, "is_fully_addressable", True)
+
+    def tensor(self, array: npt.NDArray[Any]) -> Any:
+        return jax.device_put(array)
+
+    def nest(self, tensors: Sequence[Any]) -> Any:
+        if self._is_global:  # each process has its own rows of the batch
+            tensors = [jax.make_array_from_process_local_data(self._sharding, each) for each in tensors]
+        else:
+            tensors = jax.device_put(list(tensors), self._sharding)
+        return super().nest(tensors)
+
+
+def _is_host(sharding: Any) -> bool:
+    """Whether arrays stay in this machine's memory, so that there is nothing to copy ahead."""
+    if sharding is None:
+        return bool(jax.default_backend() == "cpu")
+    if isinstance(sharding, jax.Device):
+        return bool(sharding.platform == "cpu")
+    if not isinstance(sharding, jax.sharding.Sharding):
+        raise ArgumentTypeError(
+            f"sharding must be a jax.sharding.Sharding or a jax.Device, got {sharding!r:.100} of type "
+            f"{type(sharding).__name__}"
+        )
+    return all(device.platform == "cpu" for device in sharding.device_set)
