@@ -16,13 +16,22 @@ except ImportError as missing:
     ) from missing
 
 from loaderpool.adapters.batch_view import BatchView, check_ahead
-from loaderpool.adapters.conversion import Convert, TensorConversion, aligned_array, is_ml_dtype, ragged
+from loaderpool.adapters.conversion import (
+    TENSOR_ALIGNMENT_BYTES,
+    Convert,
+    TensorConversion,
+    aligned_array,
+    is_ml_dtype,
+    ragged,
+)
 from loaderpool.adapters.tensor_format import check_device, tensor_dtype
 from loaderpool.element.spec import ArraySpec
+from loaderpool.trainer.engine.delivery import aligned_empty
 from loaderpool.trainer.loader_core import LoaderCore
 
-# A batch of a chunk that takes more is looked at instead of copied: a copy of so much takes as long as a call.
-_LARGE_BYTES = 1 << 14
+# So many batches are one call's, always: TensorFlow makes a kernel for each other number, in 100 us. They begin
+# at an aligned address, whatever the size of each.
+_AT_ONCE = TENSOR_ALIGNMENT_BYTES
 
 _from_dlpack = tf.experimental.dlpack.from_dlpack
 _unpack = tf.raw_ops.Unpack
@@ -71,9 +80,21 @@ class EagerConversion(TensorConversion):
         return component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
 
     def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
-        if array[0].nbytes >= _LARGE_BYTES:
+        if not array[0].nbytes % TENSOR_ALIGNMENT_BYTES:  # all are at an address that can be looked at
+            array = aligned_array(array)
+            if convert is _look:
+                return [_from_dlpack(part.__dlpack__()) for part in array]
             return [convert(part) for part in array]
-        return _unpack(value=convert(array), num=len(array), axis=0)  # type: ignore[no-any-return]
+        count = len(array)
+        if count % _AT_ONCE:
+            whole = aligned_empty(-(-count // _AT_ONCE) * _AT_ONCE * array[0].nbytes).view(array.dtype)
+            whole = whole.reshape(-1, *array.shape[1:])
+            whole[:count] = array
+            array = whole
+        tensors: list[Any] = []
+        for first in range(0, count, _AT_ONCE):
+            tensors += _unpack(value=convert(array[first : first + _AT_ONCE]), num=_AT_ONCE, axis=0)
+        return tensors[:count]
 
 
 def _look(part: npt.NDArray[Any]) -> Any:
