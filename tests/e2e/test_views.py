@@ -1,0 +1,306 @@
+"""A loader's batches as tensors of TensorFlow, PyTorch and JAX: the loader's own bits, in the workers' memory."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support import tensorflow_runtime
+from tests.support.batches import Place, assert_same, copied, read
+from tests.support.child import run_child
+from tests.support.frameworks import FRAMEWORKS, Framework
+
+pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
+
+WIDE = (64, 65, 3)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """What frameworks leave in the process is there before any test's pool."""
+    for each in FRAMEWORKS.values():
+        pytest.importorskip(each.name)
+        each.load()
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS])
+def framework(request: pytest.FixtureRequest) -> Framework:
+    return FRAMEWORKS[request.param]
+
+
+def in_32_bits(batch: Any, framework: Framework) -> Any:
+    """As JAX has it, which makes 32 bits of 64."""
+    if framework.name != "jax":
+        return batch
+    if isinstance(batch, dict):
+        return {key: in_32_bits(part, framework) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        parts = [in_32_bits(part, framework) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    narrow = {"int64": "i4", "uint64": "u4", "float64": "f4"}
+    return batch.astype(narrow.get(batch.dtype.name, batch.dtype))
+
+
+def tiny(index: int, rng: np.random.Generator) -> Any:
+    return rng.random(16).astype(np.float32)
+
+
+def odd(index: int, rng: np.random.Generator) -> Any:
+    return {"a": rng.integers(0, 255, 3).astype(np.uint8), "b": np.float32(index), "c": np.bool_(index % 3 == 0)}
+
+
+def nested(index: int, rng: np.random.Generator) -> Any:
+    return Pair({"x": rng.random((5, 7)), "i": index}, (np.int8(index % 100), np.float16(0.5 * index)))
+
+
+def wide(index: int, rng: np.random.Generator) -> Any:
+    return np.full(WIDE, index, np.float32), np.int64(index)
+
+
+def empty(index: int) -> Any:
+    return np.zeros((0, 3), np.float32), np.float32(index)
+
+
+def varied(index: int, rng: np.random.Generator) -> Any:
+    return rng.random((1 + index % 5, 3)).astype(np.float32), np.int32(index)
+
+
+def bfloat(index: int) -> Any:
+    return np.full(3, index, ml_dtypes.bfloat16)
+
+
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "tiny": (tiny, {"batch_size": 32}),
+    "one row": (tiny, {"batch_size": 1}),
+    "odd sizes": (odd, {"batch_size": 3}),
+    "nested": (nested, {"batch_size": 7}),
+    "wide": (wide, {"batch_size": 4}),
+    "empty": (empty, {"batch_size": 4}),
+    "padded": (varied, {"batch_size": 4, "pad": True}),
+    "whole": (varied, {"batch_size": None}),
+    "bfloat16": (bfloat, {"batch_size": 5}),
+    "one bfloat16": (bfloat, {"batch_size": 1}),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_are_the_loaders_own_bits(framework: Framework, on: Place, kind: str, workers: int) -> None:
+    fn, settings = KINDS[kind]
+    with lp.Loader(range(701), fn, shuffle=True, seed=5, **settings, **on(workers)) as loader:
+        expected = [in_32_bits(batch, framework) for batch in read(loader, passes=2)]
+        loader.epoch = 0
+        view = framework.view(loader)
+        found = [copied(framework.arrays(batch)) for _ in range(2) for batch in view]
+        assert len(view) == len(loader)
+    assert len(found) == len(expected)
+    for batch, other in zip(found, expected, strict=True):
+        assert_same(batch, other)
+
+
+def arena_of(loader: lp.Loader) -> tuple[int, int]:
+    memory = np.frombuffer(loader._core.engine.session.arena.map, np.uint8)  # type: ignore[union-attr]
+    return memory.ctypes.data, memory.nbytes
+
+
+def test_tensors_lie_in_the_arena(framework: Framework, on: Place) -> None:
+    with lp.Loader(range(80), wide, batch_size=4, **on(2)) as loader:
+        next(iter(loader))
+        start, size = arena_of(loader)
+        for batches, batch in enumerate(framework.view(loader)):
+            assert start <= framework.address(batch[0]) < start + size, batches
+        assert loader.statistics().batches_copied == 0
+
+
+@pytest.mark.parametrize(("fn", "batch_size"), [(odd, 1), (odd, 3), (wide, 4), (tiny, 1)])
+def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
+    framework: Framework, on: Place, fn: Any, batch_size: int
+) -> None:
+    with lp.Loader(range(400), fn, batch_size=batch_size, **on(2)) as loader:
+        expected = [in_32_bits(batch, framework) for batch in read(loader)]
+        loader.epoch = 0
+        kept = list(framework.view(loader))
+        for _ in loader:  # once round all slots and more, while everything is still held
+            pass
+        for batch, other in zip(kept, expected, strict=True):
+            assert_same(framework.arrays(batch), other)
+        del kept, batch
+        gc.collect()
+        tensorflow_runtime.let_go_of_arrays()
+        for _ in loader:
+            pass
+        assert loader.statistics().slots_lent <= 1
+
+
+def test_a_slot_comes_back_when_its_tensor_dies(framework: Framework, on: Place) -> None:
+    with lp.Loader(range(80), wide, batch_size=4, **on(2)) as loader:
+        batches = iter(framework.view(loader))
+        x, y = next(batches)
+        del y
+        for _ in range(3):
+            next(batches)
+        assert loader.statistics().slots_lent >= 1
+        assert (framework.arrays((x,))[0][:, 0, 0, 0] == [0, 1, 2, 3]).all()
+        del x, batches
+        gc.collect()
+        tensorflow_runtime.let_go_of_arrays()
+        assert loader.statistics().slots_lent == 0
+
+
+def test_tensors_outlive_the_loader(framework: Framework) -> None:
+    with lp.Loader(range(8), wide, batch_size=4, workers=1) as loader:
+        kept = list(framework.view(loader))
+    gc.collect()
+    assert [framework.arrays(y).tolist() for _, y in kept] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [float(framework.arrays(x)[3, 1, 1, 1]) for x, _ in kept] == [3, 7]
+
+
+def test_the_place_is_the_iterators_own(framework: Framework, on: Place) -> None:
+    with lp.Loader(range(50), tiny, batch_size=4, shuffle=True, **on(2)) as loader:
+        expected = read(loader, passes=2)
+        loader.epoch = 0
+        batches = iter(framework.view(loader))
+        for _ in range(5):
+            next(batches)
+        state = batches.state_dict()
+        batches.close()
+        loader.load_state_dict(state)
+        rest = [framework.arrays(batch) for batch in framework.view(loader)]
+        assert_same([copied(batch) for batch in rest], expected[5:13])
+        assert_same([copied(framework.arrays(batch)) for batch in framework.view(loader)], expected[13:])
+
+
+def test_errors_come_as_they_are_behind_the_batches_before_them(framework: Framework, on: Place) -> None:
+    def bad(index: int) -> Any:
+        if index == 11:
+            raise KeyError("eleven")
+        return np.float32(index)
+
+    with lp.Loader(range(20), bad, batch_size=4, **on(2)) as loader:
+        batches: Iterator[Any] = iter(framework.view(loader))
+        assert [framework.arrays(next(batches)).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(lp.SampleError, match="eleven"):
+            next(batches)
+        view = framework.view(loader)
+    with pytest.raises(lp.ClosedError):
+        next(iter(view))
+    with pytest.raises(lp.ClosedError):
+        framework.view(loader)
+
+
+def words(index: int) -> Any:
+    return np.array([f"w{index}", "ü"]), np.int32(index)
+
+
+def test_text_is_given_or_refused_by_name(framework: Framework, on: Place) -> None:
+    with lp.Loader(range(6), words, batch_size=3, **on(1)) as loader:
+        view = framework.view(loader)
+        if framework.name == "tensorflow":
+            found = [(x.numpy().tolist(), y.numpy().tolist()) for x, y in view]
+            assert found[1] == ([[f"w{i}".encode(), "ü".encode()] for i in (3, 4, 5)], [3, 4, 5])
+            return
+        with pytest.raises(lp.SpecMismatchError, match=rf"{framework.method}: component \[0\] is text \(str\)"):
+            next(iter(view))
+
+
+def test_ragged_components_are_given_or_refused_by_name(framework: Framework, on: Place) -> None:
+    with lp.Loader(range(20), varied, batch_size=4, ragged=True, **on(2)) as loader:
+        expected = read(loader)
+        loader.epoch = 0
+        if framework.name == "jax":
+            with pytest.raises(lp.SpecMismatchError, match=r"as_jax: component \[0\] is ragged.*pad=True"):
+                next(iter(framework.view(loader)))
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+            found = [framework.arrays(batch) for batch in framework.view(loader)]
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "int4"])
+def test_small_dtypes_are_given_or_refused_by_name(framework: Framework, on: Place, dtype: str) -> None:
+    with lp.Loader(range(20), lambda i: np.full(2, i % 8, getattr(ml_dtypes, dtype)), batch_size=4, **on(1)) as loader:
+        batches = iter(framework.view(loader))
+        if framework.name == "torch" and dtype in ("float8_e4m3b11fnuz", "int4"):
+            with pytest.raises(lp.SpecMismatchError, match=f"as_torch: the batch is {dtype}, which PyTorch"):
+                next(batches)
+            return
+        found = next(batches)
+        assert str(found.dtype).endswith(dtype) or dtype in str(found.dtype)
+        values = found.float().numpy() if framework.name == "torch" else framework.arrays(found).astype("f4")
+        assert values.tolist() == [[i, i] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"prefetch": 2}, TypeError, r"prefetch"),
+        ({"ahead": -1}, lp.ArgumentError, r"ahead must be at least 0"),
+        ({"ahead": 1.5}, lp.ArgumentTypeError, r"ahead must be a whole number"),
+        ({"device": "/GPU:7"}, (lp.ArgumentError, TypeError), r"device"),
+        ({"sharding": "rows"}, (lp.ArgumentTypeError, TypeError), r"sharding"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    framework: Framework, on: Place, arguments: dict[str, Any], error: Any, told: str
+) -> None:
+    with lp.Loader(range(6), tiny, **on(0)) as loader, pytest.raises(error, match=told):
+        framework.view(loader, **arguments)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_tensors_are_copied_to_a_device_ahead_of_the_step(tf: Any, on: Place, ahead: int) -> None:
+    with lp.Loader(range(60), wide, batch_size=4, **on(2)) as loader:
+        expected = read(loader, passes=2)
+        loader.epoch = 0
+        batches = iter(loader.tensors(device="/CPU:1", ahead=ahead))
+        for number, (x, y) in enumerate(batches):
+            assert x.device.endswith("CPU:1") and y.device.endswith("CPU:1")
+            assert_same((x.numpy(), y.numpy()), expected[number])
+            assert batches.state_dict()["batches"] == (number + 1) % 15 if "batches" in batches.state_dict() else True
+            if number == 7:
+                state = batches.state_dict()
+        loader.load_state_dict(state)
+        rest = [copied((x.numpy(), y.numpy())) for x, y in loader.tensors(device="/CPU:1", ahead=ahead)]
+        assert_same(rest, expected[8:15])
+
+
+def test_a_data_loader_takes_the_torch_view_as_it_is(on: Place) -> None:
+    torch = pytest.importorskip("torch")
+    with lp.Loader(range(60), wide, batch_size=4, **on(2)) as loader:
+        expected = read(loader)
+        loader.epoch = 0
+        view = loader.as_torch()
+        assert isinstance(view, torch.utils.data.IterableDataset)
+        found = [(x.numpy(), y.numpy()) for x, y in torch.utils.data.DataLoader(view, batch_size=None)]
+        assert_same([copied(batch) for batch in found], expected)
+
+
+@pytest.mark.parametrize(("missing", "call"), [("torch", "as_torch"), ("jax", "as_jax"), ("tensorflow", "tensors")])
+def test_a_missing_framework_is_told_with_what_to_install(missing: str, call: str) -> None:
+    run_child(
+        f"""
+        import sys
+        sys.modules[{missing!r}] = None
+        import loaderpool as lp
+        with lp.Loader(range(4), workers=0) as loader:
+            try:
+                loader.{call}()
+            except ImportError as error:
+                assert "{call} needs" in str(error) and "pip install" in str(error), error
+            else:
+                raise SystemExit("no error")
+        """
+    ).check()
