@@ -5,6 +5,11 @@ their own are found too. On the deadline each of them is made to print the Pytho
 under PYTHONFAULTHANDLER, which works in C code and with the GIL held elsewhere), then all are ended, and the failure
 shows what they printed. Output goes to files, not pipes: a process left behind that holds a pipe's end would make the
 wait for end of file hang.
+
+Where a script imports TensorFlow, the import costs more than all the rest. `imported="tensorflow"` runs it in a fork of
+a process that has imported it and has done nothing else (tests/support/fork_server.py says what differs then). Not
+for a script that is about the import or what comes before it, the start or the end of the interpreter, the signals that
+it inherits, or code without a file.
 """
 
 from __future__ import annotations
@@ -22,12 +27,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from tests.support import forks
 from tests.support.processes import POLL_S, describe, end_all, is_alive, marked, wait_gone
 
 __all__ = ["ChildHungError", "ChildLeftProcessesError", "ChildResult", "run_child"]
 
-_MARK = "LOADERPOOL_TEST_CHILD"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 # A supervisor ends its workers within a second of the trainer's death; larger, because the machine may be busy.
 GRACE_S = 5.0
@@ -72,6 +78,7 @@ def run_child(
     env: Mapping[str, str | None] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     python: str = sys.executable,
+    imported: str | None = None,
 ) -> ChildResult:
     """The code has run to its end in an interpreter of its own, and every process that it started is gone.
 
@@ -85,6 +92,8 @@ def run_child(
         env: changes to this process's environment; None takes a variable away.
         cwd: working directory; an empty one of its own by default.
         python: the interpreter.
+        imported: a module that is slow to import; the script runs in a fork of a process that has imported it, with
+            whatever `env` changes but what is read before.
 
     Raises:
         ChildHungError: it ran past `timeout_s`.
@@ -102,15 +111,22 @@ def run_child(
             open(scratch / "stderr", "wb") as stderr,
             open(path if stdin_code else os.devnull, "rb") as stdin,
         ):
-            process = subprocess.Popen(
-                [python, "-"] if stdin_code else [python, str(path)],
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env=_environment(env, mark),
-                cwd=scratch / "empty" if cwd is None else cwd,
-                start_new_session=True,  # so that no signal meant for it reaches the tests
-            )
+            environment = _environment(env, mark)
+            folder = scratch / "empty" if cwd is None else Path(cwd)
+            process: Any
+            if imported is not None:
+                assert not stdin_code and python == sys.executable, "such a script needs an interpreter of its own"
+                process = forks.start(imported, path, [stdin, stdout, stderr], environment, folder, mark)
+            else:
+                process = subprocess.Popen(
+                    [python, "-"] if stdin_code else [python, str(path)],
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=environment,
+                    cwd=folder,
+                    start_new_session=True,  # so that no signal meant for it reaches the tests
+                )
         started_s = time.monotonic()
         try:
             _forbid_core_files(process.pid)
@@ -160,7 +176,7 @@ def _environment(changes: Mapping[str, str | None] | None, mark: str) -> dict[st
             environment.pop(name, None)
         else:
             environment[name] = value
-    environment[_MARK] = mark
+    environment[forks.MARK] = mark
     return environment
 
 
@@ -172,7 +188,7 @@ def _forbid_core_files(pid: int) -> None:
         pass
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+def _wait(process: Any, timeout_s: float) -> bool:
     """Whether it still runs after `timeout_s`."""
     try:
         process.wait(timeout_s)
@@ -183,7 +199,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 def _tree(pid: int, mark: str) -> list[int]:
     """The child and all it started, those first that started first."""
-    return sorted({*marked(_MARK, mark), *([pid] if is_alive(pid) else [])})
+    return sorted({*marked(forks.MARK, mark), *([pid] if is_alive(pid) else [])})
 
 
 def _dump_stacks(pid: int, mark: str) -> None:
@@ -201,12 +217,12 @@ def _dump_stacks(pid: int, mark: str) -> None:
 
 def _wait_tree_gone(mark: str) -> list[int]:
     deadline_s = time.monotonic() + GRACE_S
-    while (left := marked(_MARK, mark)) and time.monotonic() < deadline_s:
+    while (left := marked(forks.MARK, mark)) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     return left
 
 
-def _end_tree(process: subprocess.Popen[bytes], mark: str) -> None:
+def _end_tree(process: Any, mark: str) -> None:
     """Kill until there is nothing left to kill: a supervisor may have replaced a worker meanwhile."""
     while pids := _tree(process.pid, mark):
         end_all(pids)

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -167,6 +168,90 @@ def test_the_wait_for_what_a_child_leaves_is_measured() -> None:
     code = "import time; time.sleep(0.5)"
     result = run_child(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}])")
     assert result.check().tree_gone_s > 0.2
+
+
+# -- children that are forks of a process which has imported a module
+
+SLOW = "xml.dom.minidom"  # stands for one that is slow to import
+
+
+def test_a_fork_finds_the_module_imported_and_all_else_as_a_script_does(tmp_path: Path) -> None:
+    code = f"""
+        import atexit, os, sys, threading
+        print({SLOW!r} in sys.modules, "loaderpool" in sys.modules, [name for name in globals() if name[:2] != "__"])
+        print(__name__, sys.modules["__main__"].__dict__ is globals(), sys.argv == [__file__] == sys.orig_argv[1:])
+        print(sys.path[0] == os.path.dirname(__file__), os.environ["SEEN"], os.getcwd(), os.getsid(0) == os.getpid())
+        print("err", file=sys.stderr)
+        print(sorted(map(int, os.listdir("/proc/self/fd")))[:4], os.read(0, 1))
+        atexit.register(print, "the end")
+        threading.Timer(0.1, print, ["a thread"]).start()
+        sys.exit(3)
+        """
+    how: dict[str, Any] = {"env": {"SEEN": "yes"}, "cwd": tmp_path}
+    shown = "{} False ['atexit', 'os', 'sys', 'threading']\n__main__ True True\nTrue yes {} True\n"
+    shown += "[0, 1, 2, 3] b''\na thread\nthe end\n"  # 3 lists the directory
+    for result, is_imported in ((run_child(code, imported=SLOW, **how), True), (run_child(code, **how), False)):
+        assert (result.returncode, result.stderr) == (3, "err\n")
+        assert result.stdout == shown.format(is_imported, tmp_path)
+
+
+def test_a_fork_that_raises_or_dies_says_so() -> None:
+    raised = run_child("1 / 0", imported=SLOW)
+    assert raised.returncode == 1 and "ZeroDivisionError" in raised.stderr and 'script.py", line 1' in raised.stderr
+    for name in ("SIGKILL", "SIGINT"):
+        code = f"import signal; signal.raise_signal(signal.{name})"
+        assert run_child(code, imported=SLOW).returncode == -getattr(signal, name)
+
+
+def test_forks_draw_numbers_of_their_own() -> None:
+    code = "import random, numpy; print(random.random(), numpy.random.random())"
+    shown = [run_child(code, imported="numpy").check().stdout.split() for _ in range(2)]
+    assert shown[0][0] != shown[1][0] and shown[0][1] != shown[1][1]
+
+
+def test_a_hanging_fork_is_dumped_and_ended_with_all_it_started() -> None:
+    with pytest.raises(ChildHungError, match=r"time\.sleep\(60\)") as caught:
+        run_child(
+            f"""
+            import subprocess, time
+            p = subprocess.Popen({SLEEPER!r}, start_new_session=True)
+            print("pid", p.pid)
+            def hangs_here():
+                time.sleep(60)
+            hangs_here()
+            """,
+            timeout_s=1.0,
+            imported=SLOW,
+        )
+    assert "hangs_here" in str(caught.value)
+    assert processes.wait_gone([int(str(caught.value).split("pid ")[-1].split()[0])], 5.0) == []
+
+
+def test_a_fork_that_leaves_a_fork_of_its_own_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "GRACE_S", 0.2)
+    with pytest.raises(ChildLeftProcessesError) as caught:
+        run_child("import os, time; print('pid', os.getpid()) if os.fork() else time.sleep(60)", imported=SLOW)
+    orphan = re.search(r"process (\d+),", str(caught.value))
+    assert orphan and processes.wait_gone([int(orphan[1])], 5.0) == []
+
+
+def test_what_is_read_before_a_fork_cannot_be_another_for_it() -> None:
+    with pytest.raises(ValueError, match="PYTHONHASHSEED: read before a fork"):
+        run_child("", imported=SLOW, env={"PYTHONHASHSEED": "7"})
+
+
+@pytest.mark.no_leaks
+def test_the_server_of_forks_is_no_leak_and_ends_with_those_who_ask_it() -> None:
+    code = f"""
+        from tests.support import forks
+        from tests.support.child import run_child
+        run_child("", imported={SLOW!r}).check()
+        print(*forks.servers())
+        """
+    (server,) = map(int, run_child(code, env={"PYTHONWARNINGS": "error"}).check().stdout.split())
+    assert not processes.is_alive(server)
+    hard = f"{textwrap.dedent(code)}import os, sys\nsys.stdout.flush()\nos._exit(0)"
+    run_child(hard).check()  # fails where a process is left
 
 
 # -- leaks

@@ -1,0 +1,125 @@
+"""Runs scripts in forks of an interpreter that has imported one slow module and done nothing else.
+
+    python tests/support/fork_server.py MODULE LISTENER
+
+`run_child(…, imported=MODULE)` asks it. A fork has a session, standard streams, environment, folder, `sys.argv` and
+`__main__` of its own, and ends as an interpreter does: threads are waited for, `atexit` runs, and the status is that of
+the script. What differs from a new interpreter: the import is over, hashes of str are those of the server, and a
+traceback begins with a frame of this file. A script that is about any of these, about the start or the end of the
+interpreter, or about the signals that it inherits, runs in a new one.
+
+TensorFlow's import starts no thread of TensorFlow's: those that are there are OpenBLAS's and jemalloc's (of SciPy and
+PyArrow, where they are installed), which end them before a fork, and start them anew behind it.
+
+Only the standard library is imported here, so that a fork has in `sys.modules` what the module has brought, no more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import json
+import os
+import select
+import socket
+import sys
+import types
+import warnings
+from typing import Any
+
+__all__: list[str] = []
+
+# A server whose tests were killed ends so soon after them; each look is a wake-up.
+_LOOK_S = 1.0
+_REQUEST_BYTES = 1 << 20
+
+
+def _serve(listener: socket.socket, parent: int) -> dict[str, Any] | None:
+    """Fork for each request; returns it in the fork, and None in the server once `parent` is gone."""
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    asked: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of a fork: its pid, and who waits for its end
+    while os.getppid() == parent:
+        for descriptor, _ in poll.poll(_LOOK_S * 1000):
+            if descriptor in asked:
+                pid, client = asked.pop(descriptor)
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with client:
+                    _tell(client, status)
+                continue
+            client, _ = listener.accept()
+            data, streams, _, _ = socket.recv_fds(client, _REQUEST_BYTES, 3)
+            request: dict[str, Any] = json.loads(data)
+            pid = os.fork()
+            if not pid:
+                for each, (_, other) in asked.items():
+                    os.close(each)
+                    other.close()
+                client.close()
+                listener.close()
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                    os.close(stream)
+                return request
+            for stream in streams:
+                os.close(stream)
+            pidfd = os.pidfd_open(pid)
+            asked[pidfd] = pid, client
+            poll.register(pidfd, select.POLLIN)
+            _tell(client, pid)
+    return None
+
+
+def _tell(client: socket.socket, number: int) -> None:
+    try:
+        client.send(b"%d" % number)
+    except OSError:  # it no longer wants to know
+        pass
+
+
+def _become(request: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
+    """This fork has what the request says, as an interpreter of its own would; returns what it is to execute."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    _write_mark(request["mark"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    path = request["path"]
+    sys.argv[:] = [path]
+    sys.orig_argv[:] = [sys.executable, path]
+    sys.path.insert(0, os.path.dirname(path))
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # else each fork draws the same
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=path, __loader__=loader, __cached__=None, __builtins__=sys.modules["builtins"])
+    sys.modules["__main__"] = module
+    return compile(loader.get_data(path), path, "exec", dont_inherit=True), module.__dict__
+
+
+def _write_mark(mark: str) -> None:
+    """`/proc/PID/environ` of this process and its forks has the mark in the place of the server's, which is as long."""
+    with open("/proc/self/stat") as file:
+        start, end = map(int, file.read().rpartition(")")[2].split()[47:49])
+    nobodys = b"0" * len(mark)
+    at = ctypes.string_at(start, end - start).index(nobodys)
+    ctypes.memmove(start + at, mark.encode(), len(mark))
+
+
+if __name__ == "__main__":
+    _parent = os.getppid()
+    _listener = socket.socket(fileno=int(sys.argv[2]))
+    del sys.path[0]  # this folder
+    importlib.import_module(sys.argv[1])
+    gc.collect()
+    gc.freeze()  # no collection in a fork looks at what the import made, which would copy all its pages
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads: they are those of libraries that end them at a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        _request = _serve(_listener, _parent)
+    if _request is not None:
+        exec(*_become(_request))
