@@ -74,7 +74,7 @@ KINDS = {"plain": 40, "executions": 10, "steps": 27, "mirrored": 30}  # after ho
 
 
 def trained(code: str, folder: Path) -> ChildResult:
-    return run_child(TRAIN + code, env={"TF_CPP_MIN_LOG_LEVEL": "3"}, cwd=folder, timeout_s=110)
+    return run_child(TRAIN + code, cwd=folder, timeout_s=110, imported="tensorflow")
 
 
 def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The interpreter ends at once, with the right status and in silence, whatever tf.data is in the middle of.
 
-Each case is a process of its own; `run_child` fails where it hangs or leaves a process behind.
+Each case is a process of its own; `run_child` fails where it hangs or leaves a process behind. Those about the end are
+new interpreters; those about Ctrl-C, which the script meets, are forks of one that has imported TensorFlow.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ STATES = {
 _ANNOUNCEMENTS = re.compile(r"^(WARNING: All log messages before absl::InitializeLog\(\)|I0000 ).*\n", re.MULTILINE)
 
 
-def run(code: str, timeout_s: float = 60.0) -> Any:
+def run(code: str, timeout_s: float = 60.0, imported: str | None = None) -> Any:
     script = textwrap.dedent(_BEGIN).replace("STUCK_S", str(STUCK_S)) + textwrap.dedent(code)
     env = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
-    result = run_child(script, timeout_s=timeout_s, env=env)
+    result = run_child(script, timeout_s=timeout_s, env=env, imported=imported)
     return dataclasses.replace(result, stderr=_ANNOUNCEMENTS.sub("", result.stderr))
 
 
@@ -117,13 +118,21 @@ def test_sys_exit_in_the_middle_of_a_loop_has_its_status(tf: Any) -> None:
     assert (result.returncode, result.stderr) == (7, "")
 
 
-def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_whole(tf: Any) -> None:
+@pytest.fixture
+def impatient(tmp_path: Path) -> Path:
+    """The wait for a batch that never comes is broken off half a second behind a Ctrl-C, and not five."""
+    (tmp_path / "ctrl_c_patience_s").write_text("0.5")
+    return tmp_path
+
+
+def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_whole(tf: Any, impatient: Path) -> None:
     """It comes half a second after the function is stuck: of `fit`, and of a loop that fetches nothing ahead."""
     result = run(
         f"""
         import os, signal
         import keras
         trainer = os.getpid()
+        os.environ["LOADERPOOL_FAULTS"] = {str(impatient)!r}
 
         def slow_from_40_on(index):
             if index == 40:
@@ -151,22 +160,23 @@ def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_w
             loader.close()
             again = lp.Loader(range(40), quick, batch_size=4, workers=2)
             print(sum(1 for _ in again.as_dataset()))
-        """
+        """,
+        imported="tensorflow",
     )
     assert (result.returncode, result.stdout) == (0, "interrupted\n10\n" * 2)
     assert "Traceback" not in result.stderr
 
 
-def test_ctrl_c_in_the_instant_before_a_wait_is_not_lost(tf: Any) -> None:
+def test_ctrl_c_in_the_instant_before_a_wait_is_not_lost(tf: Any, impatient: Path) -> None:
     """It comes when the thread that wants a batch has found none, and does not wait yet: nothing else would wake it."""
     result = run(
-        """
-        import os, tempfile
+        f"""
+        import os
         from loaderpool.system import fault_points
 
+        folder = {str(impatient)!r}
+        fault_points.arm(folder)
         for has_dataset in False, True:
-            folder = tempfile.mkdtemp()
-            fault_points.arm(folder)
             loader = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
             seen = 0
             try:
@@ -176,11 +186,13 @@ def test_ctrl_c_in_the_instant_before_a_wait_is_not_lost(tf: Any) -> None:
                         with open(os.path.join(folder, "trainer.waiting"), "w") as file:
                             file.write("SIGINT")
             except KeyboardInterrupt:
-                print("interrupted", seen, os.listdir(folder))
+                print("interrupted", seen, [name for name in os.listdir(folder) if "trainer" in name])
+                os.unlink(os.path.join(folder, "trainer.waiting.met"))
             loader.close()
             again = lp.Loader(range(40), quick, batch_size=4, workers=2)
             print(sum(1 for _ in again.as_dataset()))
-        """
+        """,
+        imported="tensorflow",
     )
     assert (result.returncode, result.stdout) == (0, "interrupted 10 ['trainer.waiting.met']\n10\n" * 2)
     assert "Traceback" not in result.stderr
@@ -194,13 +206,15 @@ def test_ctrl_c_through_tf_data_is_left_to_a_handler_of_the_program(tf: Any) -> 
         signal.signal(signal.SIGINT, lambda *_: seen.append(1))
 
         def slow(index):
-            time.sleep(0.05)
+            time.sleep(0.02)
             return quick(index)
 
         loader = lp.Loader(range(100), slow, batch_size=4, workers=2)
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-        print(sum(1 for _ in loader.as_dataset(prefetch=0)), len(seen))
-        """
+        dataset = loader.as_dataset(prefetch=0)
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        print(sum(1 for _ in dataset), len(seen))
+        """,
+        imported="tensorflow",
     )
     assert (result.returncode, result.stdout) == (0, "25 1\n")
 
@@ -212,7 +226,7 @@ def test_a_ctrl_c_that_the_program_has_met_ends_no_later_pass(tf: Any) -> None:
         import os, signal
 
         def slow(index):
-            time.sleep(0.01)
+            time.sleep(0.004)  # two workers are behind the loop over what they make, and before it in its body
             return quick(index)
 
         another = tf.data.Dataset.range(10**9)
@@ -224,7 +238,7 @@ def test_a_ctrl_c_that_the_program_has_met_ends_no_later_pass(tf: Any) -> None:
                     loader.close()
                     loader = lp.Loader(range(200), slow, batch_size=4, workers=2)
                     dataset = loader.as_dataset()
-                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
                 try:
                     for batch in {"dataset": dataset, "loader": loader, "another": another}[first]:
                         time.sleep(0.05)
@@ -236,21 +250,21 @@ def test_a_ctrl_c_that_the_program_has_met_ends_no_later_pass(tf: Any) -> None:
             loader.close()
         """,
         timeout_s=100.0,
+        imported="tensorflow",
     )
     assert (result.returncode, result.stdout) == (0, "50 " * 18), result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_wait_that_began_before_a_ctrl_c_which_the_program_has_met_goes_on(tf: Any, tmp_path: Path) -> None:
+def test_a_wait_that_began_before_a_ctrl_c_which_the_program_has_met_goes_on(tf: Any, impatient: Path) -> None:
     """An interrupt belongs to the wait that it came in, or to none: a slow batch is not broken off for it later."""
-    (tmp_path / "ctrl_c_patience_s").write_text("0.5")
     result = run(
         f"""
         import os, signal
-        os.environ["LOADERPOOL_FAULTS"] = {str(tmp_path)!r}
+        os.environ["LOADERPOOL_FAULTS"] = {str(impatient)!r}
 
         def slow(index):
-            time.sleep(4 if index == 40 else 0)
+            time.sleep(2 if index == 40 else 0)
             return quick(index)
 
         loader = lp.Loader(range(80), slow, batch_size=4, workers=2)
@@ -263,6 +277,7 @@ def test_a_wait_that_began_before_a_ctrl_c_which_the_program_has_met_goes_on(tf:
             print("met", end=" ")
         seen.extend(batches)
         print(len(seen))
-        """
+        """,
+        imported="tensorflow",
     )
     assert (result.returncode, result.stdout) == (0, "met 20\n"), result.stderr

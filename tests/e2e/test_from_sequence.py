@@ -508,7 +508,8 @@ def test_a_sequence_defined_in_a_script_trains_without_a_main_guard(tf: Any) -> 
         history = model.fit(loader.as_dataset(), epochs=3, verbose=0)
         assert len(history.history["loss"]) == 3
         assert loader.epoch == 3
-        """
+        """,
+        imported="tensorflow",
     ).check()
 
 

@@ -456,7 +456,7 @@ KINDS = {"epochs": 31, "at once": 40, "generators": 47}  # after how many steps 
 
 
 def trained(code: str, folder: Path) -> Any:
-    return run_child(TRAIN + code, env={"TF_CPP_MIN_LOG_LEVEL": "3"}, cwd=folder, timeout_s=110)
+    return run_child(TRAIN + code, cwd=folder, timeout_s=110, imported="tensorflow")
 
 
 def test_a_killed_loop_ends_with_the_weights_of_one_that_was_not(tf: Any, tmp_path: Path) -> None:

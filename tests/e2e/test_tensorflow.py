@@ -306,7 +306,8 @@ def test_samples_without_elements_arrive_as_they_are(tf: Any) -> None:
                     batches = list(loader.as_dataset())
                     assert [tuple(x.shape) for x, _ in batches] == [(2, *shape)] * 20
                     assert [y for _, labels in batches for y in labels.numpy()] == list(range(40))
-        """
+        """,
+        imported="tensorflow",
     ).check()
 
 
@@ -625,7 +626,9 @@ FAULTS = """
 
 
 def count_faults(code: str, environment: dict[str, str] | None = None) -> list[int]:
-    ran = run_child(textwrap.dedent(FAULTS) + textwrap.dedent(code), env=environment)
+    # What the allocator reads as a process begins is for that process to read.
+    imported = None if environment else "tensorflow"
+    ran = run_child(textwrap.dedent(FAULTS) + textwrap.dedent(code), env=environment, imported=imported)
     return [int(word) for word in ran.check().stdout.split()]
 
 

@@ -24,7 +24,7 @@ MARK = "LOADERPOOL_TEST_CHILD"
 """The variable by whose value each child of `run_child` is found, with all it starts."""
 _SERVER = Path(__file__).with_name("fork_server.py")
 # What the server has read by the time it forks: to ask for others is a mistake.
-_READ_BEFORE = ("CUDA_", "KERAS_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
+_READ_BEFORE = ("CUDA_", "GLIBC_", "KERAS_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
 _running: dict[str, tuple[subprocess.Popen[bytes], str, dict[str, str]]] = {}
 
 
