@@ -57,7 +57,8 @@ def listed(name: str, value: Any) -> list[Any]:
         raise ArgumentTypeError(f"{name} is a set, which has another order in each process: pass sorted({name})")
     if isinstance(value, Mapping):
         raise ArgumentTypeError(f"{name} is a {type(value).__name__}: pass list({name}), or list({name}.items())")
-    if isinstance(value, (str, bytes)) or not hasattr(type(value), "__len__"):
+    has_no_length = not hasattr(type(value), "__len__") or getattr(value, "shape", None) == ()
+    if isinstance(value, (str, bytes)) or has_no_length:
         raise ArgumentTypeError(f"{name} must be a sequence of files, ranges or the like, got {value!r}")
     if not len(value):
         raise ArgumentError(f"{name} is empty: nothing would ever be read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,11 +42,9 @@ class ReplicatedSource:
                 else ""
             )
             raise ArgumentTypeError(f"make_generator must be callable, got a {type(make_generator).__name__}{hint}")
-        if (
-            shards is not None and hasattr(type(shards), "__len__") and len(shards) > MOST_GENERATORS
-        ):  # before they are listed
+        if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
             raise ArgumentError(
-                f"shards has {len(shards):,} elements, more than the {MOST_GENERATORS:,} that can be told apart: "
+                f"shards has {count:,} elements, more than the {MOST_GENERATORS:,} that can be told apart: "
                 "let each be several files, or give the list as the source of a Loader"
             )
         given = None if shards is None else listed("shards", shards)

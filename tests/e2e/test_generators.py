@@ -350,6 +350,7 @@ def test_mistakes_are_named() -> None:
         (of_shard, {"shards": []}, lp.ArgumentError, "shards is empty"),
         (of_shard, {"shards": range(1 << 23)}, lp.ArgumentError, "shards has 8,388,608 elements"),
         (of_shard, {"shards": "abc"}, lp.ArgumentTypeError, "shards must be a sequence"),
+        (of_shard, {"shards": np.array(3)}, lp.ArgumentTypeError, "shards must be a sequence"),
         (of_shard, {"shards": 3}, lp.ArgumentTypeError, "shards must be a sequence"),
         (of_shard, {"shards": {"a", "b"}}, lp.ArgumentTypeError, "shards is a set, which has another order"),
         (of_shard, {"shards": [1], "shard": lp.Shard(2, 0)}, lp.ArgumentError, "one would have nothing"),
