@@ -23,7 +23,7 @@ sys.path[:0] = path
 import cloudpickle
 from loaderpool.transport.payload.unship import unship
 payload = unship(pickled, [memoryview(bytearray(each)) for each in buffers])
-loaded = [name for name in ("tensorflow", "keras") if name in sys.modules]
+loaded = [name for name in ("tensorflow", "keras", "jax", "torch") if name in sys.modules]
 result = eval(expression, {"sys": sys, **payload})
 with open(sys.argv[1] + ".out", "wb") as file:
     cloudpickle.dump((result, loaded), file)

@@ -86,12 +86,11 @@ class PoolEngine:
             else:
                 shipment, for_reader = ship_beside(for_workers, stream, config, plan)
         warn_of_data(shipment)
-        by_reference = not shipment.is_framework_free  # updates must find the classes that the payload brought
         session.catch_up()  # if the supervisor has died since the last look, another one shall load this
         with session.lock:
             self.number = session.take_number()
             self._probing = Probing(session, self.number, checked, first_epoch)
-            self._updates = SourceUpdates(session, self.number, by_reference)
+            self._updates = SourceUpdates(session, self.number, shipment.without)
             self._placement = place(shipment)
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement)
             try:

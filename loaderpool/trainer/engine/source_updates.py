@@ -31,17 +31,17 @@ class SourceUpdates:
     Args:
         session: whose arena and pipe.
         loader: the loader's number.
-        by_reference: classes travel by reference, for the payload brought them.
+        without: `Shipment.without` of the payload, so that the changes find the classes that it brought.
     """
 
-    def __init__(self, session: EngineSession, loader: int, by_reference: bool) -> None:
-        self._session, self._loader, self._by_reference = session, loader, by_reference
+    def __init__(self, session: EngineSession, loader: int, without: frozenset[str]) -> None:
+        self._session, self._loader, self._without = session, loader, without
         self._read: LatestChanges[_Update] = LatestChanges()  # by the supervisor that runs now
         self._unread: collections.deque[_Update] = collections.deque()
 
     def send(self, changes: dict[str, Any]) -> None:
         """Send changes: `set` has new values by attribute, `deleted` names attributes that are gone."""
-        shipment = ship(changes, by_reference=self._by_reference)
+        shipment = ship(changes, without=self._without)
         extents, offset, nbytes = put_shipment(self._session.arena, shipment)
         names = frozenset(changes["set"]) | frozenset(changes["deleted"])
         self._unread.append(_Update(names, extents, offset, nbytes))

@@ -172,6 +172,7 @@ def environment() -> dict[str, str]:
     variables = dict(os.environ)
     variables.update(dict.fromkeys(_ONE_THREAD, "1"))
     variables["CUDA_VISIBLE_DEVICES"] = ""
+    variables["JAX_PLATFORMS"] = "cpu"  # or JAX would want the GPU that it is told of, or a TPU that the trainer has
     # Sets of str keep one order in all workers, over restarts and from one training to the next.
     if variables.get("PYTHONHASHSEED", "random") == "random":
         variables["PYTHONHASHSEED"] = "0"

@@ -25,7 +25,8 @@ def warn_of(obstacles: tuple[ForkObstacle, ...]) -> None:
     more = f"; and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
     advice = "start threads in setup=, which runs once in each worker, instead of on import"
     if any(obstacle.runtimes for obstacle in obstacles):
-        advice = "run no operation of a framework on import, and " + advice
+        no_operation = "run no operation of a framework on import, capture NumPy arrays in place of its tensors"
+        advice = f"{no_operation}, and {advice}"
     warnings.warn(
         f"the workers are not forked: {causes}{more}, and a fork would copy the locks of such threads without the "
         "threads. So each worker is an interpreter of its own, which imports everything anew: safe, but slower to "

@@ -36,9 +36,9 @@ def ship_beside(
     for_reader = {"source": stream.items, "config": config, "plan": plan}
     try:
         shipment = ship(for_reader)
-        for_workers = ship(dict(payload), by_reference=not shipment.is_framework_free)
-        if shipment.is_framework_free and not for_workers.is_framework_free:
-            shipment = ship(for_reader, by_reference=True)
+        for_workers = ship(dict(payload), without=shipment.without)
+        if for_workers.without != shipment.without:
+            shipment = ship(for_reader, without=for_workers.without)
     except UnpicklableError as error:
         return ship(dict(payload)), str(error)  # where it is not the stream, the error comes again
     return for_workers, shipment

@@ -1,8 +1,8 @@
-"""A payload pickled so that it needs no TensorFlow where it arrives, or the news that it cannot be.
+"""A payload pickled so that it needs no TensorFlow, JAX or torch where it arrives, or the news that it cannot be.
 
-The pickler meets everything that the payload's code refers to, so it is also the one that notices a reference to the
-framework itself. Then it gives up, and the whole payload goes by reference: never some functions of a module by value
-and others not, which would give that module's globals two lives.
+The pickler meets everything that the payload's code refers to, so it is also the one that notices a reference to a
+framework itself. Then it gives up, and what imports only that one goes by reference: never some functions of a module
+by value and others not, which would give that module's globals two lives.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from pickle import PickleBuffer
 from typing import IO, Any
 
 from cloudpickle import cloudpickle
 
-from loaderpool.transport.payload.frameworks import FrameworkImports, home_of, is_framework
+from loaderpool.transport.payload.frameworks import FrameworkImports, framework_of, home_of
 from loaderpool.transport.payload.keras_stand_in import PyDatasetStandIn, py_dataset_stand_in
 from loaderpool.transport.payload.pickler import PayloadPickler
 
@@ -23,31 +24,40 @@ _SEQUENCE_BASES = frozenset({"PyDataset", "Sequence"})
 
 
 class FrameworkNeededError(Exception):
-    """The payload's own code refers to TensorFlow or Keras; it never leaves `ship`."""
+    """The payload's own code or data refers to a framework; it never leaves `ship`.
+
+    Attributes:
+        framework: which one, as `framework_of` names it.
+    """
+
+    def __init__(self, framework: str) -> None:
+        super().__init__(framework)
+        self.framework = framework
 
 
 class FrameworkFreePickler(PayloadPickler):
-    """What it pickles is loaded without an import of TensorFlow or Keras; else it raises FrameworkNeededError.
+    """What it pickles is loaded without an import of these frameworks; else it raises FrameworkNeededError.
 
-    Functions and classes of modules that import a framework go by value, with just the globals they use; a Keras
+    Functions and classes of modules that import one of them go by value, with just the globals they use; a Keras
     `PyDataset` or `Sequence` becomes `PyDatasetStandIn`.
     """
 
-    def __init__(self, file: IO[bytes], buffer_callback: Callable[[PickleBuffer], Any]) -> None:
+    def __init__(
+        self, file: IO[bytes], buffer_callback: Callable[[PickleBuffer], Any], frameworks: AbstractSet[str]
+    ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self._imports = FrameworkImports()
+        self._frameworks, self._imports = frameworks, FrameworkImports(frameworks)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if not issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
             return super().reducer_override(obj)
-        if _is_sequence_base(obj):
+        if self._is_sequence_base(obj):
             return py_dataset_stand_in, ()
         home = home_of(obj)
-        if is_framework(home):
-            raise FrameworkNeededError(f"{obj!r} is used")
+        self._refuse(home)
         if issubclass(kind, types.ModuleType) and self._imports.of(home):
-            raise FrameworkNeededError(f"the module {home}, which imports it, is used as a whole")
+            raise FrameworkNeededError(next(each for each in self._frameworks if FrameworkImports({each}).of(home)))
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and self._imports.of(home):
             if issubclass(kind, type):
@@ -56,28 +66,47 @@ class FrameworkFreePickler(PayloadPickler):
                 reduced = self._dynamic_function_reduce(obj)
         if isinstance(reduced, tuple) and len(reduced) > 2:
             self._check_code(obj)
-            _spell_out_annotations(reduced[2])
+            self._spell_out_annotations(reduced[2])
         return reduced
 
     def is_by_value(self, named: Any) -> bool:
         return super().is_by_value(named) or self._imports.of(named.__module__)
 
+    def _refuse(self, home: str) -> None:
+        """What is of this module is used; that must not be one of a framework that is to be avoided."""
+        framework = framework_of(home)
+        if framework in self._frameworks:
+            raise FrameworkNeededError(framework)
+
     def _check_code(self, obj: Any) -> None:
         if isinstance(obj, types.FunctionType):
             for name in _imported_inside(obj.__code__):
-                if is_framework(name):
-                    raise FrameworkNeededError(f"{obj.__qualname__} imports {name}")
+                self._refuse(name)
             return
-        bases = [base for base in obj.__mro__ if _is_sequence_base(base)]
+        bases = [base for base in obj.__mro__ if self._is_sequence_base(base)]
         if bases:
             lacking = set(dir(bases[0])) - set(dir(PyDatasetStandIn))
             for code in _codes_of(obj):
                 if not lacking.isdisjoint(code.co_names):
-                    raise FrameworkNeededError(f"{obj.__qualname__} uses {sorted(lacking.intersection(code.co_names))}")
+                    raise FrameworkNeededError(framework_of(bases[0].__module__))
 
+    def _is_sequence_base(self, obj: Any) -> bool:
+        is_base = isinstance(obj, type) and obj.__name__ in _SEQUENCE_BASES
+        return is_base and framework_of(obj.__module__) in self._frameworks
 
-def _is_sequence_base(obj: Any) -> bool:
-    return isinstance(obj, type) and is_framework(obj.__module__) and obj.__name__ in _SEQUENCE_BASES
+    def _spell_out_annotations(self, state: Any) -> None:
+        """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""
+        for part in state:  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
+            annotations = part.get("__annotations__")
+            if annotations:
+                part["__annotations__"] = {
+                    name: repr(hint) if self._names_framework(hint) else hint for name, hint in annotations.items()
+                }
+
+    def _names_framework(self, hint: Any) -> bool:
+        if framework_of(home_of(hint)) in self._frameworks:
+            return True
+        return any(self._names_framework(each) for each in getattr(hint, "__args__", None) or ())
 
 
 def _imported_inside(code: types.CodeType) -> Iterator[str]:
@@ -94,19 +123,3 @@ def _codes_of(cls: type) -> Iterator[types.CodeType]:
         for function in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))):
             if isinstance(function, types.FunctionType):
                 yield function.__code__
-
-
-def _spell_out_annotations(state: Any) -> None:
-    """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""
-    for part in state:  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
-        annotations = part.get("__annotations__")
-        if annotations:
-            part["__annotations__"] = {
-                name: repr(hint) if _names_framework(hint) else hint for name, hint in annotations.items()
-            }
-
-
-def _names_framework(hint: Any) -> bool:
-    if is_framework(home_of(hint)):
-        return True
-    return any(_names_framework(each) for each in getattr(hint, "__args__", None) or ())

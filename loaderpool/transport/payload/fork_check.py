@@ -116,6 +116,8 @@ def _signs() -> set[int | str]:
     }
     if _has_tensorflow_context():
         signs.add("TensorFlow")
+    if _has_jax_backend():
+        signs.add("JAX")
     if _has_cuda():
         signs.add("CUDA")
     return signs
@@ -124,6 +126,11 @@ def _signs() -> set[int | str]:
 def _has_tensorflow_context() -> bool:
     module: Any = sys.modules.get("tensorflow.python.eager.context")
     return getattr(getattr(module, "_context", None), "_initialized", False) is True
+
+
+def _has_jax_backend() -> bool:
+    module: Any = sys.modules.get("jax._src.xla_bridge")
+    return bool(getattr(module, "_backends", None))  # filled by the first operation, which starts threads, too
 
 
 def _has_cuda() -> bool:

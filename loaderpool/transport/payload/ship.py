@@ -1,11 +1,12 @@
 """The user's function, source and hooks as bytes in the trainer; `unship` makes objects of them again.
 
-The trainer may have TensorFlow loaded; the supervisor is a clean interpreter, which finds the trainer's `sys.path` and
+The trainer may have a framework loaded; the supervisor is a clean interpreter, which finds the trainer's `sys.path` and
 working directory but never runs its `__main__` (docs/explanation/architecture.md, "Getting there").
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderpool.errors import UnpicklableError
-from loaderpool.transport.payload.by_value import FrameworkFreePickler
+from loaderpool.transport.payload.by_value import FrameworkFreePickler, FrameworkNeededError
 from loaderpool.transport.payload.captured import Captured, CapturedData
-from loaderpool.transport.payload.frameworks import is_framework_loaded
+from loaderpool.transport.payload.frameworks import loaded_frameworks
 from loaderpool.transport.payload.item_packing import ItemError, ItemPacking
 from loaderpool.transport.payload.item_pickler import flat_bytes
 from loaderpool.transport.payload.pickler import PayloadPickler
@@ -42,36 +43,39 @@ class Shipment:
     """Long lists and dicts that functions and objects hold: those that are packed, and large ones that are not."""
     hints: tuple[str, ...] = ()
     """How other data would take less time and memory."""
-    is_framework_free: bool = False
-    """Code of modules that import TensorFlow or Keras is in the pickle by value, so that loading it imports neither."""
+    without: frozenset[str] = frozenset()
+    """Frameworks (`frameworks.FRAMEWORKS`): code of modules that import one is in the pickle by value, so that loading
+    it imports none of them."""
 
 
-def ship(payload: dict[str, object], *, by_reference: bool = False) -> Shipment:
+def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -> Shipment:
     """Return the payload as one pickle, so that its parts still share what they share, such as globals.
 
-    Where its own code does not use TensorFlow, loading it does not import TensorFlow either, whatever the modules that
-    the code comes from import. Runs in: the trainer.
+    Where its own code does not use a framework, loading it does not import that framework either, whatever the modules
+    that the code comes from import. Runs in: the trainer.
 
     Args:
         payload: what the workers need, by name; the names are those that an error gives.
-        by_reference: leave code in its modules, TensorFlow or not. For what follows an earlier shipment: classes are
-            the same in both only if this is `not first.is_framework_free`.
+        without: the frameworks to do without, where the code does not use them; all that this process has imported, if
+            it is None. For what goes beside another shipment: classes are the same in both only if it is the other's.
 
     Raises:
         UnpicklableError: something in it cannot be pickled, or would be one open file for all workers; the message
             names the variable, the path to it, its type, and what to do. The cause is what pickling raised.
     """
-    if not by_reference:
-        _refuse_shared_files(payload)
+    _refuse_shared_files(payload)
     known: dict[int, Any] = {}
-    if is_framework_loaded() and not by_reference:
+    frameworks = loaded_frameworks() if without is None else without
+    while frameworks:
+        make_pickler = functools.partial(FrameworkFreePickler, frameworks=frameworks)
         try:
-            return Shipment(*_pickled(payload, FrameworkFreePickler, known), is_framework_free=True)
+            return Shipment(*_pickled(payload, make_pickler, known), without=frameworks)
+        except FrameworkNeededError as needed:
+            frameworks -= {needed.framework}
         except MemoryError:
             raise
         except Exception:
-            # It needs the framework, or a global that can be imported but not pickled (a lock, say): by reference then.
-            pass
+            break  # a global that can be imported but not pickled, a lock say: all by reference then
     try:
         return Shipment(*_pickled(payload, _payload_pickler, known))
     except MemoryError:

@@ -1,7 +1,7 @@
-"""The supervisor imports TensorFlow only where the payload's own code uses it.
+"""The supervisor imports TensorFlow, JAX or torch only where the payload's own code uses it.
 
-Most of these put stand-ins named tensorflow and keras on `sys.path`: what counts is whether they are imported. The last
-ones do the same with the real packages.
+Most of these put stand-ins named after them on `sys.path`: what counts is whether they are imported. The last ones do
+the same with the real packages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ FAKES = {
         Sequence = PyDataset
         def to_categorical(x): return [x == i for i in range(3)]
     """,
+    "torch/__init__.py": """
+        class Tensor: ...
+        def constant(x): return [x]
+    """,
+    "jax/__init__.py": "def constant(x): return [x]",
+    "jax/numpy.py": "def constant(x): return [x]",
 }
+OF_PACKAGE = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 
 
 class Project:
@@ -83,13 +90,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
 # -- functions
 
 
-def test_a_numpy_function_in_a_module_that_imports_tensorflow_needs_no_tensorflow(project: Project) -> None:
+@pytest.mark.parametrize("framework", OF_PACKAGE)
+def test_a_numpy_function_in_a_module_that_imports_a_framework_needs_no_framework(
+    project: Project, framework: str
+) -> None:
     project.write(
-        data="""
+        data=f"""
         from __future__ import annotations
         import functools
         import numpy as np
-        import tensorflow as tf
+        import {framework} as tf
         SCALE = 3
         def load(i):
             return helper(i) + offset()
@@ -103,9 +113,61 @@ def test_a_numpy_function_in_a_module_that_imports_tensorflow_needs_no_tensorflo
         """
     )
     shipment = ship({"fn": project.load("data").load})
-    assert shipment.is_framework_free
+    assert OF_PACKAGE[framework] in shipment.without
     (result, imported), loaded = project.in_child(shipment, "(fn(2), 'data' in sys.modules)")
     assert result == [6, 6, 3] and not imported and loaded == []
+
+
+@pytest.mark.parametrize("used", ["torch.constant(i)", "jnp.constant(i)"])
+def test_a_function_that_uses_one_framework_needs_no_other(project: Project, used: str) -> None:
+    project.write(
+        data=f"""
+        import tensorflow as tf, torch, jax, jax.numpy as jnp
+        def load(i): return {used}
+        def build(): return tf.constant(1)
+        """
+    )
+    needed = "torch" if "torch" in used else "jax"
+    shipment = ship({"fn": project.load("data").load})
+    assert shipment.without == {"TensorFlow", "JAX", "torch"} - {OF_PACKAGE[needed]}
+    assert project.in_child(shipment, "(fn(2), 'data' in sys.modules)") == (([2], False), [needed])
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_code_that_uses_another_framework_goes_by_reference_and_finds_it(project: Project, framework: str) -> None:
+    project.write(data=f"import {framework}\ndef load(i): return {framework}.constant(i)\n")
+    shipment = ship({"fn": project.load("data").load})
+    assert not shipment.without
+    assert project.in_child(shipment, "(fn(2), 'data' in sys.modules)") == (([2], True), [framework])
+
+
+def test_an_installed_package_that_requires_a_framework_counts_as_one_that_imports_it(project: Project) -> None:
+    requires = "Requires-Dist: numpy\nRequires-Dist: Torch>=2; python_version >= '3'\n"
+    optional = "Requires-Dist: torch ; extra == 'torch'\n"
+    head = "Metadata-Version: 2.1\nVersion: 1\nName: "
+    project.write_files(
+        {
+            "site-packages/vision_lib/__init__.py": "from vision_lib import ops\nSIZE = 3",
+            "site-packages/vision_lib/ops.py": "def resize(x): return x",
+            "site-packages/vision_lib-1.dist-info/METADATA": f"{head}vision-lib\n{requires}",
+            "site-packages/plain_lib/__init__.py": "SIZE = 3\ndef resize(x): return x",
+            "site-packages/plain_lib-1.dist-info/METADATA": f"{head}plain-lib\n{optional}",
+            "data.py": "import vision_lib\ndef load(i): return i + 1\ndef big(i): return vision_lib.SIZE + i",
+            "tools.py": "from vision_lib.ops import resize\ndef load(i): return i + 1",
+            "other.py": "import plain_lib\ndef load(i): return i + 1",
+        }
+    )
+    sys.path.insert(0, str(project.directory / "site-packages"))  # the fixture takes it away again
+    for name in ("torch", "data", "tools", "other"):
+        project.load(name)
+    imports = FrameworkImports({"torch"})
+    assert imports.of("data") and imports.of("tools") and not imports.of("other")
+    assert not FrameworkImports({"TensorFlow", "JAX"}).of("data")
+    expression = "(fn(2), 'vision_lib' in sys.modules)"
+    assert project.in_child(ship({"fn": project.load("data").load}), expression) == ((3, False), [])
+    search = [project.directory / "site-packages", project.directory]
+    used = in_child(ship({"fn": project.load("data").big}), "(fn(2), 'vision_lib' in sys.modules)", *search)
+    assert used == ((5, True), [])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +185,7 @@ def test_a_numpy_function_in_a_module_that_imports_tensorflow_needs_no_tensorflo
 def test_code_that_uses_tensorflow_goes_by_reference_and_finds_it(project: Project, use: str) -> None:
     project.write(data=f"import tensorflow as tf\n{use}\n")
     shipment = ship({"fn": project.load("data").load})
-    assert not shipment.is_framework_free
+    assert not shipment.without
     (result, imported), loaded = project.in_child(shipment, "(fn(2), 'data' in sys.modules)")
     assert result == [2] and imported and "tensorflow" in loaded
 
@@ -177,7 +239,7 @@ def test_a_sibling_module_that_imports_tensorflow_does_not_make_code_travel_by_v
     )
     for name in ("project.model", "project.data", "eager.model", "eager.data"):
         project.load(name)
-    imports = FrameworkImports()
+    imports = FrameworkImports({"TensorFlow"})
     assert imports.of("project.model") and not imports.of("project.data")
     assert imports.of("eager.data")
     (result, imported), loaded = project.in_child(
@@ -188,7 +250,7 @@ def test_a_sibling_module_that_imports_tensorflow_does_not_make_code_travel_by_v
 
 def test_the_standard_library_and_numpy_are_never_searched(project: Project) -> None:
     project.load("tensorflow")
-    imports = FrameworkImports()
+    imports = FrameworkImports({"TensorFlow"})
     assert not any(imports.of(name) for name in ("functools", "numpy", "numpy.linalg", "__main__", "loaderpool", ""))
 
 
@@ -216,16 +278,16 @@ def test_a_global_that_can_be_imported_but_not_pickled_makes_the_module_be_impor
         data="import threading, tensorflow\nLOCK = threading.Lock()\ndef load(i):\n    with LOCK:\n        return i\n"
     )
     shipment = ship({"fn": project.load("data").load})
-    assert not shipment.is_framework_free
+    assert not shipment.without
     assert project.in_child(shipment, "fn(2)") == (2, ["tensorflow", "keras"])
 
 
 def test_a_later_shipment_can_be_made_to_find_the_same_classes(project: Project) -> None:
     project.write(data="import tensorflow\nclass Item: ...\n")
     item = project.load("data").Item()
-    assert ship({"set": item}).is_framework_free
-    again = ship({"set": item}, by_reference=True)
-    assert not again.is_framework_free
+    assert ship({"set": item}).without
+    again = ship({"set": item}, without=frozenset())
+    assert not again.without
     assert project.in_child(again, "type(set) is sys.modules['data'].Item")[0] is True
 
 
@@ -270,7 +332,7 @@ def test_a_dataset_class_needs_no_keras(project: Project, base: str) -> None:
     project.write(data=dataset_module(base))
     source = project.load("data").Data(5, workers=3)
     shipment = ship({"source": source})
-    assert shipment.is_framework_free
+    assert shipment.without
     expression = (
         "[len(source), source[1], list(source)[-1], source.is_one(), source.workers, source.use_multiprocessing,"
         " source.max_queue_size, source.num_batches, source.on_epoch_begin(), source.on_epoch_end(), source.TABLE,"
@@ -310,7 +372,7 @@ def test_what_comes_back_is_of_the_trainers_own_class(project: Project) -> None:
 def test_a_dataset_class_that_uses_keras_gets_it(project: Project, body: str) -> None:
     project.write(data=dataset_module("PyDataset", body))
     shipment = ship({"source": project.load("data").Data(5)})
-    assert not shipment.is_framework_free
+    assert not shipment.without
     assert project.in_child(shipment, "(source[1], source.is_one())") == (((2, 10), (True, True, False)), ["keras"])
 
 
@@ -367,8 +429,8 @@ REAL = """
     result, loaded = in_child(ship(dict(source=Local())), "[batch.tolist() for batch in source]", path)
     assert result == [[0, 0], [1, 1]] and loaded == []
 
-    assert not ship(dict(fn=data.uses_keras)).is_framework_free
-    assert not ship(dict(fn=data.uses_tensorflow)).is_framework_free
+    assert "TensorFlow" not in ship(dict(fn=data.uses_keras)).without
+    assert "TensorFlow" not in ship(dict(fn=data.uses_tensorflow)).without
     print("all shown")
 """
 

@@ -1,0 +1,142 @@
+"""Trainings of JAX and torch: what the workers import, how they are started, and that no fork is warned of."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.child import run_child
+
+SHOW = """
+    import os, sys, warnings
+    import numpy as np
+    import loaderpool as lp
+
+    def show(name, fn, **settings):
+        with lp.Loader(range(8), fn, batch_size=4, workers=2, **settings) as loader:
+            batches = [batch.tolist() for batch in loader]
+            workers = [worker.pid for worker in loader.statistics().workers]
+            with open(f"/proc/{workers[0]}/maps") as maps:
+                text = maps.read()
+            libraries = [library for library in ("libtorch_cpu", "libjax_common") if library in text]
+            print(name, batches, loader.statistics().workers_start, libraries)
+"""
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """The package is imported in a child only: this process shall stay without its threads."""
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
+def shown(directory: Path, modules: dict[str, str], script: str) -> tuple[list[str], str]:
+    """What a script in a directory of its own prints, warnings being errors, and its error stream."""
+    for name, text in modules.items():
+        (directory / f"{name}.py").write_text(textwrap.dedent(text))
+    code = f"import sys\nsys.path.insert(0, {str(directory)!r})\n" + textwrap.dedent(SHOW) + textwrap.dedent(script)
+    child = run_child(code, timeout_s=90).check()
+    return child.stdout.splitlines(), child.stderr
+
+
+NUMPY_ONLY = """
+    import {framework}
+    import numpy as np
+    def load(i): return np.full(2, i * 2.0)
+"""
+TORCH = """
+    import numpy as np, torch
+    scale = torch.ones(2)
+    class Scale:
+        def __call__(self, x): return torch.from_numpy(x).mul(scale)
+    def load(i): return Scale()(np.full(2, i * 2.0))
+"""
+JAX = """
+    import jax, jax.numpy as jnp
+    def load(i): return jnp.full(2, i * 2.0)
+"""
+JAX_ON_IMPORT = "import jax.numpy as jnp\ntwo = jnp.ones(2) * 2\ndef load(i): return two * i"
+BATCHES = "[[[0.0, 0.0], [2.0, 2.0], [4.0, 4.0], [6.0, 6.0]], [[8.0, 8.0], [10.0, 10.0], [12.0, 12.0], [14.0, 14.0]]]"
+
+
+@needs("torch")
+def test_a_training_of_torch_forks_workers_that_have_torch_where_they_use_it(tmp_path: Path) -> None:
+    lines, errors = shown(
+        tmp_path,
+        {"numpy_only": NUMPY_ONLY.format(framework="torch"), "uses_torch": TORCH},
+        """
+        warnings.simplefilter("error")
+        import torch
+        import numpy_only, uses_torch
+
+        table = torch.arange(400_000.0)  # captured
+        net = torch.nn.Linear(2, 2)  # of the training, not of the function
+
+        def of_script(i): return np.full(2, i * 2.0)
+        def with_torch(i): return table[[2 * i, 2 * i]]
+
+        (torch.ones(500, 500) @ torch.ones(500, 500)).sum()  # the trainer has torch's threads by now
+        show("module", numpy_only.load)
+        show("script", of_script)
+        show("module with torch", uses_torch.load)
+        show("script with torch", with_torch)
+        torch.save({name: value for name, value in net.state_dict().items()}, os.devnull)
+        """,
+    )
+    assert lines == [
+        f"module {BATCHES} fork []",
+        f"script {BATCHES} fork []",
+        f"module with torch {BATCHES} fork ['libtorch_cpu']",
+        f"script with torch {BATCHES} fork ['libtorch_cpu']",
+    ]
+    assert errors == ""
+
+
+@needs("jax")
+def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(tmp_path: Path) -> None:
+    lines, errors = shown(
+        tmp_path,
+        {"numpy_only": NUMPY_ONLY.format(framework="jax"), "uses_jax": JAX, "on_import": JAX_ON_IMPORT},
+        """
+        warnings.simplefilter("error")
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        import jax, jax.numpy as jnp
+        import numpy_only, uses_jax
+
+        table = jnp.arange(400_000.0)  # JAX's threads run, and its warning of forks is armed
+
+        def captured(i): return table[2 * i] + np.zeros(2)
+
+        show("module", numpy_only.load)
+        show("module with jax", uses_jax.load)
+        warnings.simplefilter("default")
+        import on_import
+        show("on import", on_import.load)
+        show("captured", captured)
+        """,
+    )
+    assert lines == [
+        f"module {BATCHES} fork []",
+        f"module with jax {BATCHES} fork ['libjax_common']",
+        f"on import {BATCHES} exec ['libjax_common']",
+        f"captured {BATCHES} exec ['libjax_common']",
+    ]
+    assert "os.fork" not in errors
+    assert errors.count("WorkersNotForkedWarning") == 2
+    assert "importing 'on_import' started the runtime of JAX (" in errors
+    assert "loading function and source started the runtime of JAX (" in errors
+    assert "capture NumPy arrays in place of its tensors" in errors
+
+
+def test_workers_see_no_accelerator_of_the_trainers(tmp_path: Path) -> None:
+    child = run_child(
+        """
+        import os
+        os.environ["JAX_PLATFORMS"] = "tpu,cuda"
+        import loaderpool as lp
+        with lp.Loader(range(2), lambda i: os.environ["JAX_PLATFORMS"], batch_size=2, workers=1) as loader:
+            print(list(loader)[0].tolist(), os.environ["JAX_PLATFORMS"])
+        """
+    ).check()
+    assert child.stdout == "['cpu', 'cpu'] tpu,cuda\n"
