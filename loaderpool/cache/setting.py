@@ -8,6 +8,7 @@ from typing import Any
 
 from loaderpool.checks import read_bytes_count
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.settings.known_names import known_names_only
 
 MEMORY = "memory"
 # Below this a store on disk is all overhead: pages, a log of the latest writes, an index.
@@ -32,19 +33,20 @@ class Cache:
     where: str
     max_bytes: int | None
 
+    @known_names_only
     def __init__(self, where: str | os.PathLike[str], max_bytes: int | str | None = None) -> None:
-        if not isinstance(where, (str, os.PathLike)) or isinstance(os.fspath(where), bytes):
-            raise ArgumentTypeError(f'cache must be "memory", a directory or a loaderpool.Cache, got {where!r}')
+        if not _is_place(where):
+            raise ArgumentTypeError(f'Cache.where must be "memory" or a directory, got {where!r}')
         place = os.fspath(where)
         if not place:
-            raise ArgumentError('cache must be "memory" or a directory, got an empty text')
+            raise ArgumentError('Cache.where must be "memory" or a directory, got an empty text')
         if "\0" in place:
-            raise ArgumentError(f"cache: {place!r} has a NUL character, which no file name has")
+            raise ArgumentError(f"Cache.where: {place!r} has a NUL character, which no file name has")
         # pathlib makes "memory" of "./memory", and who has a Path means a directory.
         in_memory = isinstance(where, str) and place == MEMORY
-        bound = read_bytes_count("max_bytes", max_bytes)
+        bound = read_bytes_count("Cache.max_bytes", max_bytes)
         if not in_memory and bound is not None and bound < _LEAST_ON_DISK:
-            raise ArgumentError(f"max_bytes of a cache on disk must be at least {_LEAST_ON_DISK:,}, got {bound:,}")
+            raise ArgumentError(f"Cache.max_bytes of a cache on disk must be {_LEAST_ON_DISK:,} or more, got {bound:,}")
         object.__setattr__(self, "where", MEMORY if in_memory else os.path.abspath(os.path.expanduser(place)))
         object.__setattr__(self, "max_bytes", bound)
 
@@ -60,4 +62,13 @@ def as_cache(value: Any) -> Cache | None:
     Raises:
         ArgumentError, ArgumentTypeError: neither None, "memory", a path nor a `Cache`.
     """
-    return value if value is None or isinstance(value, Cache) else Cache(value)
+    if value is None or isinstance(value, Cache):
+        return value
+    if not value or not _is_place(value):
+        error = ArgumentError if value == "" else ArgumentTypeError
+        raise error(f'cache must be "memory", a directory or a loaderpool.Cache, got {value!r}')
+    return Cache(value)
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike)) and not isinstance(os.fspath(value), bytes)

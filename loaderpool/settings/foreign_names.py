@@ -29,11 +29,12 @@ _OURS = {
     "pad": ("padding", "padded_shapes", "padding_values", "padding_value", "pad_value"),
     "cache": ("cache_dir", "cache_path", "cache_filename"),
     "on_error": ("ignore_errors", "errors", "error_policy", "handler"),
+    "source": ("dataset", "data", "items"),
     "cycle_length": ("num_open", "max_open"),
     "epochs": ("num_epochs", "repeat", "count"),
 }  # fmt: skip
 # What others call by the same name, or have not.
-_SAME = frozenset(("source", "batch_fn", "shuffle", "ragged", "buckets", "limits", "worker_options"))
+_SAME = frozenset(("batch_fn", "shuffle", "ragged", "buckets", "limits", "worker_options"))
 _FOREIGN = {foreign: ours for ours, names in _OURS.items() for foreign in names}
 
 # Fields of the arguments that are groups: each with what it is, or was before, called.
@@ -50,16 +51,26 @@ _GROUPS = {
     "limits": {
         "memory": ("memory_limit", "max_memory", "ram_budget"),
         "timeout_s": ("timeout",),
-        "restarts": ("max_restarts",),
+        "restarts": ("max_restarts", "worker_restarts"),
         "restarts_per_item": ("max_restarts_per_item",),
     },
     "worker_options": {
         "threads": ("threads_per_worker", "num_threads", "num_threads_per_worker", "worker_threads"),
         "seed_globals": (),
     },
+    "cache": {
+        "where": ("directory", "path", "filename"),
+        "max_bytes": ("cache_bytes", "max_size", "size", "size_limit", "capacity"),
+    },
 }  # fmt: skip
-_CLASSES = {"buckets": "Buckets", "shard": "Shard", "limits": "Limits", "worker_options": "WorkerOptions"}
-_NEEDED = frozenset(("by", "boundaries", "num_shards", "index"))  # fields without a default
+_CLASSES = {
+    "buckets": "Buckets",
+    "shard": "Shard",
+    "limits": "Limits",
+    "worker_options": "WorkerOptions",
+    "cache": "Cache",
+}
+_NEEDED = frozenset(("by", "boundaries", "num_shards", "index", "where"))  # fields without a default
 _FIELDS = {
     name: (group, field)
     for group, fields in _GROUPS.items()
@@ -111,7 +122,8 @@ _INSTEAD = {
 # Whose argument each of ours is. A test holds it against the signatures.
 _OWNERS = {
     **dict.fromkeys(("epochs", "prefetch", "device"), "loader.as_dataset"),
-    **dict.fromkeys(("shards", "copies", "cycle_length"), "Loader.from_generator"),
+    **dict.fromkeys(("make_generator", "shards", "copies", "cycle_length"), "Loader.from_generator"),
+    "sequence": "Loader.from_sequence",
 }
 
 
@@ -153,8 +165,12 @@ def unknown_arguments(owner: str, unknown: Mapping[str, Any], known: Collection[
 
 def _ours(name: str, public: Collection[str]) -> str:
     """The name that is nearest to one that was given: one of ours, or one for which there is something instead."""
-    known = [*public, *_FOREIGN, *_OURS, *_SAME, *_OWNERS, *_FIELDS, *_INSTEAD]
-    near = [name] if name in known else difflib.get_close_matches(name, known, 1, cutoff=0.75)
+    ours = [*public, *_OURS, *_SAME, *_OWNERS, *_FIELDS]
+    theirs = [*_FOREIGN, *_INSTEAD]
+    if name in ours or name in theirs:
+        return _FOREIGN.get(name, name)
+    # There are so many of theirs that one of them is somewhat like anything.
+    near = difflib.get_close_matches(name, ours, 1, cutoff=0.75) or difflib.get_close_matches(name, theirs, 1, 0.85)
     return _FOREIGN.get(near[0], near[0]) if near else ""
 
 

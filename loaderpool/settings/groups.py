@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from loaderpool.checks import auto_flag, read_bytes_count, read_seconds, whole_number, whole_numbers
 from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.settings.known_names import known_names_only
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,14 +50,13 @@ class Buckets:
     boundaries: tuple[int, ...]
     batch_sizes: tuple[int, ...] | None
 
+    @known_names_only
     def __init__(
         self,
         by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike,
         boundaries: Sequence[int],
         batch_sizes: Sequence[int] | None = None,
-        **_unknown: NoReturn,
     ) -> None:
-        _answer_unknown(type(self), _unknown)
         if by is None:
             raise ArgumentTypeError(
                 "Buckets.by must be a function that gives the length of an item, or the lengths of all items as a list "
@@ -95,8 +95,8 @@ class Shard:
     num_shards: int
     index: int
 
-    def __init__(self, num_shards: int, index: int, **_unknown: NoReturn) -> None:
-        _answer_unknown(type(self), _unknown)
+    @known_names_only
+    def __init__(self, num_shards: int, index: int) -> None:
         num_shards = whole_number("Shard.num_shards", num_shards, at_least=1)
         index = whole_number("Shard.index", index, at_least=0)
         if index >= num_shards:
@@ -129,6 +129,7 @@ class Limits:
     restarts: tuple[int, float] | None
     restarts_per_item: int
 
+    @known_names_only
     def __init__(
         self,
         *,
@@ -136,9 +137,7 @@ class Limits:
         timeout_s: float | None = None,
         restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
         restarts_per_item: int = 3,
-        **_unknown: NoReturn,
     ) -> None:
-        _answer_unknown(type(self), _unknown)
         _set(
             self,
             memory=read_bytes_count("Limits.memory", memory),
@@ -168,10 +167,8 @@ class WorkerOptions:
     threads: int
     seed_globals: bool | Literal["auto"]
 
-    def __init__(
-        self, *, threads: int = 1, seed_globals: bool | Literal["auto"] = "auto", **_unknown: NoReturn
-    ) -> None:
-        _answer_unknown(type(self), _unknown)
+    @known_names_only
+    def __init__(self, *, threads: int = 1, seed_globals: bool | Literal["auto"] = "auto") -> None:
         hint = "calls of fn that a worker makes at the same time"
         threads = whole_number("WorkerOptions.threads", threads, at_least=1, at_most=MAX_THREADS, hint=hint)
         seed_globals = auto_flag("WorkerOptions.seed_globals", seed_globals)
@@ -213,13 +210,6 @@ def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
     if window_s is None:
         raise ArgumentTypeError(f"{name}' window must be a number of seconds, got None ({hint})")
     return count, window_s
-
-
-def _answer_unknown(kind: type, unknown: Mapping[str, Any]) -> None:
-    if unknown:
-        from loaderpool.settings.foreign_names import unknown_arguments  # `import loaderpool` shall not wait for it
-
-        raise unknown_arguments(kind.__name__, unknown, _fields(kind))
 
 
 def _fields(kind: Any) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.checks import whole_number
 from loaderpool.config import LoaderConfig, check_epoch
@@ -13,6 +13,7 @@ from loaderpool.errors import (
     SourceError,
 )
 from loaderpool.memory.batch_form import BatchForm
+from loaderpool.settings.known_names import known_names_only
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.system import role
 from loaderpool.system.interrupts import InterruptsHeld
@@ -90,6 +91,7 @@ class Loader(LoaderViews):
         CacheError: the cache is of another function or source; says what differs.
     """
 
+    @known_names_only
     def __init__(
         self,
         source: Any,
@@ -115,13 +117,8 @@ class Loader(LoaderViews):
         limits: Limits | None = None,
         _hooks: EpochHooks | None = None,
         _lengths: Lengths | None = None,
-        **_unknown: NoReturn,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "_unknown")}
-        if _unknown:
-            from loaderpool.settings.foreign_names import unknown_arguments  # `import loaderpool` shall not wait for it
-
-            raise unknown_arguments("Loader", _unknown, arguments)
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         checked, own_pool = check_arguments(arguments), None
         if checked.needs_lengths and role.is_trainer():
             checked, own_pool = with_lengths(checked, arguments, Loader)

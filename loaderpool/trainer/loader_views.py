@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
+from loaderpool.settings.known_names import known_names_only
 from loaderpool.trainer.loader_core import LoaderCore
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class LoaderViews:
 
     _core: LoaderCore
 
+    @known_names_only
     def as_dataset(
         self,
         epochs: int | None = 1,
         prefetch: int = 2,
         device: str | None = None,
-        **_unknown: NoReturn,
     ) -> tf.data.Dataset:
         """A `tf.data.Dataset` of the batches; tensors look at the workers' memory without a copy.
 
@@ -45,15 +46,12 @@ class LoaderViews:
         Raises:
             ImportError: TensorFlow is not installed.
         """
-        if _unknown:
-            raise _unknown_arguments("as_dataset", _unknown, ("epochs", "prefetch", "device"))
         from loaderpool.adapters.tensorflow import as_dataset
 
         return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device)
 
-    def for_keras(
-        self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None, **_unknown: NoReturn
-    ) -> Any:
+    @known_names_only
+    def for_keras(self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None) -> Any:
         """What `fit`, `evaluate` and `predict` of Keras 3 take, on the TensorFlow, JAX and torch backends.
 
             model.fit(loader.for_keras(), validation_data=other.for_keras())
@@ -69,13 +67,12 @@ class LoaderViews:
             ImportError: Keras 3.7 or later is not installed.
             ArgumentError, ArgumentTypeError: a wrong argument, named.
         """
-        if _unknown:
-            raise _unknown_arguments("for_keras", _unknown, ("epochs", "class_weight"))
         from loaderpool.adapters.keras_fit import LoaderAdapter
 
         return LoaderAdapter(self._core, epochs, class_weight)
 
-    def tensors(self, device: str | None = None, ahead: int = 2, **_unknown: NoReturn) -> View:
+    @known_names_only
+    def tensors(self, device: str | None = None, ahead: int = 2) -> View:
         """The batches as eager TensorFlow tensors that look at the workers' memory, without tf.data.
 
             for x, y in loader.tensors(): ...
@@ -88,13 +85,12 @@ class LoaderViews:
             ImportError: TensorFlow is not installed.
             ArgumentError, ArgumentTypeError: a wrong argument, named.
         """
-        if _unknown:
-            raise _unknown_arguments("tensors", _unknown, ("device", "ahead"))
         from loaderpool.adapters.eager_tensors import tensors
 
         return tensors(self._core, device, ahead)
 
-    def as_torch(self, device: Any = None, ahead: int = 2, **_unknown: NoReturn) -> View:
+    @known_names_only
+    def as_torch(self, device: Any = None, ahead: int = 2) -> View:
         """The batches as PyTorch tensors that look at the workers' memory; a `torch.utils.data.IterableDataset`.
 
             for x, y in loader.as_torch(): ...
@@ -109,13 +105,12 @@ class LoaderViews:
             ImportError: PyTorch is not installed.
             ArgumentError, ArgumentTypeError: a wrong argument, named.
         """
-        if _unknown:
-            raise _unknown_arguments("as_torch", _unknown, ("device", "ahead"))
         from loaderpool.adapters.torch_tensors import as_torch
 
         return as_torch(self._core, device, ahead)
 
-    def as_jax(self, sharding: Any = None, ahead: int = 2, **_unknown: NoReturn) -> View:
+    @known_names_only
+    def as_jax(self, sharding: Any = None, ahead: int = 2) -> View:
         """The batches as `jax.Array`s, which on the CPU look at the workers' memory.
 
             for x, y in loader.as_jax(): ...
@@ -129,14 +124,6 @@ class LoaderViews:
             ImportError: JAX is not installed.
             ArgumentError, ArgumentTypeError: a wrong argument, named.
         """
-        if _unknown:
-            raise _unknown_arguments("as_jax", _unknown, ("sharding", "ahead"))
         from loaderpool.adapters.jax_arrays import as_jax
 
         return as_jax(self._core, sharding, ahead)
-
-
-def _unknown_arguments(method: str, unknown: Mapping[str, Any], known: Collection[str]) -> TypeError:
-    from loaderpool.settings.foreign_names import unknown_arguments  # `import loaderpool` shall not wait for it
-
-    return unknown_arguments(method, unknown, known)

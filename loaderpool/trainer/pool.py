@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import check_workers
 from loaderpool.errors import ForeignProcessError, closed_error
 from loaderpool.settings.groups import DEFAULT_RESTARTS, check_restarts
+from loaderpool.settings.known_names import known_names_only
 from loaderpool.system import capacity, role
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
@@ -47,17 +48,13 @@ class Pool:
         ArgumentTypeError: not a number.
     """
 
+    @known_names_only
     def __init__(
         self,
         workers: int | Literal["auto"] = "auto",
         restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
         _program: Program | None = None,
-        **_unknown: NoReturn,
     ) -> None:
-        if _unknown:
-            from loaderpool.settings.foreign_names import unknown_arguments  # `import loaderpool` shall not wait for it
-
-            raise unknown_arguments("Pool", _unknown, ("workers", "restarts"))
         checked = check_workers(workers, of_pool=True)
         self._restarts = check_restarts("restarts", restarts)
         self._workers, self._program = resolve_workers(checked), _program

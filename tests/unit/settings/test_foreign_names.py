@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,39 @@ def test_a_group_answers_names_that_it_does_not_have() -> None:
         with pytest.raises(lp.ArgumentTypeError) as raised:
             make(**{name: 2})
         assert str(raised.value) == f"{owner} has no argument named {name}. {name}: {told}"
+
+
+def test_a_name_of_before_is_answered_where_a_field_is_missing_for_it() -> None:
+    made: Any
+    for made, given, told in (
+        (lp.Shard, {"num_shards": 4, "shard_index": 1}, "Shard has no argument named shard_index. shard_index: did "),
+        (lp.Shard, {"world_size": 4, "rank": 1}, "Shard has no argument named rank, world_size. rank: did you"),
+        (lp.Buckets, {"by": len, "bucket_boundaries": [3]}, "Buckets has no argument named bucket_boundaries. bucket_"),
+        (lp.Cache, {"directory": "kept"}, "Cache has no argument named directory. directory: did you mean where?"),
+        (lp.Cache, {"where": "memory", "size": 3}, "Cache has no argument named size. size: did you mean max_b"),
+        (lp.Loader, {"dataset": [1, 2], "num_workers": 2}, "Loader has no argument named dataset, num_workers. dat"),
+    ):  # fmt: skip
+        with pytest.raises(lp.ArgumentTypeError, match=f"^{re.escape(told)}"):
+            made(**given)
+
+
+def test_a_class_made_of_a_group_may_have_arguments_of_its_own() -> None:
+    class Patient(lp.Limits):
+        def __init__(self, minutes: float, **how: Any) -> None:
+            super().__init__(timeout_s=60 * minutes, **how)
+
+    assert Patient(minutes=2).timeout_s == 120
+    with pytest.raises(
+        lp.ArgumentTypeError, match=r"^Patient has no argument named timeout. timeout: did you mean time"
+    ):
+        Patient(minutes=2, timeout=3)
+
+
+def test_what_is_far_from_each_name_is_no_other_name() -> None:
+    for make, name in ((lp.Limits, "worker_restarts"), (lp.Loader, "make_generator")):
+        with pytest.raises(lp.ArgumentTypeError) as raised:
+            make(**{name: 3})  # type: ignore[arg-type, operator]
+        assert not re.search("did you mean (setup|seed)", str(raised.value))
 
 
 def test_several_at_once_and_names_of_nothing() -> None:
