@@ -99,8 +99,8 @@ def read_seconds(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def whole_numbers(name: str, value: Any, at_most: int) -> tuple[int, ...]:
-    """Whole numbers from 1 on, out of anything that has an order and can be iterated.
+def whole_numbers(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> tuple[int, ...]:
+    """Whole numbers within bounds, out of anything that has an order and can be iterated.
 
     Raises:
         ArgumentError: one is out of bounds.
@@ -109,7 +109,7 @@ def whole_numbers(name: str, value: Any, at_most: int) -> tuple[int, ...]:
     if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
         raise ArgumentTypeError(f"{name} must be a list of whole numbers, got {value!r} of type {type(value).__name__}")
     return tuple(
-        whole_number(f"{name}[{number}]", each, at_least=1, at_most=at_most) for number, each in enumerate(value)
+        whole_number(f"{name}[{number}]", each, at_least=at_least, at_most=at_most) for number, each in enumerate(value)
     )
 
 

@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
-from loaderpool.errors import ArgumentError, SourceError
+from loaderpool.checks import whole_number, whole_numbers
+from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError
 from loaderpool.sources.file_records import fingerprint_of
 from loaderpool.sources.kept_open import KeptOpen
 from loaderpool.sources.open_files import Stamp, check_stamp, missing
@@ -44,9 +45,9 @@ class IndexedFiles:
 
     Raises:
         ArgumentError: there is no path, or one is no plain file, or there is no item in all of them.
-        ArgumentTypeError: `paths` has something that is no path.
-        SourceError: a file changed while it was looked into. When an item is read: it has changed since, or cannot be
-            opened.
+        ArgumentTypeError: `paths` has something that is no path, or `look_into` gives no list of numbers.
+        SourceError: a method is not defined, or a file changed while it was looked into. When an item is read: it has
+            changed since, or cannot be opened.
         OSError: a file is not there.
     """
 
@@ -58,14 +59,16 @@ class IndexedFiles:
         makes: Any = (),
         keep: int | None = None,
     ) -> None:
+        _check_defined(type(self))
         self.paths = checked_paths(paths, kind)
-        self._kind, self._makes, self._keep = kind, makes, keep
+        self._kind, self._makes = kind, makes
+        self._keep = None if keep is None else whole_number("keep", keep, at_least=0)
         self.load_library()
         stamps, parts = [], []
         counts: list[int] = []
         for number, path in enumerate(self.paths):
             stamp = Stamp.of(path)  # here a file that is not there is named
-            found = self.look_into(path)
+            found = _checked_counts(f"{type(self).__name__}.look_into", self.look_into(path))
             check_stamp(path, stamp, path)
             stamps.append(stamp)
             parts += [(number, part) for part in range(len(found))]
@@ -79,7 +82,7 @@ class IndexedFiles:
     # ---- what a subclass says ----
 
     def look_into(self, path: str) -> Sequence[int]:
-        """How many items each part of a file has: one number where it is opened as a whole, else one for each part.
+        """A list of how many items each part of a file has: of one number where it is opened as a whole.
 
         Raises:
             SourceError: it is damaged, or no file of this kind.
@@ -159,3 +162,18 @@ class IndexedFiles:
     @property
     def _loaderpool_fingerprint(self) -> str:
         return fingerprint_of(self._makes, self._ends, [stamp.size for stamp in self._stamps])
+
+
+def _check_defined(cls: type[IndexedFiles]) -> None:
+    of_subclasses = {"look_into": "look_into(path)", "open": "open(path, part)", "item": "item(opened, row)"}
+    lacking = [told for name, told in of_subclasses.items() if getattr(cls, name) is getattr(IndexedFiles, name)]
+    if lacking:
+        raise SourceError(f"{cls.__name__} must define {' and '.join(lacking)}")
+
+
+def _checked_counts(name: str, found: Any) -> tuple[int, ...]:
+    if hasattr(found, "__index__") and not hasattr(found, "__len__"):
+        raise ArgumentTypeError(
+            f"{name} gives {found}: give a list, with a number for each part of the file: [{found}]"
+        )
+    return whole_numbers(name, found, at_least=0)

@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import loaderpool as lp
@@ -45,6 +46,41 @@ def files(tmp_path: Path) -> list[Path]:
     for path, data in zip(paths, (range(25), (), range(100, 110)), strict=True):
         path.write_bytes(bytes(data))
     return paths
+
+
+def test_what_a_subclass_says_wrongly_is_said_where_it_is_made(files: list[Path]) -> None:
+    class Nothing(lp.IndexedFiles):
+        def item(self, opened: Any, row: int) -> Any:
+            return row
+
+    with pytest.raises(lp.SourceError, match=r"^Nothing must define look_into\(path\) and open\(path, part\)$"):
+        Nothing(files, kind="nothing")
+    for found, told in (
+        (25, r"gives 25: give a list, with a number for each part of the file: \[25\]"),
+        (np.int64(25), r"gives 25: give a list, .*: \[25\]"),
+        (None, "must be a list of whole numbers, got None of type NoneType"),
+        ("25", "must be a list of whole numbers, got '25' of type str"),
+        ([-1], r"\[0\] must be at least 0, got -1"),
+        ([3, 2.0], r"\[1\] must be a whole number, got 2.0 of type float; did you mean 2?"),
+    ):
+
+        class Wrong(Blocks):
+            def look_into(self, path: str, found: Any = found) -> Any:
+                return found
+
+        with pytest.raises(lp.LoaderpoolError, match=rf"^Wrong\.look_into {told}|^Wrong\.look_into{told}"):
+            Wrong(files)
+    for keep, told in ((2.0, "keep must be a whole number, got 2.0"), (-1, "keep must be at least 0, got -1")):
+        with pytest.raises(lp.LoaderpoolError, match=told):
+            Blocks(files, keep=keep)  # type: ignore[arg-type]
+
+
+def test_parts_may_be_told_by_an_array(files: list[Path]) -> None:
+    class Arrays(Blocks):
+        def look_into(self, path: str) -> Any:
+            return np.array(super().look_into(path), np.int32)
+
+    assert list(Arrays(files)) == list(Blocks(files))
 
 
 def test_items_of_all_parts_in_order(files: list[Path]) -> None:
