@@ -112,6 +112,10 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         """Unknown; Keras asks for it of arrays only."""
         return None
 
+    def on_epoch_end(self) -> None:
+        """Run the hooks of a sequence whose epoch was handed over whole."""
+        self._core.tracker.settle_ends()
+
     # ---- passes ----
 
     def begin(self, convert: TensorConversion, is_building: bool) -> _Begun:

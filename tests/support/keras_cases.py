@@ -1,0 +1,480 @@
+"""What `fit` does with `Loader.for_keras()`, case by case, on the backend of this process.
+
+`main` prints one line of JSON for each case: its name, and None or a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.adapters.keras import BackupCallback
+
+BACKEND = keras.backend.backend()
+CASES: dict[str, Callable[[], None]] = {}
+_MIX = 31
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    CASES[function.__name__] = function
+    return function
+
+
+class Recorder(keras.layers.Layer):  # type: ignore[misc]
+    """Passes its input on, and mixes each batch of whole numbers into a number that tells orders apart."""
+
+    def build(self, _shape: Any) -> None:
+        make = {"shape": (), "dtype": "int32", "trainable": False}
+        self.mixed = self.add_weight(initializer="zeros", name="mixed", **make)
+        self.batches = self.add_weight(initializer="zeros", name="batches", **make)
+
+    def call(self, x: Any) -> Any:
+        numbers = keras.ops.cast(x, "int32")
+        self.mixed.assign(self.mixed * _MIX + keras.ops.sum(numbers))
+        self.batches.assign(self.batches + 1)
+        return keras.ops.cast(x, "float32") + 0.0
+
+
+def mixed(batches: Any) -> int:
+    """What the recorder has mixed of these."""
+    total = 0
+    for x in batches:
+        total = (total * _MIX + int(np.asarray(x).astype(np.int64).sum())) % 2**32
+    return total - 2**32 if total >= 2**31 else total
+
+
+class Unbuilt(keras.Model):  # type: ignore[misc]
+    """Has no weights before it has seen a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorder, self.dense = Recorder(), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(self.recorder(x))
+
+
+def model(is_built: bool = True, **settings: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.Input((4,)), Recorder(), keras.layers.Dense(1)]) if is_built else Unbuilt()
+    made.compile(**{"optimizer": keras.optimizers.SGD(1e-6), "loss": "mse", **settings})
+    return made
+
+
+def recorder(of: Any) -> Any:
+    return next(layer for layer in of.layers if isinstance(layer, Recorder))
+
+
+def seen(of: Any) -> tuple[int, int]:
+    found = recorder(of)
+    return int(np.asarray(found.batches)), int(np.asarray(found.mixed))
+
+
+def sample(index: int, rng: np.random.Generator) -> Any:
+    return rng.integers(0, 1000, 4).astype(np.float32), np.float32(index)
+
+
+def loader(items: int = 70, workers: int = 1, **settings: Any) -> lp.Loader:
+    return lp.Loader(range(items), sample, **{"batch_size": 8, "workers": workers, "shuffle": True, **settings})
+
+
+def inputs(of: lp.Loader, epochs: int) -> list[Any]:
+    """What the loader gives in its first epochs, and it stands at their beginning again."""
+    of.epoch = 0
+    found = [x.copy() for _ in range(epochs) for x, *_ in of]
+    of.epoch = 0
+    return found
+
+
+@case
+def the_same_batches_whether_the_model_is_built_or_not() -> None:
+    for workers in (0, 1, 3):
+        for is_built in (True, False):
+            with loader(workers=workers) as made:
+                expected = inputs(made, 3)
+                trained = model(is_built)
+                history = trained.fit(made.for_keras(), epochs=3, verbose=0)
+                assert seen(trained) == (27, mixed(expected)), (workers, is_built)
+                assert len(history.history["loss"]) == 3
+                assert made.epoch == 3
+
+
+@case
+def validation_takes_a_pass_each_time() -> None:
+    with loader() as made, loader(20, seed=5) as other:
+        validation, training = inputs(other, 3), inputs(made, 3)
+        trained = model(is_built=False)
+        history = trained.fit(made.for_keras(), epochs=3, validation_data=other.for_keras(), verbose=0)
+        assert "val_loss" in history.history
+        woven = [x for epoch in range(3) for x in (*training[9 * epoch :][:9], *validation[3 * epoch :][:3])]
+        assert seen(trained) == (36, mixed(woven))
+        assert (made.epoch, other.epoch) == (3, 3)
+
+
+@case
+def evaluate_and_predict_go_through_one_pass_in_order() -> None:
+    with lp.Loader(range(50), lambda i: np.full(4, i, np.float32), batch_size=8, workers=2) as made:
+        predicting = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x[:, :1])])
+        found = predicting.predict(made.for_keras(), verbose=0)
+        assert found[:, 0].tolist() == list(range(50))
+        assert predicting.predict(made.for_keras(), steps=2, verbose=0).shape == (16, 1)
+    with loader() as made:
+        tested = model(is_built=False)
+        expected = inputs(made, 2)
+        tested.evaluate(made.for_keras(), verbose=0)
+        assert seen(tested) == (9, mixed(expected[:9]))
+        tested.evaluate(made.for_keras(), verbose=0)
+        assert seen(tested) == (18, mixed(expected))
+
+
+@case
+def several_steps_at_once() -> None:
+    if BACKEND == "torch":
+        return  # Keras has no such thing there
+    for executions in (3, 9, 101):
+        with loader() as made:
+            expected = inputs(made, 2)
+            trained = model(steps_per_execution=executions)
+            trained.fit(made.for_keras(), epochs=2, verbose=0)
+            assert seen(trained) == (18, mixed(expected)), executions
+            assert int(np.asarray(trained.optimizer.iterations)) == 18
+
+
+@case
+def several_steps_at_once_of_an_unknown_number() -> None:
+    if BACKEND == "torch":
+        return
+    for executions in (1, 3, 9, 101):
+        with loader(on_error="skip") as made, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*ran out of data")
+            trained = model(steps_per_execution=executions)
+            expected = inputs(made, 1)
+            trained.fit(made.for_keras(), epochs=1, verbose=0)
+            assert seen(trained) == (9, mixed(expected)), executions
+
+
+@case
+def a_stream_has_no_known_number_of_batches() -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(70)
+
+    with lp.Loader.from_generator(numbers, workers=1, fn=sample, batch_size=8) as made, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*ran out of data")
+        adapter = made.for_keras()
+        assert adapter.num_batches is None
+        expected = inputs(made, 2)
+        trained = model(is_built=False)
+        trained.fit(adapter, epochs=2, verbose=0)
+        assert seen(trained) == (18, mixed(expected))
+
+
+@case
+def steps_of_a_stream_without_end() -> None:
+    with loader() as made:
+        expected = inputs(made, 3)
+        for is_built in (True, False):
+            made.epoch = 0
+            trained = model(is_built)
+            trained.fit(made.for_keras(epochs=None), epochs=4, steps_per_epoch=5, verbose=0)
+            assert seen(trained) == (20, mixed(expected[:20]))
+        made.epoch = 0
+        trained = model()
+        trained.fit(made.for_keras(epochs=2), epochs=1, verbose=0)
+        assert seen(trained) == (18, mixed(expected[:18]))
+
+
+@case
+def an_endless_sequence_goes_on_behind_its_steps() -> None:
+    class Endless(keras.utils.PyDataset):  # type: ignore[misc]
+        @property
+        def num_batches(self) -> None:
+            return None
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 4), index, np.float32), np.zeros((2, 1), np.float32)
+
+    with lp.Loader.from_sequence(Endless(), workers=2) as made:
+        trained = model(is_built=False)
+        trained.fit(made.for_keras(), epochs=3, steps_per_epoch=4, verbose=0)
+        assert seen(trained) == (12, mixed(np.full((2, 4), index) for index in range(12)))
+
+
+@case
+def hooks_are_called_once_an_epoch_and_never_late() -> None:
+    calls: list[str] = []
+
+    class Hooked(keras.utils.PyDataset):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.epoch = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 4), 100 * self.epoch + index, np.float32), np.zeros((2, 1), np.float32)
+
+        def on_epoch_begin(self) -> None:
+            calls.append("begin")
+
+        def on_epoch_end(self) -> None:
+            calls.append("end")
+            self.epoch += 1
+
+    for is_built in (True, False):
+        calls.clear()
+        with lp.Loader.from_sequence(Hooked(), workers=2) as made:
+            trained = model(is_built)
+            trained.fit(made.for_keras(), epochs=3, verbose=0)
+            expected = [np.full((2, 4), 100 * epoch + index) for epoch in range(3) for index in range(4)]
+            assert seen(trained) == (12, mixed(expected))
+        assert calls == ["begin", "end"] * 3, calls
+
+
+@case
+def shapes_may_vary_from_batch_to_batch() -> None:
+    class Varied(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            rows, columns = ((16, 4), (16, 5), (2, 6))[index]
+            return np.full((rows, columns, 2), index, np.float32), np.full((rows, 1), index, np.float32)
+
+    varied = keras.Sequential([keras.Input((None, 2)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+    varied.compile("sgd", "mse")
+    with lp.Loader.from_sequence(Varied(), workers=1) as made:
+        varied.fit(made.for_keras(), epochs=2, verbose=0)
+        assert varied.predict(made.for_keras(), verbose=0).shape == (34, 1)
+
+
+@case
+def inputs_have_names() -> None:
+    def named(index: int) -> Any:
+        return {"a": np.full(4, index, np.float32), "b": np.ones(2, np.float32)}, {"y": np.float32([index])}
+
+    a, b = keras.Input((4,), name="a"), keras.Input((2,), name="b")
+    output = keras.layers.Dense(1, name="y")(keras.layers.concatenate([Recorder()(a), b]))
+    trained = keras.Model({"a": a, "b": b}, {"y": output})
+    trained.compile("sgd", "mse")
+    with lp.Loader(range(20), named, batch_size=8, workers=1) as made:
+        trained.fit(made.for_keras(), epochs=2, verbose=0)
+        assert seen(trained)[0] == 6
+
+
+class Weights(keras.losses.Loss):  # type: ignore[misc]
+    """A loss of 1 for each row, so that the mean of the weighted loss is that of the weights."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(0.0 * y_pred, -1) + 1.0
+
+
+def weighed(made: lp.Loader, **arguments: Any) -> float:
+    trained = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    trained.compile(keras.optimizers.SGD(0.0), Weights(reduction="sum"))
+    return float(trained.evaluate(made.for_keras(**arguments), verbose=0))
+
+
+@case
+def classes_have_weights() -> None:
+    def labelled(form: str) -> Callable[[int], Any]:
+        def fn(index: int) -> Any:
+            x = np.zeros(4, np.float32)
+            label = {"plain": np.int64(index % 3), "column": np.float32([index % 3]), "one-hot": np.eye(3)[index % 3]}
+            return x, label[form]
+
+        return fn
+
+    for form in ("plain", "column", "one-hot"):
+        for batch_size in (6, 1):
+            with lp.Loader(range(6), labelled(form), batch_size=batch_size, workers=1) as made:
+                for weights, mean in (({0: 1.0, 1: 2.0, 2: 3.0}, 2.0), ({1: 4.0}, 2.0), ({}, 1.0), ({7: 3.0}, 1.0)):
+                    found = weighed(made, class_weight=weights) / batch_size
+                    assert abs(found - mean) < 1e-5, (form, batch_size, weights, found)
+
+
+@case
+def rows_have_weights() -> None:
+    def weighted(index: int) -> Any:
+        return np.zeros(4, np.float32), np.float32(0), np.float32(index)
+
+    with lp.Loader(range(6), weighted, batch_size=6, workers=1) as made:
+        assert abs(weighed(made) - 15) < 1e-4
+        with pytest.raises(lp.ArgumentError, match=re.escape("sample weights already")):
+            weighed(made, class_weight={0: 1.0})
+
+
+@case
+def what_fit_would_drop_in_silence_is_refused() -> None:
+    with loader() as made:
+        for argument, cure in (
+            ({"class_weight": {0: 1.0}}, "for_keras(class_weight="),
+            ({"sample_weight": np.ones(70)}, "(x, y, sample_weight)"),
+            ({"y": np.ones(70)}, "(x, y)"),
+        ):
+            with pytest.raises((lp.ArgumentError, ValueError), match=re.escape(cure)):
+                model().fit(made.for_keras(), verbose=0, **argument)
+        for wrong, cure in (
+            ({"class_weight": [1.0, 2.0]}, "must be a dict"),
+            ({"class_weight": {"0": 1.0}}, "whole numbers"),
+            ({"class_weight": {0: float("nan")}}, "finite"),
+            ({"epochs": 0}, "epochs must be"),
+            ({"workers": 2}, "workers"),
+        ):
+            with pytest.raises((ValueError, TypeError), match=re.escape(cure)):
+                made.for_keras(**wrong)
+
+
+@case
+def errors_come_as_they_are_behind_the_batches_before_them() -> None:
+    def bad(index: int) -> Any:
+        if index == 21:
+            raise KeyError("twenty-one")
+        return np.full(4, index, np.float32), np.float32(0)
+
+    with lp.Loader(range(64), bad, batch_size=8, workers=2) as made:
+        trained = model(is_built=False)
+        with pytest.raises(lp.SampleError, match=re.escape("twenty-one")):
+            trained.fit(made.for_keras(), verbose=0)
+        assert seen(trained)[0] == 2
+    with pytest.raises(lp.ClosedError, match=re.escape("closed")):
+        model().fit(made.for_keras(), verbose=0)
+
+
+@case
+def one_adapter_serves_two_fits_and_side_by_side() -> None:
+    with loader() as made:
+        expected = inputs(made, 4)
+        adapter = made.for_keras()
+        trained = model(is_built=False)
+        trained.fit(adapter, epochs=1, verbose=0)
+        trained.fit(adapter, epochs=1, verbose=0)
+        assert seen(trained) == (18, mixed(expected[:18]))
+        made.epoch = 0
+        trained = model(is_built=False)
+        trained.fit(adapter, epochs=2, validation_data=adapter, verbose=0)
+        assert seen(trained) == (36, mixed(expected))
+
+
+@case
+def a_training_that_was_stopped_begins_another_pass() -> None:
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == self.at
+
+    for at in (0, 3):
+        with loader() as made:
+            expected = inputs(made, 2)
+            adapter, trained, stop = made.for_keras(), model(is_built=False), Stop()
+            stop.at = at
+            trained.fit(adapter, epochs=1, verbose=0, callbacks=[stop])
+            trained.fit(adapter, epochs=1, verbose=0)
+            assert seen(trained) == (at + 10, mixed(expected[: at + 1] + expected[9:])), at
+
+
+@case
+def a_training_goes_on_where_a_loop_has_stopped() -> None:
+    with loader() as made, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*ran out of data")
+        expected = inputs(made, 3)
+        batches = iter(made)
+        for _ in range(4):
+            next(batches)
+        state = batches.state_dict()
+        batches.close()
+        for is_built in (True, False):
+            made.load_state_dict(state)
+            trained = model(is_built)
+            trained.fit(made.for_keras(), epochs=3, verbose=0)
+            assert seen(trained) == (23, mixed(expected[4:]))
+
+
+@case
+def a_backup_ends_with_the_same_weights() -> None:
+    class Crash(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.batches = getattr(self, "batches", 0) + 1
+            if self.batches == 13:
+                raise InterruptedError("in the middle of the second epoch")
+
+    def made_model() -> Any:
+        keras.utils.set_random_seed(1)
+        made = keras.Sequential(
+            [keras.Input((4,)), Recorder(), keras.layers.Dropout(0.3, seed=3), keras.layers.Dense(1)]
+        )
+        made.compile("adam", "mse")
+        return made
+
+    with loader() as source:
+        whole = made_model()
+        whole.fit(source.for_keras(), epochs=3, verbose=0)
+    for save_freq in (4, 5, "epoch"):
+        with tempfile.TemporaryDirectory() as path:
+            for callbacks in ([Crash()], []):
+                with loader() as source:
+                    again = made_model()
+                    backup = BackupCallback(source, path, save_freq=save_freq)
+                    try:
+                        again.fit(source.for_keras(), epochs=3, verbose=0, callbacks=[backup, *callbacks])
+                    except InterruptedError:
+                        continue
+        for ours, theirs in zip(again.get_weights(), whole.get_weights(), strict=True):
+            assert np.array_equal(ours, theirs), save_freq
+
+
+@case
+def tensors_look_at_the_slots() -> None:
+    def wide(index: int) -> Any:
+        return np.full((64, 64, 3), index, np.float32), np.float32(0)
+
+    with lp.Loader(range(200), wide, batch_size=8, workers=2) as made:
+        flat = keras.Sequential([keras.Input((64, 64, 3)), keras.layers.Flatten(), keras.layers.Dense(1)])
+        flat.compile(keras.optimizers.SGD(0.0), "mse")
+        flat.fit(made.for_keras(), epochs=2, verbose=0)
+        assert made.statistics().batches_copied == 0
+        del flat
+
+
+@case
+def text_and_ragged_rows_are_given_or_refused_by_name() -> None:
+    def text(index: int) -> Any:
+        return f"w{index}", np.float32(0)
+
+    with lp.Loader(range(8), text, batch_size=4, workers=1) as made:
+        if BACKEND == "tensorflow":
+            import tensorflow as tf
+
+            batches = [x for x, _ in made.for_keras().get_tf_dataset()]
+            assert batches[1].dtype == tf.string and batches[1].numpy().tolist() == [b"w4", b"w5", b"w6", b"w7"]
+        else:
+            with pytest.raises(lp.SpecMismatchError, match=re.escape("for_keras: component [0] is text")):
+                model().fit(made.for_keras(), verbose=0)
+
+
+@case
+def no_framework_but_the_backends_own_is_imported() -> None:
+    if BACKEND != "tensorflow":
+        assert sys.modules["tensorflow"] is None  # as the test has set it
+        others = {"jax": "torch", "torch": "tensorflow"}
+        assert not sys.modules.get(others[BACKEND])
+
+
+def main(names: list[str]) -> None:
+    for name in names:
+        try:
+            CASES[name]()
+            trace = None
+        except BaseException:
+            trace = traceback.format_exc()
+        print(json.dumps([name, trace]), flush=True)
