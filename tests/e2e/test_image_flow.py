@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 import loaderpool as lp
-from tests.support.batches import assert_same, read
+from tests.support.batches import Place, assert_same, read
 
-pytestmark = pytest.mark.corner
+# Keras is imported where a flow is unpickled: once by the supervisor of each pool that they share.
+pytestmark = [pytest.mark.corner, pytest.mark.may_leak(reason="pools are shared; the fixture looks when the last ran")]
 
 IMAGES, BATCH = 22, 4
 
@@ -46,11 +47,13 @@ def flips_in(batches: list[Any]) -> list[bool]:
 
 
 @pytest.mark.parametrize("settings", [{"seed": 5}, {}, {"shuffle": False}, {"shuffle": False, "seed": 5}])
-def test_the_batches_are_the_same_for_any_number_of_workers(tf: Any, photos: Path, settings: dict[str, Any]) -> None:
+def test_the_batches_are_the_same_for_any_number_of_workers(
+    tf: Any, photos: Path, settings: dict[str, Any], on: Place
+) -> None:
     seen = []
     for workers in (0, 1, 2):
         np.random.seed(3)  # by which it makes its order where it has no seed
-        with lp.Loader.from_sequence(flow_of(photos, **settings), workers=workers, seed=4) as loader:
+        with lp.Loader.from_sequence(flow_of(photos, **settings), **on(workers), seed=4) as loader:
             seen.append([read(loader) for _ in range(3)])
     assert_same(seen[1], seen[0])
     assert_same(seen[2], seen[0])
@@ -67,12 +70,12 @@ def test_the_batches_are_the_same_for_any_number_of_workers(tf: Any, photos: Pat
     assert len({tuple(flip) for flip in flips}) == 3, "it augments anew in each epoch"
 
 
-def test_its_first_epoch_is_that_of_keras_itself(tf: Any, photos: Path) -> None:
+def test_its_first_epoch_is_that_of_keras_itself(tf: Any, photos: Path, on: Place) -> None:
     theirs = flow_of(photos, seed=5)
     expected = [theirs[index] for index in range(len(theirs))]
     np.random.seed(1)
     before = np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
-    with lp.Loader.from_sequence(flow_of(photos, seed=5), workers=2) as loader:
+    with lp.Loader.from_sequence(flow_of(photos, seed=5), **on(2)) as loader:
         batches = read(loader)
     assert np.array_equal(np.random.get_state()[1], before), "what else draws is undisturbed"  # type: ignore[index, union-attr]
     assert numbers_in(batches) == numbers_in(expected)
@@ -80,7 +83,7 @@ def test_its_first_epoch_is_that_of_keras_itself(tf: Any, photos: Path) -> None:
         assert np.array_equal(batch[0], theirs_too[0])
 
 
-def test_flows_of_arrays_and_what_a_subclass_does_at_an_epochs_end(tf: Any) -> None:
+def test_flows_of_arrays_and_what_a_subclass_does_at_an_epochs_end(tf: Any, on: Place) -> None:
     from keras.src.legacy.preprocessing import image
 
     class Rising(image.NumpyArrayIterator):  # type: ignore[misc]
@@ -92,7 +95,7 @@ def test_flows_of_arrays_and_what_a_subclass_does_at_an_epochs_end(tf: Any) -> N
     x = np.arange(10, dtype=np.float32).reshape(10, 1, 1, 1)
     for kind, rise in ((image.NumpyArrayIterator, 0), (Rising, 100)):
         flow = kind(x, np.arange(10), generator, batch_size=4, shuffle=True, seed=1)
-        with lp.Loader.from_sequence(flow, workers=2) as loader:
+        with lp.Loader.from_sequence(flow, **on(2)) as loader:
             for epoch in range(3):
                 got = [
                     (float(image), int(label))
