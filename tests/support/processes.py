@@ -27,11 +27,10 @@ POLL_S = 0.02
 def parents() -> dict[int, int]:
     """Every process of the machine with its parent, zombies too."""
     found: dict[int, int] = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            fields = _stat(int(entry.name))
-            if fields:
-                found[int(entry.name)] = int(fields[1])
+    for pid in _pids():
+        fields = _stat(pid)
+        if fields:
+            found[pid] = int(fields[1])
     return found
 
 
@@ -60,13 +59,13 @@ def marked(name: str, value: str) -> list[int]:
     """
     wanted = f"{name}={value}".encode()
     found = []
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:  # gone, or another user's
-                continue
+    for pid in _pids():
+        try:
+            environment = _read(pid, "environ")
+        except OSError:  # gone, or another user's
+            continue
+        if wanted in environment and wanted in environment.split(b"\0"):
+            found.append(pid)
     return sorted(found)
 
 
@@ -128,9 +127,19 @@ def _stat(pid: int) -> list[str]:
     """State, parent, … of `/proc/PID/stat`; empty where the process is gone."""
     try:
         # The name in parentheses may hold spaces and parentheses itself.
-        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir(_PROC) if name.isdigit()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    # All processes are looked at around each test: pathlib and buffers would take half of that time.
+    with open(f"{_PROC}/{pid}/{name}", "rb", buffering=0) as file:
+        return file.read()
 
 
 def status_of_fork(do: Callable[[], object]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -38,6 +39,10 @@ def load() -> Any:
             tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
         )
         ctrl_c.watch()  # the first as_dataset of a process leaves two descriptors: now, not in a test
+        # Half a million objects that live as long as the process: each collection that a test asks for, and the guard
+        # against leaks, would look at them again, which takes longer than most tests.
+        gc.collect()
+        gc.freeze()
         _loaded = tf
     return _loaded
 
