@@ -6,12 +6,15 @@ modules is about to run, for each n, tries all places at which a real one can co
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from loaderpool.system import interrupts
 
 __all__ = ["CountBytecodes", "hear_ctrl_c", "interrupted_at"]
 
@@ -69,16 +72,25 @@ class CountBytecodes:
 
 def interrupted_at(at: int, work: Callable[[], object]) -> tuple[bool, bool, str]:
     """Run it with a Ctrl-C before our n-th bytecode: whether that was reached, whether it was raised, and where."""
-    raised = False
+    raised, again = False, 0
     counter = CountBytecodes(at)
+    start_thread = _thread.start_new_thread
+
+    def counted(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        nonlocal again
+        again += function is interrupts._send
+        return start_thread(function, arguments)
+
+    _thread.start_new_thread = counted
     try:
         counter.start()
         work()
         counter.stop()
-        if counter.where:
+        if again:
             time.sleep(_SENT_AGAIN_S)
     except KeyboardInterrupt:
         raised = True
     finally:
         counter.stop()
+        _thread.start_new_thread = start_thread
     return bool(counter.where), raised, counter.where
