@@ -32,7 +32,7 @@ def _outcomes(with_tensorflow: bool) -> tuple[dict[str, list[str]], str]:
         print(open("results").read(), file=sys.stderr)
         """
     )
-    done = run_child(code, timeout_s=_TIMEOUT_S)
+    done = run_child(code, timeout_s=_TIMEOUT_S, imported="tensorflow" if with_tensorflow else None)
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"page"')]
     return {line["page"]: line["problems"] for line in lines}, f"{done.stdout}\n{done.stderr}"
 

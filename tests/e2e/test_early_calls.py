@@ -348,7 +348,7 @@ def test_what_hangs_early_times_out_in_its_turn(diary: Diary) -> None:
         return np.full(2, item)
 
     got = []
-    loader = lp.Loader(range(SIZE), fn, batch_size=BATCH, workers=3, limits=lp.Limits(timeout_s=2))
+    loader = lp.Loader(range(SIZE), fn, batch_size=BATCH, workers=3, limits=lp.Limits(timeout_s=1))
     with loader, pytest.raises(lp.SampleTimeoutError) as caught:
         for batch in loader:
             got.append(batch[:, 0].tolist())

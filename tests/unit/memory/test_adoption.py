@@ -38,7 +38,10 @@ LARGE = 40 << 20
 
 
 def array_of(nbytes: int = LARGE, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).integers(0, 255, nbytes, np.uint8)
+    array = np.empty(nbytes, np.uint8)
+    words = np.random.default_rng(seed).integers(0, 1 << 62, -(-nbytes // 8), np.uint64)  # eight times as fast
+    array[:] = words.view(np.uint8)[:nbytes]
+    return array
 
 
 def flat(array: Any) -> memoryview:

@@ -468,7 +468,7 @@ def test_with_the_real_tensorflow_and_keras(tmp_path: Path) -> None:
             """
         )
     )
-    shown = run_child(REAL.format(directory=str(tmp_path)), env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout_s=90).check()
+    shown = run_child(REAL.format(directory=str(tmp_path)), timeout_s=90, imported="tensorflow").check()
     assert shown.stdout == "all shown\n"
 
 
