@@ -414,7 +414,7 @@ def test_cell_of_a_trainer_that_ends(where: str, how: str, outcome: str, tmp_pat
         script = script.replace(name, repr(value))
     (tmp_path / "stopped_s").write_text("0.3")
     with leaks.guard():
-        result = run_child(script, env={"LOADERPOOL_FAULTS": str(tmp_path)})
+        result = run_child(script, env={"LOADERPOOL_FAULTS": str(tmp_path)}, imported="numpy")
     if outcome == "waits":
         assert result.check().stdout == "whole\n"
     else:
