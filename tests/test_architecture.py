@@ -47,8 +47,13 @@ OUTSIDE_ONLY_IN = {
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.tools.cli": {"click", "matplotlib", "rich"},
 }
-# And there only in functions: who names a source of files does not wait for its library until one is made.
-OUTSIDE_WHEN_CALLED = {"loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"}}
+# And there only in functions: who names a source of files does not wait for its library until one is made; and of the
+# others there is a tensor, so they are imported already, or must be.
+OUTSIDE_WHEN_CALLED = {
+    "loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"},
+    "loaderpool.element.leaf": {"ml_dtypes"},
+    "loaderpool.transport.payload.tensors": {"jax", "torch"},
+}
 
 LINUX_ONLY_HOMES = {"loaderpool.system.machine"}
 LINUX_ONLY_NAMES = {

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -81,6 +82,9 @@ def _as_array(value: Any, path: str) -> npt.NDArray[Any]:
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except Exception as error:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return _of_torch(value, torch, path, error)
         reason = f"{type(error).__name__}: {error}"
         raise SpecMismatchError(f"{named(path)}: {_kind(value)} does not become an array ({reason})") from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
@@ -88,6 +92,36 @@ def _as_array(value: Any, path: str) -> npt.NDArray[Any]:
     if array.dtype.kind in TEXT_KINDS and not has_array:  # a deque of text, say, and perhaps of numbers
         return _stack(list(value), path)
     return array
+
+
+def _of_torch(tensor: Any, torch: Any, path: str, error: Exception) -> npt.NDArray[Any]:
+    """A tensor that does not become an array by itself: of a dtype that NumPy has from ml_dtypes, or an error."""
+    if tensor.device.type != "cpu":
+        reason, cure = f"it is on the device {tensor.device}", "return x.cpu()"
+    elif tensor.layout is not torch.strided:
+        reason, cure = f"its layout is {tensor.layout}", "return x.to_dense()"
+    elif tensor.requires_grad:
+        reason, cure = "it requires grad, which ends here", "return x.detach(), or make it under torch.no_grad()"
+    elif tensor.is_conj() or tensor.is_neg():  # a view that is still to be computed
+        return np.asarray(tensor.resolve_conj().resolve_neg())
+    else:
+        dtype = _dtype_of_others(str(tensor.dtype).rpartition(".")[2])
+        if dtype is not None:
+            bits: npt.NDArray[Any] = tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy()
+            return bits.view(dtype)
+        reason, cure = str(error), "return x.float(); of bfloat16 and float8 the package ml_dtypes has the dtypes"
+    raise SpecMismatchError(f"{named(path)}: a torch tensor does not become an array: {reason}; {cure}") from error
+
+
+def _dtype_of_others(name: str) -> np.dtype[Any] | None:
+    """Return the dtype that ml_dtypes has by this name, which is that of torch; None: there is none."""
+    try:
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+    except (ImportError, AttributeError):
+        return None
 
 
 def _stack(values: list[Any], path: str) -> npt.NDArray[Any]:

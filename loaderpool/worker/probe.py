@@ -244,7 +244,7 @@ class Prober:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
         self._calls.keep(epoch, indices[0], spec.structure.unflatten(kept))
-        return Probe(spec, spec, sum(_nbytes(leaf) for leaf in leaves), len(indices), elapsed, batch_rows)
+        return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows)
 
     def _failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
         failed = self._progress.failed(error, epoch, indices, position)

@@ -140,3 +140,69 @@ def test_workers_see_no_accelerator_of_the_trainers(tmp_path: Path) -> None:
         """
     ).check()
     assert child.stdout == "['cpu', 'cpu'] tpu,cuda\n"
+
+
+@needs("torch")
+def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
+    lines, errors = shown(
+        tmp_path,
+        {},
+        """
+        import torch
+        def full(i, **settings): return torch.full((2,), float(i), **settings)
+        makers = dict(
+            plain=lambda i: full(i),
+            numbers=lambda i: torch.tensor(i),
+            strided=lambda i: torch.arange(4)[::2] + i,
+            listed=lambda i: [full(i), full(i)],
+            bfloat16=lambda i: full(i, dtype=torch.bfloat16),
+            float8=lambda i: full(i).to(torch.float8_e4m3fn),
+            conjugate=lambda i: (full(i, dtype=torch.complex64) * 1j).conj(),
+            grad=lambda i: full(i, requires_grad=True),
+            elsewhere=lambda i: full(i, device="meta"),
+            sparse=lambda i: full(i).to_sparse(),
+        )
+        for name, fn in makers.items():
+            try:
+                with lp.Loader(range(3), fn, batch_size=2, workers=0) as loader:
+                    batches = list(loader)
+                print(name, batches[0].dtype, batches[0].shape, batches[0][1].ravel()[0], len(batches[1]))
+            except lp.SpecMismatchError as error:
+                print(name, str(error).splitlines()[0])
+        show("workers", lambda i: makers["bfloat16"](2 * i))
+        """,
+    )
+    no_array = "the element: a torch tensor does not become an array"
+    assert lines == [
+        "plain float32 (2, 2) 1.0 1",
+        "numbers int64 (2,) 1 1",
+        "strided int64 (2, 2) 1 1",
+        "listed float32 (2, 2, 2) 1.0 1",
+        "bfloat16 bfloat16 (2, 2) 1 1",
+        "float8 float8_e4m3fn (2, 2) 1 1",
+        "conjugate complex64 (2, 2) -1j 1",
+        f"grad {no_array}: it requires grad, which ends here; return x.detach(), or make it under torch.no_grad()",
+        f"elsewhere {no_array}: it is on the device meta; return x.cpu()",
+        f"sparse {no_array}: its layout is torch.sparse_coo; return x.to_dense()",
+        f"workers {BATCHES} fork ['libtorch_cpu']",
+    ]
+    assert errors == ""
+
+
+@needs("jax")
+def test_arrays_of_jax_have_the_same_dtype_in_the_workers(tmp_path: Path) -> None:
+    lines, errors = shown(
+        tmp_path,
+        {},
+        """
+        import jax, jax.numpy as jnp
+        jax.config.update("jax_enable_x64", True)
+        def fn(i): return jnp.full(2, i / 3), jnp.bfloat16(i)
+        found = []
+        for workers in (0, 1):
+            with lp.Loader(range(4), fn, batch_size=4, workers=workers) as loader:
+                found.append(list(loader)[0])
+        print([array.dtype.name for array in found[1]], all(map(np.array_equal, *found)))
+        """,
+    )
+    assert lines == ["['float64', 'bfloat16'] True"] and errors == ""

@@ -173,6 +173,8 @@ def environment() -> dict[str, str]:
     variables.update(dict.fromkeys(_ONE_THREAD, "1"))
     variables["CUDA_VISIBLE_DEVICES"] = ""
     variables["JAX_PLATFORMS"] = "cpu"  # or JAX would want the GPU that it is told of, or a TPU that the trainer has
+    if "jax" in sys.modules:  # set at run time, it would not travel, and workers would make float32 of what is float64
+        variables["JAX_ENABLE_X64"] = str(int(sys.modules["jax"].config.jax_enable_x64))
     # Sets of str keep one order in all workers, over restarts and from one training to the next.
     if variables.get("PYTHONHASHSEED", "random") == "random":
         variables["PYTHONHASHSEED"] = "0"

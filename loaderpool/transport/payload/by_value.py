@@ -72,6 +72,10 @@ class FrameworkFreePickler(PayloadPickler):
     def is_by_value(self, named: Any) -> bool:
         return super().is_by_value(named) or self._imports.of(named.__module__)
 
+    def _reduce_tensor(self, tensor: Any) -> Any:
+        self._refuse(home_of(tensor))
+        return super()._reduce_tensor(tensor)
+
     def _refuse(self, home: str) -> None:
         """What is of this module is used; that must not be one of a framework that is to be avoided."""
         framework = framework_of(home)

@@ -16,6 +16,9 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.transport.payload.tensors import KINDS as TENSOR_KINDS
+from loaderpool.transport.payload.tensors import reduce_tensor
+
 _by_identity: Any = object.__eq__
 _LruCacheWrapper = type(functools.lru_cache(lambda: None))
 _make_dispatcher: Callable[[Any], Any] = functools.singledispatch  # which mypy knows too well
@@ -56,6 +59,10 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
+        if kind.__name__ in TENSOR_KINDS:
+            reduced = self._reduce_tensor(obj)
+            if reduced is not NotImplemented:
+                return reduced
         if issubclass(kind, getattr(sys.modules.get("tqdm.std"), "tqdm", ())):
             raise TypeError("a progress bar counts in one process")  # sent, it would fail where it arrives
         return super().reducer_override(obj)
@@ -96,6 +103,9 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def _stand_in(self, value: Any) -> Any:
         return value if self.stand_ins is None else self.stand_ins.get(id(value), value)
+
+    def _reduce_tensor(self, tensor: Any) -> Any:
+        return reduce_tensor(tensor)
 
     def _reduce_cached_function(self, cached: Any) -> Any:
         return _by_value_of_cached(cached) if self.is_by_value(cached) else NotImplemented
