@@ -61,7 +61,7 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
     hooks, source = hook_kind(sequence), source_kind(sequence)
     if workers is None:
         own = getattr(sequence, "workers", 1)
-        workers = own if isinstance(own, int) and own > 1 else "auto"
+        workers = own if isinstance(own, int) and own >= 0 and own != 1 else "auto"
     return make(source, batch_size=None, workers=workers, _hooks=hooks, **settings)
 
 
@@ -109,6 +109,11 @@ class SequenceHooks:
     def changes_data(self) -> bool:
         """Whether the user has overridden a hook."""
         return bool(self._overridden)
+
+    @property
+    def has_epoch_begin(self) -> bool:
+        """Whether the user has overridden `on_epoch_begin`."""
+        return "on_epoch_begin" in self._overridden
 
     def before_epoch(self) -> dict[str, Any] | None:
         """`on_epoch_begin`."""

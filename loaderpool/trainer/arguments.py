@@ -104,7 +104,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "takes_out": takes_out,
         "cache": cache,  # the engine puts what comes of it in its place
     }
-    return CheckedArguments(config, plan, unit_of(config, batch_fn), given_spec, stream, payload, needs_lengths)
+    hooks = arguments["_hooks"]
+    has_epoch_begin = hooks is not None and hooks.has_epoch_begin
+    unit = unit_of(config, batch_fn)
+    return CheckedArguments(config, plan, unit, given_spec, stream, payload, has_epoch_begin, needs_lengths)
 
 
 def _cache(given: Any) -> Cache | None:

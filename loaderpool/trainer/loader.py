@@ -190,7 +190,9 @@ class Loader(LoaderViews):
                 `on_epoch_end` are called on this very object, in this process, and what they change is seen by the
                 next epoch. With `num_batches = None`, or no length, it is endless: a pass has batches 0, 1, 2, … until
                 its consumer stops (`fit(loader.as_dataset(), steps_per_epoch=n)`); hooks and `shuffle` are refused.
-            workers: as in `Loader`; None: the sequence's own `workers` where it is above 1, else "auto".
+            workers: as in `Loader`; None: the sequence's own `workers` where it is above 1, or 0, else "auto". Its
+                `use_multiprocessing` and `max_queue_size` are not read: workers are processes, as far ahead as
+                `limits` allows.
             **settings: further arguments of `Loader` (not batch_size, fn, batch_fn, augment and cache).
         """
         from loaderpool.adapters.keras import loader_from_sequence

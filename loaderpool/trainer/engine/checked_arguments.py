@@ -25,4 +25,5 @@ class CheckedArguments:
     given_spec: ElementSpec | None  # the user's `element_spec`
     stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
+    has_epoch_begin: bool = False  # a hook of the user's runs before an epoch's first sample is made
     needs_lengths: bool = False  # the plan is not the one yet: `Buckets.by` must first tell the items' lengths

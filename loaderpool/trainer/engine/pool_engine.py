@@ -98,7 +98,7 @@ class PoolEngine:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
                 self._shipment = offset, nbytes
                 self._send_files()
-                session.send(Control.LOAD, *self._load_words(probes=stream is None and not self._probing.has_first))
+                session.send(Control.LOAD, *self._load_words(probes=stream is None and self._must_probe))
             except BaseException:  # a number that no message can hold
                 if self.feeds is not None:
                     self.feeds.free_all()
@@ -121,6 +121,10 @@ class PoolEngine:
             files.append(self.cache.descriptor)
         self.session.send_files(self.number, files)
 
+    @property
+    def _must_probe(self) -> bool:
+        return self._probing.is_first_due and not self._probing.has_first
+
     def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
         timeout_ns = int((config.limits.timeout_s or 0) * 1e9)
@@ -139,6 +143,9 @@ class PoolEngine:
             if self.failure.is_there:
                 self._try_again()
             if self.layout is None:
+                with self.session.lock:
+                    self.check_open()
+                    self._probing.want_first()
                 self.session.wait_for(lambda: self._probing.has_first or self.failure.is_there or self.is_closed)
                 with self.session.lock:
                     self.check_open()
@@ -309,7 +316,7 @@ class PoolEngine:
         if self._has_ended_supervisor:
             return
         self._send_files()
-        must_probe = not self._probing.has_first and not self.failure.is_there
+        must_probe = self._must_probe and not self.failure.is_there
         self.session.send(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
         first_feed = None if self.feeds is None else self.feeds.first
         if must_probe and first_feed is not None and first_feed.made:

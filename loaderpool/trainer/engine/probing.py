@@ -30,6 +30,9 @@ class Probing:
         number: the loader's.
         checked: what it was made with.
         epoch: the epoch of which samples are made.
+
+    Attributes:
+        is_first_due: whether the first samples may be made by now.
     """
 
     def __init__(self, session: EngineSession, number: int, checked: CheckedArguments, epoch: int) -> None:
@@ -38,6 +41,7 @@ class Probing:
         self._unit, self._given_spec = checked.unit, checked.given_spec
         self._first: Probe | None = stated_probe(self._given_spec, self._config, self._plan, self._unit)
         self._second = SecondLook(self._given_spec, self._plan, self._unit)
+        self.is_first_due = not checked.has_epoch_begin
 
     @property
     def is_spec_given(self) -> bool:
@@ -53,6 +57,13 @@ class Probing:
     def is_second_over(self) -> bool:
         """Whether there is nothing more to wait for before `widen`."""
         return self._second.is_over
+
+    def want_first(self) -> None:
+        """Have the first samples made where that had to wait until they are wanted: a hook is to run before."""
+        if not self.is_first_due:
+            self.is_first_due = True
+            if self._first is None:
+                self.ask_first()
 
     def ask_first(self, feed: int = 0) -> None:
         """Have the first samples made.

@@ -41,6 +41,10 @@ class EpochHooks(Protocol):
     def changes_data(self) -> bool:
         """Whether any hook is overridden, so that nothing may be made ahead over an epoch's edge."""
 
+    @property
+    def has_epoch_begin(self) -> bool:
+        """Whether that of an epoch's begin is, so that no sample is made before it has run."""
+
     def before_epoch(self) -> dict[str, Any] | None:
         """Run the hook of an epoch's begin; returns what it changed, for `Engine.update`."""
 

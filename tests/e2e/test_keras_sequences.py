@@ -1,0 +1,358 @@
+"""What Keras promises of a `PyDataset` in `fit`, kept by a loader of the same object, for data of each framework."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import signal
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support import leaks
+from tests.support.child import run_child
+
+pytestmark = pytest.mark.may_leak(reason="a pool is shared by the tests; the fixture looks when the last has run")
+
+# Rows 0 to 63 in batches of 16; the class is Keras', so that it travels as users' classes do. The script of a child
+# begins with the same text.
+ROWS = """
+    import itertools, math
+    import keras
+    import numpy as np
+    import loaderpool as lp
+
+    class Rows(keras.utils.PyDataset):
+        def __init__(self, x, y, weights=None, infinite=False, **settings):
+            super().__init__(**settings)
+            self.x, self.y, self.weights, self.infinite = x, y, weights, infinite
+
+        @property
+        def num_batches(self):
+            return None if self.infinite else math.ceil(len(self.x) / 16)
+
+        def __getitem__(self, index):
+            start = index % 4 * 16
+            parts = [part[start : start + 16] for part in (self.x, self.y, self.weights) if part is not None]
+            return tuple(parts)
+
+    def arrays():
+        x = np.random.default_rng(0).random((64, 4)).astype("float32")
+        return x, np.repeat(np.arange(64, dtype="float32")[:, None], 2, 1)
+
+    def check(batches, infinite, shuffle):
+        x, y = arrays()
+        seen = []
+        for bx, by in itertools.islice(batches, 8):
+            assert bx.shape == (16, 4) and by.shape == (16, 2)
+            bx, by = map(np.asarray, (bx, by))
+            assert bx.dtype == by.dtype == np.float32
+            rows = by[:, 0].astype(int)
+            assert (bx == x[rows]).all()
+            seen += rows.tolist()
+        straight = list(range(64)) * (2 if infinite else 1)
+        assert sorted(seen) == sorted(straight) and (seen != straight) == shuffle, seen
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(tf: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"__name__": "__main__"}  # so that the class travels by value, as a script's does
+    exec(textwrap.dedent(ROWS), found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pool(tf: Any) -> Iterator[lp.Pool]:
+    with leaks.guard(), lp.Pool(2) as shared:
+        yield shared
+
+
+CASES = [(False, False), (False, True), (True, False)]  # infinite, shuffle
+
+
+@pytest.mark.parametrize(("infinite", "shuffle"), CASES)
+@pytest.mark.parametrize("settings", [{}, {"workers": 2}, {"workers": 2, "use_multiprocessing": True}, {"workers": 0}])
+def test_rows_come_as_from_keras(
+    rows: dict[str, Any], pool: lp.Pool, settings: dict[str, Any], infinite: bool, shuffle: bool
+) -> None:
+    sequence = rows["Rows"](*rows["arrays"](), infinite=infinite, max_queue_size=3, **settings)
+    workers = {"workers": 0} if settings.get("workers") == 0 else {"workers": pool}
+    with lp.Loader.from_sequence(sequence, shuffle=shuffle, seed=1, **workers) as loader:
+        rows["check"](loader, infinite, shuffle)
+        rows["check"](loader.as_dataset(), infinite, shuffle)
+
+
+def test_the_number_of_workers_is_the_objects_own_where_it_says_one(rows: dict[str, Any]) -> None:
+    for own, expected in ((0, 0), (3, 3)):
+        with lp.Loader.from_sequence(rows["Rows"](*rows["arrays"](), workers=own)) as loader:
+            assert loader.workers == expected
+            rows["check"](loader, False, False)
+    with (  # where none is said, Keras' own is 1
+        lp.Loader.from_sequence(rows["Rows"](*rows["arrays"]())) as loader,
+        lp.Loader(range(4), batch_size=2) as other,
+    ):
+        assert loader.workers == other.workers
+    with lp.Loader.from_sequence(rows["Rows"](*rows["arrays"](), workers=3), workers=1) as loader:
+        assert loader.workers == 1
+
+
+# Without Keras, whose import takes longer than all the rest.
+PLAIN_ROWS = ROWS.replace("keras.utils.PyDataset", "object").replace("import keras\n", "\n")
+
+
+def test_rows_of_tensorflow_come_as_arrays(tf: Any) -> None:
+    """The workers have a runtime of TensorFlow for them, so they are not forked."""
+    plain: dict[str, Any] = {"__name__": "__main__"}
+    exec(textwrap.dedent(PLAIN_ROWS), plain)
+    x, y = map(tf.constant, plain["arrays"]())
+    with lp.Pool(1) as pool:
+        for (infinite, shuffle), workers in zip((*CASES, *CASES), (0, 0, 0, pool, pool, pool), strict=True):
+            sequence = plain["Rows"](x, y, infinite=infinite)
+            with (
+                lp.Loader.from_sequence(sequence, shuffle=shuffle, seed=1, workers=workers) as loader,
+                warnings.catch_warnings(),
+            ):
+                warnings.simplefilter("ignore", lp.WorkersNotForkedWarning)
+                plain["check"](loader, infinite, shuffle)
+                plain["check"](loader.as_dataset(), infinite, shuffle)
+        assert loader.statistics().workers_start == "exec"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "make", "text"), [("jax", "jax.numpy.asarray", PLAIN_ROWS), ("torch", "torch.as_tensor", ROWS)]
+)
+def test_rows_of_another_framework_come_as_arrays(package: str, make: str, text: str) -> None:
+    """A script of its own: none of them shall be imported here beside another."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    script = textwrap.dedent(text) + textwrap.dedent(
+        f"""
+        import sys, warnings
+        import {package}
+        x, y = map({make}, arrays())
+        with warnings.catch_warnings(), lp.Pool(1) as pool:
+            warnings.simplefilter("ignore", lp.WorkersNotForkedWarning)
+            for infinite, shuffle in {CASES}:
+                for workers in (pool, 0):
+                    sequence = Rows(x, y, infinite=infinite)
+                    with lp.Loader.from_sequence(sequence, shuffle=shuffle, seed=1, workers=workers) as loader:
+                        check(loader, infinite, shuffle)
+                        start = loader.statistics().workers_start or start
+            print(start, "tensorflow" in sys.modules)
+        """
+    )
+    child = run_child(script, timeout_s=120, env={"KERAS_BACKEND": package}).check()
+    assert child.stdout == ("fork False\n" if package == "torch" else "exec False\n")
+    assert "os.fork" not in child.stderr
+
+
+def test_sample_weights_and_class_weights_stay_beside_their_rows(rows: dict[str, Any], pool: lp.Pool) -> None:
+    import keras
+
+    class Model(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+            seen.extend(zip(np.asarray(y)[:, 0].tolist(), np.asarray(weight).tolist(), strict=True))
+            return super().train_step(data)
+
+    inputs = keras.Input((4,))
+    model = Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse", run_eagerly=True)
+    x, y = rows["arrays"]()
+    classes = y[:, :1] % 3
+    weighted = rows["Rows"](x, y[:, :1], weights=np.arange(64, dtype=np.float32) / 7)
+    by_class = rows["Rows"](x, classes)
+    found = []
+    for sequence, settings in ((weighted, {}), (by_class, {"class_weight": {0: 0.5, 1: 2.0, 2: 7.0}})):
+        with lp.Loader.from_sequence(sequence, workers=pool) as loader:
+            for data in (sequence, loader.as_dataset()):
+                seen: list[Any] = []
+                model.fit(data, shuffle=False, verbose=0, **settings)
+                found.append(seen)
+    assert found[0] == found[1] and found[1][7] == (7.0, 1.0)
+    assert found[2] == found[3] and set(found[3]) == {(0.0, 0.5), (1.0, 2.0), (2.0, 7.0)}
+
+
+def test_dicts_stay_dicts(rows: dict[str, Any], pool: lp.Pool) -> None:
+    class Named(rows["Rows"]):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            x, y = super().__getitem__(index)
+            return {"x": x, "y": y}
+
+    with lp.Loader.from_sequence(Named(*rows["arrays"]()), workers=pool) as loader:
+        rows["check"](((batch["x"], batch["y"]) for batch in loader), False, False)
+        dataset = loader.as_dataset()
+        assert all(set(batch) == {"x", "y"} for batch in dataset)
+        rows["check"](((batch["x"], batch["y"]) for batch in dataset), False, False)
+
+
+class Shapes:
+    """Shapes of x and y for each batch."""
+
+    def __init__(self, *shapes: tuple[int, int]) -> None:
+        self.shapes = shapes
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getitem__(self, index: int) -> Any:
+        batch, width = self.shapes[index]
+        return np.ones((batch, width), np.float32), np.ones((batch, 2), np.float32)
+
+
+@pytest.mark.parametrize("where", ["workers", "this process"])
+def test_shapes_may_differ_from_batch_to_batch(tf: Any, pool: lp.Pool, where: str) -> None:
+    workers: Any = pool if where == "workers" else 0
+    differ, late = ((16, 4), (16, 5), (2, 6)), ((16, 4), (16, 4), (2, 6))
+    for shapes in (differ, late):
+        with lp.Loader.from_sequence(Shapes(*shapes), workers=workers) as loader:
+            for _ in range(2):  # no spec is asked for
+                assert [(x.shape, y.shape) for x, y in loader] == [(shape, (shape[0], 2)) for shape in shapes]
+    with lp.Loader.from_sequence(Shapes(*differ), workers=workers) as loader:
+        dataset = loader.as_dataset()
+        assert [each.shape.as_list() for each in dataset.element_spec] == [[None, None], [None, 2]]
+        assert [tuple(x.shape) for x, _ in dataset] == list(differ)
+    # As Keras has it: two batches are looked at, and a later one of another shape is an error. Ours says the cure.
+    with lp.Loader.from_sequence(Shapes(*late), workers=workers) as loader:
+        cure = r"element_spec=\(lp.ArraySpec\(\(None, None\), 'float32'\), lp.ArraySpec\(\(None, 2\), 'float32'\)\)"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=cure):
+            list(loader.as_dataset())
+    spec = (lp.ArraySpec((None, None), "float32"), lp.ArraySpec((None, 2), "float32"))
+    with lp.Loader.from_sequence(Shapes(*late), workers=workers, element_spec=spec) as loader:
+        assert [tuple(x.shape) for x, _ in loader.as_dataset()] == list(late)
+
+
+def test_keras_itself_refuses_a_later_batch_of_another_shape(tf: Any) -> None:
+    """Where it takes such a batch one day, `as_dataset` should."""
+    import keras
+
+    class Late(keras.utils.PyDataset):  # type: ignore[misc]
+        num_batches = 3
+
+        def __getitem__(self, index: int) -> Any:
+            return Shapes((16, 4), (16, 4), (2, 6))[index]
+
+    model = keras.Sequential([keras.layers.Lambda(lambda x: x[:, :2]), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"shape \(2, 6\) where an element of shape \(None, 4\)"):
+        model.fit(Late(), verbose=0, shuffle=False)
+
+
+@pytest.mark.parametrize("settings", [{"workers": 2, "use_multiprocessing": True}, {"workers": 2}, {"workers": 0}])
+def test_an_exception_comes_behind_the_batches_before_it(rows: dict[str, Any], settings: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    class Failing(rows["Rows"]):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            if index < 2:
+                return super().__getitem__(index)
+            raise ValueError("batch two is broken")
+
+    with lp.Loader.from_sequence(Failing(*rows["arrays"](), **settings)) as loader:
+        for data, error in ((loader, ValueError), (loader.as_dataset(), tf.errors.InvalidArgumentError)):
+            batches = iter(data)
+            assert [int(next(batches)[1][0, 0]) for _ in range(2)] == [0, 16]
+            with pytest.raises(error, match="batch two is broken"):
+                next(batches)
+            assert isinstance(loader.last_error, ValueError) and "batch two is broken" in str(loader.last_error)
+            del batches
+
+
+def test_a_number_of_batches_is_a_property_a_length_none_or_not_there(rows: dict[str, Any], pool: lp.Pool) -> None:
+    import keras
+
+    class Base(keras.utils.PyDataset):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 3), index, np.float32), np.zeros((2, 1), np.float32)
+
+    class Length(Base):
+        def __len__(self) -> int:
+            return 3
+
+    class Property(Base):
+        num_batches = property(lambda self: 3)
+
+    class Endless(Base):
+        num_batches = property(lambda self: None)
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for cls, number in ((Length, 3), (Property, 3), (Endless, None), (Base, None)):
+        with lp.Loader.from_sequence(cls(), workers=pool) as loader:
+            numbers = [int(x[0, 0]) for x, _ in itertools.islice(loader, 7)]
+            assert numbers == list(range(number or 7))
+            steps = model.fit(loader.as_dataset(), steps_per_epoch=None if number else 5, epochs=2, verbose=0)
+            assert model.optimizer.iterations.numpy() == 2 * (number or 5) and len(steps.epoch) == 2
+            model.optimizer.iterations.assign(0)
+
+
+class Noting:
+    """Writes down what is called, by whichever process; its batches need what `on_epoch_begin` sets."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = str(log)
+
+    def note(self, line: str) -> None:
+        with open(self.log, "a") as file:
+            file.write(line + "\n")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        self.note(f"item {index}")
+        return np.full((2, 1), index + 10 * self.epoch, np.float32)
+
+    def on_epoch_begin(self) -> None:
+        self.note("begin")
+        self.epoch = getattr(self, "epoch", 0) + 1
+
+    def on_epoch_end(self) -> None:
+        self.note("end")
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_no_item_is_asked_for_before_the_first_epoch_has_begun(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    with lp.Loader.from_sequence(Noting(log), workers=workers) as loader:
+        epochs = [[int(batch[0, 0]) for batch in loader] for _ in range(3)]
+        assert loader.statistics().restarts == 0
+    assert epochs == [[10 * epoch + index for index in range(3)] for epoch in (1, 2, 3)]
+    lines = log.read_text().split("\n")[:-1]
+    parts = [lines[start : start + 5] for start in range(0, len(lines), 5)]
+    assert [sorted(part[1:-1]) for part in parts] == [["item 0", "item 1", "item 2"]] * 3
+    assert all((part[0], part[-1]) == ("begin", "end") for part in parts)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_spec_that_is_asked_for_first_may_fail_and_the_epoch_does_not(tmp_path: Path, workers: int) -> None:
+    """Keras looks at two batches before `on_epoch_begin`, too, on TensorFlow."""
+    with lp.Loader.from_sequence(Noting(tmp_path / "log"), workers=workers) as loader:
+        with pytest.raises(AttributeError, match="epoch"):
+            loader.as_dataset()
+        assert [int(batch[0, 0]) for batch in loader] == [10, 11, 12]
+        assert loader.as_dataset().element_spec.shape.as_list() == [None, 1]
+
+
+def test_a_supervisor_that_dies_does_not_ask_for_an_item_before_the_epoch(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    with lp.Pool(1) as pool, lp.Loader.from_sequence(Noting(log), workers=pool) as loader:
+        with lp.Loader(range(2), batch_size=2, workers=pool) as other:
+            assert next(iter(other)).tolist() == [0, 1]
+            [worker] = other.statistics().workers
+            supervisor = int(Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(supervisor, signal.SIGKILL)
+            assert next(iter(other)).tolist() == [0, 1]  # another one has loaded both
+        assert log.read_text() == ""
+        assert [int(batch[0, 0]) for batch in loader] == [10, 11, 12]
+    assert log.read_text().startswith("begin\n")
