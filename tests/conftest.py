@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from loaderpool.system import cuda_driver
 from tests.support import interrupts, leaks, tensorflow_runtime
 from tests.support.batches import Place, shared_pools
+from tests.support.cuda_stand_in import StandIn, compile_stand_in
 
 # These run whole pools; whatever they leave would also spoil the tests after them.
 GUARDED_DIRECTORIES = {"e2e", "faults", "stress"}
@@ -66,6 +69,22 @@ def _guard_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with leaks.guard():
         yield
+
+
+@pytest.fixture(scope="session")
+def gpu_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for the CUDA driver, as a file."""
+    return compile_stand_in(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture
+def gpu(gpu_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A GPU that a framework of this process uses, as far as `cuda_driver` can tell."""
+    stand_in = StandIn(gpu_library)
+    monkeypatch.setattr(cuda_driver, "LIBRARY", stand_in.path)
+    stand_in.begin()
+    yield stand_in
+    assert not stand_in.violations
 
 
 @pytest.fixture
