@@ -20,7 +20,9 @@ import numpy.typing as npt
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.extents import Extent, ExtentMap
+from loaderpool.memory.pinning import PinnableMap, PinnedRanges
 from loaderpool.system import capacity, clock, machine
+from loaderpool.system.cuda_driver import CudaError
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
@@ -53,6 +55,7 @@ class Arena:
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
         self.extents = ExtentMap(BOARD_BYTES, nbytes)
+        self.pinned = self.map.pinned = PinnedRanges(np.frombuffer(self.map, np.uint8).ctypes.data)
         self._free_seen = self._spent_bytes = 0
         self._free_until_s = 0.0
 
@@ -119,8 +122,23 @@ class Arena:
         self._spent_bytes += nbytes
         return free
 
+    def pin(self, extent: Extent) -> None:
+        """Page-lock an extent that was taken, until it is given back, so that a GPU copies straight out of it.
+
+        Raises:
+            NoContextError: this process does not use a GPU (yet).
+            CudaError: the driver refused, or would lock what lies beside the extent on its pages.
+        """
+        if (extent.offset | extent.nbytes) % mmap.PAGESIZE:
+            raise CudaError(-1, f"slots are no whole pages of {mmap.PAGESIZE} bytes")
+        self.pinned.pin(extent.offset, extent.nbytes)
+        if hasattr(mmap, "MADV_DOFORK"):  # drivers may hide it from forked children, which look at batches, too
+            self.map.madvise(mmap.MADV_DOFORK, extent.offset, extent.nbytes)
+
     def give_back(self, extent: Extent) -> None:
-        """Return an extent and its pages."""
+        """Return an extent and its pages; of one that is pinned and stays so, neither."""
+        if not self.pinned.unpin(extent.offset, extent.nbytes):
+            return
         if self.descriptor >= 0:
             machine.return_pages(self.descriptor, extent.offset, extent.nbytes)
         elif hasattr(mmap, "MADV_REMOVE"):  # the pool is closed, but the mapping is kept: by a variable with a batch
@@ -189,15 +207,15 @@ def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
     return _Mapping.make(address, nbytes)
 
 
-def _map_unlocked(descriptor: int, nbytes: int) -> mmap.mmap:
+def _map_unlocked(descriptor: int, nbytes: int) -> PinnableMap:
     """Map a memory file shared, no page of it locked, though `mlockall(MCL_FUTURE)` may be in force.
 
     That would give each mapping all its pages at once, and to the arena a terabyte. So a single page is mapped and
     unlocked, and then grown: what comes to a mapping is locked only where that is.
     """
     if not machine.LINUX:
-        return mmap.mmap(descriptor, nbytes)
-    mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
+        return PinnableMap(descriptor, nbytes)
+    mapping = PinnableMap(descriptor, mmap.PAGESIZE)
     machine.unlock(np.frombuffer(mapping, np.uint8).ctypes.data, mmap.PAGESIZE)
     mapping.resize(nbytes)
     return mapping
