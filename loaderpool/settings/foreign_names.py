@@ -50,6 +50,7 @@ _GROUPS = {
     },
     "limits": {
         "memory": ("memory_limit", "max_memory", "ram_budget"),
+        "pin": ("pin_memory",),
         "timeout_s": ("timeout",),
         "restarts": ("max_restarts", "worker_restarts"),
         "restarts_per_item": ("max_restarts_per_item",),
@@ -105,9 +106,7 @@ _INSTEAD = {
     **dict.fromkeys(("collate_fn", "collate", "collator", "batch_format"), _BATCH_FN),
     "pool": "write workers=pool",
     "persistent_workers": "workers live from epoch to epoch anyway: leave it away",
-    **dict.fromkeys(
-        ("pin_memory", "pin_memory_device", "device_id"), 'as_dataset(device="/GPU:0") prefetches to a device'
-    ),
+    **dict.fromkeys(("pin_memory_device", "device_id"), 'as_dataset(device="/GPU:0") prefetches to a device'),
     **dict.fromkeys(
         ("steps_per_epoch", "steps", "verbose", "callbacks"),
         "it is for model.fit, which takes as_dataset(): for a number of steps, as_dataset(epochs=None)",

@@ -113,6 +113,10 @@ class Limits:
     Args:
         memory: bytes for buffered batches, a number or such as "512MiB"; None: a quarter of what is free, at most
             2 GiB.
+        pin: page-lock that memory for an NVIDIA GPU, so that batches are copied to the device straight out of it and
+            beside the computation. "auto": once TensorFlow uses the GPU, where that locks at most half of the memory.
+            True: once any framework does; a batch must then be kept until each asynchronous copy of it is done (of
+            PyTorch those with `non_blocking=True`). Same bits; `statistics()` says how much is locked, and why not.
         timeout_s: seconds that one sample may take, or one item of a generator; past them its worker is replaced, and
             the sample is an error. None: any time.
         restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and seconds;
@@ -125,6 +129,7 @@ class Limits:
     """
 
     memory: int | None
+    pin: bool | Literal["auto"]
     timeout_s: float | None
     restarts: tuple[int, float] | None
     restarts_per_item: int
@@ -134,6 +139,7 @@ class Limits:
         self,
         *,
         memory: int | str | None = None,
+        pin: bool | Literal["auto"] = "auto",
         timeout_s: float | None = None,
         restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
         restarts_per_item: int = 3,
@@ -141,6 +147,7 @@ class Limits:
         _set(
             self,
             memory=read_bytes_count("Limits.memory", memory),
+            pin=auto_flag("Limits.pin", pin),
             timeout_s=read_seconds("Limits.timeout_s", timeout_s),
             restarts=check_restarts("Limits.restarts", restarts),
             restarts_per_item=whole_number(

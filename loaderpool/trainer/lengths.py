@@ -115,7 +115,7 @@ def _called(
 ) -> npt.NDArray[np.int64]:
     from loaderpool.trainer.session.remote_errors import lost_error, sample_error
 
-    lengths = np.empty(size, np.int64)
+    lengths, limits = np.empty(size, np.int64), config.limits
     make: Callable[..., LoaderpoolError]
     try:
         loader = make_loader(
@@ -125,7 +125,7 @@ def _called(
             seed=config.seed,
             setup=arguments["setup"],
             worker_options=WorkerOptions(threads=config.worker_options.threads),
-            limits=Limits(timeout_s=config.limits.timeout_s, restarts_per_item=config.limits.restarts_per_item),
+            limits=Limits(timeout_s=limits.timeout_s, restarts_per_item=limits.restarts_per_item, pin=False),
         )
     except UnpicklableError as error:
         raise UnpicklableError(str(error).replace(_SENT_AS, "Buckets.by")) from error.__cause__

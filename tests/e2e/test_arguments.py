@@ -131,7 +131,7 @@ WRONG_TYPES = [
     ({"Limits.restarts": "few"}, "Limits.restarts", "'few'"),
     ({"Limits.restarts": (3, None)}, "Limits.restarts' window", "None"),
     ({"Limits.restarts_per_item": 1.5}, "Limits.restarts_per_item", "1.5"),
-    ({"limits": 5}, "limits must be a loaderpool.Limits(memory, timeout_s, restarts, restarts_per_item)", "5"),
+    ({"limits": 5}, "limits must be a loaderpool.Limits(memory, pin, timeout_s, restarts, restarts_per_item)", "5"),
     ({"shard": (2, 0)}, "shard must be a loaderpool.Shard(num_shards, index)", "(2, 0) of type tuple"),
     ({"worker_options": {"threads": 2}}, "worker_options must be a loaderpool.WorkerOptions", "dict"),
     ({"buckets": [3]}, "buckets must be a loaderpool.Buckets(by, boundaries, batch_sizes)", "[3] of type list"),

@@ -62,7 +62,7 @@ class BatchLayout:
         self.form = ring_plan.form
         self.extent, self._nbytes = put_object(session.arena, (self.form, probing.is_spec_given))
         try:
-            self.ring = Ring(session, owner, number, ring_plan, is_for_lanes=plan.lanes > 0)
+            self.ring = Ring(session, owner, number, ring_plan, plan.lanes > 0, config.limits.pin)
         except BaseException:
             session.arena.give_back(self.extent)
             raise

@@ -37,6 +37,8 @@ class EngineStatistics:
     slots: int = 0
     slot_bytes: int = 0
     slots_lent: int = 0
+    bytes_pinned: int = 0
+    not_pinned_because: str | None = None
     batches_lent: int = 0
     batches_copied: int = 0
     batches_oversize: int = 0
@@ -75,7 +77,12 @@ def with_counts(
     """The same with the counts of this moment; `ring` is None before the first batch."""
     if ring is not None:
         known = dataclasses.replace(
-            known, slots=ring.count, slot_bytes=ring.slot_bytes, slots_lent=len(ring.lender.lent)
+            known,
+            slots=ring.count,
+            slot_bytes=ring.slot_bytes,
+            slots_lent=len(ring.lender.lent),
+            bytes_pinned=ring.pinning.pinned_bytes(list(ring.extents.values())),
+            not_pinned_because=ring.pinning.why_not,
         )
     workers = _workers(session)  # first: it takes in the latest news
     return dataclasses.replace(

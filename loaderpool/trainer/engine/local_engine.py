@@ -180,7 +180,8 @@ class LocalEngine:
         self.work.forget_probe()
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics()
+        is_wanted = self.config.limits.pin is not False
+        return EngineStatistics(not_pinned_because="workers=0 has no slots" if is_wanted else None)
 
     def cache_counts(self) -> CacheCounts:
         return CacheCounts() if self.cache is None else self.cache.counts()

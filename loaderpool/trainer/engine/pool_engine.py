@@ -163,6 +163,7 @@ class PoolEngine:
         self._extents.append(layout.extent)
         self.layout = layout
         layout.send()
+        layout.ring.pin()  # while workers make the first batch
 
     def spec(self) -> ElementSpec:
         with InterruptsHeld():

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Container
+from typing import Literal
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.batch_form import CHUNK_BATCHES, BatchForm
@@ -17,6 +18,7 @@ from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import FixedLayout
 from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER
 from loaderpool.system import capacity
+from loaderpool.trainer.engine.slot_pinning import SlotPinning
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.lease import Lender
 from loaderpool.trainer.session.routing import Listener
@@ -105,13 +107,23 @@ class Ring:
         loader: the loader's number.
         plan: sizes and counts; where the machine has less, fewer slots are made, but no fewer than two.
         is_for_lanes: they are for batches of generators.
+        pin: whether they are page-locked (`Limits.pin`).
+
+    Attributes:
+        pinning: which of them are page-locked; `pin` is called when `pinning.look_at` has come.
 
     Raises:
         MemoryLimitError: the machine has no room for two.
     """
 
     def __init__(
-        self, session: EngineSession, owner: Listener, loader: int, plan: RingPlan, is_for_lanes: bool = False
+        self,
+        session: EngineSession,
+        owner: Listener,
+        loader: int,
+        plan: RingPlan,
+        is_for_lanes: bool = False,
+        pin: bool | Literal["auto"] = False,
     ) -> None:
         self._session, self._is_for_lanes = session, is_for_lanes
         self._owner = weakref.ref(owner)  # which has us
@@ -119,6 +131,7 @@ class Ring:
         self._workers = session.workers_wanted  # that it was planned for
         self.plan = plan
         self.lender = Lender(session.arena, session.pipe)
+        self.pinning = SlotPinning(session.arena, pin)
         self.extents: dict[int, Extent] = {}
         self._retiring: set[int] = set()
         self._wanted = plan.first_slots  # slots that there shall be as soon as retiring ones leave room for them
@@ -160,6 +173,11 @@ class Ring:
             return max(1, quota // 2)
         busy = self._session.workers_wanted * self.plan.tickets_per_worker // 2
         return max(1, min(busy + 1, self.count // 2))
+
+    def pin(self) -> None:
+        """Page-lock the slots that stay and are not page-locked yet, if it is wanted and can be."""
+        staying = [extent for slot, extent in self.extents.items() if slot not in self._retiring]
+        self.pinning.cover(staying, self._session.deliveries)
 
     @property
     def slot_bytes(self) -> int:
@@ -339,6 +357,7 @@ class Ring:
         assert owner is not None  # it calls us
         self._session.routing.by_slot[number] = owner
         self._session.send(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
+        self.pinning.note_new()
 
 
 def with_chunk(form: BatchForm, max_chunk: int) -> BatchForm:

@@ -262,6 +262,8 @@ class PoolSubscription:
         context, run, ring = self._context, self._run, self._layout.ring
         if not ring.fits_workers:
             self._layout.quotas.fit_to_workers()
+        if self._session.deliveries >= ring.pinning.look_at:
+            ring.pin()
         arrived = run.buffer.front()
         form, slot = self._layout.form, arrived.slot
         assert slot is not None

@@ -29,16 +29,15 @@ def test_each_setting_of_a_config_is_an_argument() -> None:
 
 def test_what_is_not_said_has_its_default() -> None:
     config = lp.Loader(range(3), workers=0).config
-    assert (
-        config.limits == lp.Limits() == lp.Limits(memory=None, timeout_s=None, restarts=(50, 60), restarts_per_item=3)
-    )
+    said = lp.Limits(memory=None, pin="auto", timeout_s=None, restarts=(50, 60), restarts_per_item=3)
+    assert config.limits == lp.Limits() == said
     assert config.worker_options == lp.WorkerOptions() == lp.WorkerOptions(threads=1, seed_globals="auto")
     assert (config.shard, config.buckets) == (lp.Shard(1, 0), None)
 
 
 def test_values_are_kept_in_one_form() -> None:
     limits = lp.Limits(memory="1.5KiB", timeout_s=2, restarts=7, restarts_per_item=np.int64(4))  # type: ignore[arg-type]
-    assert dataclasses.astuple(limits) == (1536, 2.0, (7, 60.0), 4)
+    assert dataclasses.astuple(limits) == (1536, "auto", 2.0, (7, 60.0), 4)
     assert dataclasses.replace(limits, timeout_s=None) == lp.Limits(memory=1536, restarts=(7, 60), restarts_per_item=4)
     buckets = lp.Buckets([1, 2], [3, np.int32(6)], iter([3, 2, 1]))  # type: ignore[list-item, arg-type]
     assert (buckets.boundaries, buckets.batch_sizes) == ((3, 6), (3, 2, 1))
