@@ -123,7 +123,7 @@ class Arena:
         return free
 
     def pin(self, extent: Extent) -> None:
-        """Page-lock an extent that was taken, until it is given back, so that a GPU copies straight out of it.
+        """Pin an extent that was taken, until it is given back, so that a GPU copies straight out of it.
 
         Raises:
             NoContextError: this process does not use a GPU (yet).

@@ -1,4 +1,4 @@
-"""Ranges of a mapping that are page-locked ("pinned") for the GPU, and that keep their pages for as long.
+"""Ranges of a mapping that are pinned (page-locked) for the GPU, and that keep their pages for as long.
 
 The driver looks the pages of a range up once. Were they given back, mapped over or unmapped while it is registered, the
 device would go on reading the old ones: wrong batches, and no error. So the arena asks here before it does any of that,

@@ -113,10 +113,10 @@ class Limits:
     Args:
         memory: bytes for buffered batches, a number or such as "512MiB"; None: a quarter of what is free, at most
             2 GiB.
-        pin: page-lock that memory for an NVIDIA GPU, so that batches are copied to the device straight out of it and
-            beside the computation. "auto": once TensorFlow uses the GPU, where that locks at most half of the memory.
-            True: once any framework does; a batch must then be kept until each asynchronous copy of it is done (of
-            PyTorch those with `non_blocking=True`). Same bits; `statistics()` says how much is locked, and why not.
+        pin: pin (page-lock) that memory for an NVIDIA GPU, so that batches are copied to the device straight out of
+            it and beside the computation. "auto": once TensorFlow uses the GPU, at most half of what is free. True:
+            once any framework does; then keep each batch until its asynchronous copies are done, as PyTorch's with
+            `non_blocking=True`. Same bits; `statistics()` says how much is pinned, and why not more.
         timeout_s: seconds that one sample may take, or one item of a generator; past them its worker is replaced, and
             the sample is an error. None: any time.
         restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and seconds;

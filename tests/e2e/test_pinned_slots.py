@@ -1,4 +1,4 @@
-"""Slots that are page-locked for a GPU, over whole passes: what is handed out is, and no page goes while it is.
+"""Slots that are pinned for a GPU, over whole passes: what is handed out is, and no page goes while it is.
 
 No GPU is needed: a stand-in for the driver is preloaded into children, and with it every call that takes memory away is
 seen (`tests/support/cuda_stand_in.c`). That the device is fed faster is not shown here.
@@ -14,7 +14,7 @@ import loaderpool as lp
 from tests.support.cuda_stand_in import run_with_gpu
 
 
-def test_batches_come_out_of_page_locked_slots(gpu_library: Path) -> None:
+def test_batches_come_out_of_pinned_slots(gpu_library: Path) -> None:
     def child() -> None:
         import numpy as np
 
@@ -68,7 +68,7 @@ def test_a_gpu_that_comes_into_use_later_is_noticed(gpu_library: Path) -> None:
     run_with_gpu(gpu_library, child)
 
 
-def test_slots_that_are_added_and_larger_ones_are_page_locked_too(gpu_library: Path) -> None:
+def test_slots_that_are_added_and_larger_ones_are_pinned_too(gpu_library: Path) -> None:
     def child() -> None:
         import itertools
 
@@ -293,7 +293,7 @@ def test_where_the_driver_refuses_everything_works_on(gpu_library: Path, code: s
             statistics = loader.statistics()
             assert statistics.bytes_pinned == after * statistics.slot_bytes == gpu.nbytes
             assert statistics.not_pinned_because == (
-                f"the CUDA driver refused to page-lock slots: cuMemHostRegister_v2 says CUDA_ERROR_{code}"
+                f"the CUDA driver refused to pin slots: cuMemHostRegister_v2 says CUDA_ERROR_{code}"
             )
             assert gpu.calls("cuMemHostRegister_v2") == after + 1, "it is not asked again and again"
         assert not gpu.ranges and not gpu.retained()
@@ -389,7 +389,7 @@ def test_thousands_of_epochs_register_nothing_anew(gpu_library: Path) -> None:
 # ---- what decides ----
 
 
-def test_without_workers_there_is_nothing_to_page_lock() -> None:
+def test_without_workers_there_is_nothing_to_pin() -> None:
     for pin, why in ((True, "workers=0 has no slots"), ("auto", "workers=0 has no slots"), (False, None)):
         with lp.Loader(range(4), float, batch_size=2, workers=0, limits=lp.Limits(pin=pin)) as loader:  # type: ignore[arg-type]
             assert len(list(loader)) == 2
@@ -428,7 +428,7 @@ def test_auto_is_for_tensorflow(gpu_library: Path) -> None:
     run_with_gpu(gpu_library, child)
 
 
-def test_a_dataset_hands_page_locked_batches_to_tensorflow(gpu_library: Path, tf: object) -> None:
+def test_a_dataset_hands_pinned_batches_to_tensorflow(gpu_library: Path, tf: object) -> None:
     def child() -> None:
         import numpy as np
         import tensorflow as tf

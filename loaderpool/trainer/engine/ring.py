@@ -107,10 +107,10 @@ class Ring:
         loader: the loader's number.
         plan: sizes and counts; where the machine has less, fewer slots are made, but no fewer than two.
         is_for_lanes: they are for batches of generators.
-        pin: whether they are page-locked (`Limits.pin`).
+        pin: whether they are pinned (`Limits.pin`).
 
     Attributes:
-        pinning: which of them are page-locked; `pin` is called when `pinning.look_at` has come.
+        pinning: which of them are pinned; `pin` is called when `pinning.look_at` has come.
 
     Raises:
         MemoryLimitError: the machine has no room for two.
@@ -175,7 +175,7 @@ class Ring:
         return max(1, min(busy + 1, self.count // 2))
 
     def pin(self) -> None:
-        """Page-lock the slots that stay and are not page-locked yet, if it is wanted and can be."""
+        """Pin the slots that stay and are not pinned yet, if it is wanted and can be."""
         staying = [extent for slot, extent in self.extents.items() if slot not in self._retiring]
         self.pinning.cover(staying, self._session.deliveries)
 

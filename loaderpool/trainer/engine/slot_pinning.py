@@ -1,4 +1,4 @@
-"""Whether, and when, the slots of a loader are page-locked for the GPU (`Limits.pin`).
+"""Whether, and when, the slots of a loader are pinned for the GPU (`Limits.pin`).
 
 Most often no framework has begun to use the GPU when the slots are made. So it is looked again behind the next batch,
 behind two more, four, and so on: soon after the start, and then so seldom that it costs nothing.
@@ -16,14 +16,14 @@ from loaderpool.memory.pinning import pinned_bytes
 from loaderpool.system import capacity
 from loaderpool.system.cuda_driver import CudaError, NoContextError
 
-# Batches from one look to the next, at most. Fewer: a look takes 10 us where nothing is found, and tiny batches take as
-# much. More: a GPU that comes into use late is noticed later.
-_MOST_BETWEEN_LOOKS = 1024
+# Batches from one look to the next, at most. Fewer: a look takes up to 0.1 ms, which tiny batches would feel. More: a
+# GPU that comes into use late is noticed later.
+_MOST_BETWEEN_LOOKS = 4096
 _NEVER = 1 << 62
 
 
 class SlotPinning:
-    """The page-locked slots of one loader. The caller holds the session's lock.
+    """Which slots of one loader are pinned. The caller holds the session's lock.
 
     Args:
         arena: where the slots are.
@@ -31,7 +31,7 @@ class SlotPinning:
 
     Attributes:
         look_at: once consumers have taken so many batches of the session, `cover` is to be called.
-        why_not: why slots that should be page-locked are not; None: they are, or need not be.
+        why_not: why slots that should be pinned are not; None: they are, or need not be.
     """
 
     def __init__(self, arena: Arena, wanted: bool | Literal["auto"]) -> None:
@@ -47,11 +47,11 @@ class SlotPinning:
             self.look_at = 0
 
     def pinned_bytes(self, extents: Iterable[Extent]) -> int:
-        """How many bytes of these are page-locked."""
+        """How many bytes of these are pinned."""
         return sum(extent.nbytes for extent in extents if self._arena.pinned.holds(extent.offset))
 
     def cover(self, extents: Iterable[Extent], deliveries: int) -> None:
-        """Page-lock those slots that are not, if that can be.
+        """Pin those slots that are not, if that can be.
 
         Args:
             extents: of all slots that stay.
@@ -68,7 +68,7 @@ class SlotPinning:
         except NoContextError as error:
             self.why_not = str(error)
         except CudaError as error:
-            self.why_not = f"the CUDA driver refused to page-lock slots: {error}"
+            self.why_not = f"the CUDA driver refused to pin slots: {error}"
             self._is_over = True
         if self._is_over or self.why_not is None:
             self.look_at = _NEVER
@@ -88,7 +88,7 @@ class SlotPinning:
         return None
 
     def _why_too_much(self, extents: list[Extent]) -> str | None:
-        """Why "auto" leaves these unlocked: what is locked is never paged out, whatever else needs the memory."""
+        """Why "auto" leaves these as they are: what is pinned is never paged out, whatever else needs the memory."""
         wanted = sum(extent.nbytes for extent in extents)
         if self._wanted is True or not wanted:
             return None
@@ -96,6 +96,6 @@ class SlotPinning:
         if wanted + pinned <= free:  # the slots have their memory already: so this is half of what there was
             return None
         return (
-            f"{wanted:,} bytes of slots, beside {pinned:,} that are page-locked, are more than half of the memory: "
+            f"{wanted:,} bytes of slots, beside {pinned:,} that are pinned, are more than half of the memory: "
             f"{free:,} bytes are left. Set a smaller Limits.memory, or pin=True"
         )

@@ -29,7 +29,7 @@ class Statistics:
     slots: int  # slots in the ring
     slot_bytes: int  # bytes of one slot
     slots_lent: int  # slots that the consumer's arrays look at now
-    bytes_pinned: int  # bytes of slots that are page-locked for the GPU
+    bytes_pinned: int  # bytes of slots that are pinned (page-locked) for a GPU
     not_pinned_because: str | None  # why slots are not, where `Limits.pin` would have it
     batches_lent: int  # batches handed over without a copy
     batches_copied: int  # batches copied out, as too few slots were free to lend one

@@ -1,4 +1,4 @@
-"""Which slots are page-locked, and when that is tried: by `Limits.pin`, by who uses the GPU, by the memory there is."""
+"""Which slots are pinned, and when that is tried: by `Limits.pin`, by who uses the GPU, by the memory there is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pin", [True, "auto"])
-def test_all_slots_are_page_locked_where_a_framework_uses_a_gpu(
+def test_all_slots_are_pinned_where_a_framework_uses_a_gpu(
     gpu: StandIn, slots_of: Any, pin: bool | Literal["auto"]
 ) -> None:
     slots = slots_of(pin)
@@ -97,13 +97,13 @@ def test_a_framework_that_begins_late_is_looked_for_more_and_more_seldom(gpu: St
     gpu.begin(active=False)
     slots = slots_of(True)
     looks = []
-    for deliveries in range(5000):
+    for deliveries in range(9000):
         if deliveries >= slots.pinning.look_at:
             looks.append(deliveries)
             assert "begun to use a GPU yet" in slots.cover(deliveries)
-    assert looks == [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 3071, 4095]
+    assert looks == [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 4095, 8191]
     gpu.set_active(True)
-    assert slots.cover(5000) is None and slots.pinned == 3
+    assert slots.cover(9000) is None and slots.pinned == 3
 
 
 def test_auto_does_not_even_ask_for_a_driver_without_tensorflow(
@@ -150,7 +150,7 @@ def test_what_other_loaders_have_locked_counts(gpu: StandIn, slots_of: Any, monk
     there_is(monkeypatch, 5 * SLOT)
     first, second = slots_of("auto"), slots_of("auto")
     assert first.cover() is None
-    assert f"beside {3 * SLOT:,} that are page-locked" in second.cover()
+    assert f"beside {3 * SLOT:,} that are pinned" in second.cover()
     first.add(2)
     assert first.cover() is None and first.pinned == 5
 
@@ -159,7 +159,7 @@ def test_what_other_loaders_have_locked_counts(gpu: StandIn, slots_of: Any, monk
 def test_a_driver_that_refuses_is_not_asked_again(gpu: StandIn, slots_of: Any, code: str) -> None:
     slots = slots_of(True)
     gpu.fail("cuMemHostRegister_v2", code, after=1)
-    assert slots.cover() == (f"the CUDA driver refused to page-lock slots: cuMemHostRegister_v2 says CUDA_ERROR_{code}")
+    assert slots.cover() == (f"the CUDA driver refused to pin slots: cuMemHostRegister_v2 says CUDA_ERROR_{code}")
     assert slots.pinned == 1
     gpu.fail("cuMemHostRegister_v2", None)
     slots.add()
