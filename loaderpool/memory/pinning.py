@@ -40,7 +40,7 @@ class PinnedRanges:
     @property
     def nbytes(self) -> int:
         """Bytes that are registered."""
-        return sum(self._ranges.values())
+        return sum(list(self._ranges.values()))  # a copy in one step: other threads add and remove
 
     def holds(self, offset: int) -> bool:
         """Whether a range that begins there was registered by `pin`."""

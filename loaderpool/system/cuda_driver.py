@@ -21,6 +21,9 @@ _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _DEINITIALIZED, _NOT_REGISTERED = 4, 713
 
 
+_used_by: int | None = None  # the process that has called the driver; none of its forks may
+
+
 class CudaError(Exception):
     """The driver refused a call.
 
@@ -43,7 +46,7 @@ class NoContextError(Exception):
 
 
 class CudaContext:
-    """A context that some framework of this process has made, kept until `release`. For one process; not its forks."""
+    """A context that some framework of this process has made, kept until `release`. Not for forks of the process."""
 
     def __init__(self, library: Any, device: int) -> None:
         self._library, self._device = library, device
@@ -101,10 +104,14 @@ def find_context() -> CudaContext:
     Raises:
         NoContextError: there is none.
     """
+    global _used_by
+    if _used_by not in (None, os.getpid()):
+        raise NoContextError("a forked child cannot use its parent's GPU")
     try:
         library = ctypes.CDLL(LIBRARY, mode=_NOT_LOADED)
     except OSError:
         raise NoContextError(f"no framework of this process has loaded the CUDA driver ({LIBRARY})") from None
+    _used_by = os.getpid()
     count, device, flags, is_active = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
     try:
         _call(library, "cuDeviceGetCount", ctypes.byref(count))

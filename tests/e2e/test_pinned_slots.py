@@ -352,6 +352,11 @@ def test_a_forked_child_has_the_batch_and_leaves_the_driver_alone(gpu_library: P
                 batch[:] = -1
                 del batch, batches
                 loader.close()
+                with lp.Loader(
+                    range(60), lambda n: np.full(5000, n), batch_size=2, workers=1, limits=lp.Limits(pin=True)
+                ) as its_own:
+                    assert len(list(its_own)) == 30
+                    assert its_own.statistics().not_pinned_because == "a forked child cannot use its parent's GPU"
                 assert gpu.calls("cuCtxPushCurrent_v2") == calls and not gpu.violations
                 sys.exit(0)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,3 +169,18 @@ def test_a_context_that_the_driver_has_let_go_already_is_released_in_silence(gpu
     context = find_context()
     gpu.fail("cuDevicePrimaryCtxRelease_v2", "DEINITIALIZED")
     context.release()
+
+
+def test_a_fork_of_a_process_that_uses_the_driver_does_not_call_it(gpu: StandIn) -> None:
+    find_context().release()
+    calls = gpu.calls("cuDeviceGetCount")
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            assert why_none() == "a forked child cannot use its parent's GPU"
+            assert gpu.calls("cuDeviceGetCount") == calls and not gpu.violations
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
