@@ -68,8 +68,19 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         return iteration
 
     def serialize(self) -> bytes:
-        """The place as `Loader.state_dict` says it. Called by TensorFlow, when a checkpoint is saved."""
+        """The place as `Loader.state_dict` says it. Called by TensorFlow, when a checkpoint is saved.
+
+        Raises:
+            StateError: a loop is under way whose batches are not counted.
+        """
         core = self._loader._core
+        is_counted = self._under_way is not None and self._under_way() is not None
+        if not is_counted and core.tracker.is_iterated:
+            raise StateError(
+                "the loader is being iterated, and not by LoaderState.iterate, which would count the batches that are "
+                "trained on: loop over state.iterate(loader.as_dataset()), and let go of other iterators before a "
+                "checkpoint is saved"
+            )
         position = self._log and self._log.position(self._taken)
         return json.dumps(core.state_at(position or core.tracker.next_log().position(0))).encode()
 

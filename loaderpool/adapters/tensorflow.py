@@ -35,6 +35,7 @@ from loaderpool.trainer.epochs.batch_reader import BatchReader
 from loaderpool.trainer.epochs.position import IterationLog
 
 if TYPE_CHECKING:
+    from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
     from loaderpool.trainer.loader_core import LoaderCore
 
 __all__ = ["LoaderState", "as_dataset", "restore_malloc"]
@@ -160,9 +161,17 @@ class _Elements:
 def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[Any]:
     """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
     tracker = core.tracker
-    done = 0
     iteration = IterationLog()
     tracker.note_iteration(iteration, is_dataset=True)
+    tracker.live_datasets.add(id(iteration))
+    try:
+        yield from _epochs_of(tracker, iteration, wire, epochs)
+    finally:
+        tracker.live_datasets.discard(id(iteration))
+
+
+def _epochs_of(tracker: EpochTracker, iteration: IterationLog, wire: TensorFormat, epochs: Epochs) -> Iterator[Any]:
+    done = 0
     while done != epochs.count and not exit_gate.is_shut:
         reader = BatchReader(tracker, iteration, wire.open, epochs.is_followed(done))
         take = functools.partial(reader.take_joined, wire.element) if wire.in_chunks else reader.take

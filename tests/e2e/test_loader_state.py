@@ -319,6 +319,30 @@ def test_one_checkpoint_is_saved_again_and_again(on: Place, tf: Any, state_of: A
             assert json.loads(state.serialize())["position"] == position
 
 
+def test_a_loop_that_is_not_counted_is_not_saved(on: Place, tf: Any, state_of: Any, save: Callable[..., str]) -> None:
+    """What would be saved is where the next pass begins, and what is left of this one would never be trained on."""
+    with lp.Loader(range(64), lambda item: np.full(WIDE, item), batch_size=4, **on(2)) as loader:
+        state = state_of(loader)
+        for batches in (loader, loader.as_dataset(), loader.as_dataset(epochs=None)):
+            uncounted = iter(batches)
+            next(uncounted)
+            with pytest.raises(
+                lp.StateError, match=r"not by LoaderState\.iterate.*state\.iterate\(loader\.as_dataset\(\)\)"
+            ):
+                save(state)
+            del uncounted, batches
+            gc.collect()
+            save(state)  # it was left, as one that only looked at a batch
+        counted = state.iterate(loader.as_dataset())
+        next(counted)
+        beside = iter(loader.as_dataset())
+        next(beside)
+        save(state)  # the loop's own place is known
+        list(counted)
+        list(beside)
+        save(state)
+
+
 def test_an_asynchronous_checkpoint_is_refused(tf: Any, state_of: Any, tmp_path: Path) -> None:
     """Its thread would ask for the place when the loop is further on than the weights that were saved (tried)."""
     with SHAPES["tiny"](workers=0) as loader:  # TensorFlow keeps the checkpoint, and so the loader, for good

@@ -86,6 +86,7 @@ class EpochTracker:
         # Of iterators that have begun and are not at their end, by their pass's id; a WeakSet costs microseconds in
         # each epoch's gap.
         self.live: dict[int, Undoing] = {}
+        self.live_datasets: set[int] = set()  # iterations of datasets, by their log's id
         self._lock = threading.Lock()
         # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
@@ -96,6 +97,11 @@ class EpochTracker:
         """Note that an iterator has begun, whose passes are written down there."""
         self.latest, self.latest_is_dataset = log, is_dataset
         self.iterations += 1
+
+    @property
+    def is_iterated(self) -> bool:
+        """Whether an iteration has begun that is not at its end, and was not left."""
+        return bool(self.live_datasets) or any(each.owner() is not None for each in list(self.live.values()))
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, the whole of it, the next pass's."""
