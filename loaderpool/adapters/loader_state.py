@@ -74,8 +74,8 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
             StateError: a loop is under way whose batches are not counted.
         """
         core = self._loader._core
-        is_counted = self._under_way is not None and self._under_way() is not None
-        if not is_counted and core.tracker.is_iterated:
+        is_under_way = self._under_way is not None and self._under_way() is not None
+        if not is_under_way and core.tracker.is_iterated_beside(self._log):
             raise StateError(
                 "the loader is being iterated, and not by LoaderState.iterate, which would count the batches that are "
                 "trained on: loop over state.iterate(loader.as_dataset()), and let go of other iterators before a "
@@ -109,17 +109,21 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
     def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         tracker, taken = self._loader._core.tracker, 0
         before = tracker.iterations
-        for batch in batches:
-            if not taken:
-                begun = tracker.iterations - before
-                if begun != 1:
-                    raise StateError(
-                        f"LoaderState.iterate needs a dataset that iterates its loader once, and this one has begun "
-                        f"{begun} iterations of it by its first batch: make it of this loader's as_dataset(), with "
-                        "epochs=n instead of repeat(), and without cache() or zip()"
-                    )
-                self._log = tracker.latest
-            self._taken = taken = taken + 1
-            handed = [batch]
-            del batch  # its memory is lent for as long as it is held
-            yield handed.pop()
+        try:
+            for batch in batches:
+                if not taken:
+                    begun = tracker.iterations - before
+                    if begun != 1:
+                        raise StateError(
+                            f"LoaderState.iterate needs a dataset that iterates its loader once, and this one has "
+                            f"begun {begun} iterations of it by its first batch: make it of this loader's "
+                            "as_dataset(), with epochs=n instead of repeat(), and without cache() or zip()"
+                        )
+                    self._log = tracker.latest
+                self._taken = taken = taken + 1
+                handed = [batch]
+                del batch  # its memory is lent for as long as it is held
+                yield handed.pop()
+        finally:  # by Ctrl-C, say, while the first batch was awaited, of which tf.data may have some already
+            if not taken and tracker.iterations == before + 1:
+                self._log, self._taken = tracker.latest, 0

@@ -163,11 +163,11 @@ def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[
     tracker = core.tracker
     iteration = IterationLog()
     tracker.note_iteration(iteration, is_dataset=True)
-    tracker.live_datasets.add(id(iteration))
+    tracker.live_datasets[id(iteration)] = iteration
     try:
         yield from _epochs_of(tracker, iteration, wire, epochs)
     finally:
-        tracker.live_datasets.discard(id(iteration))
+        tracker.live_datasets.pop(id(iteration), None)
 
 
 def _epochs_of(tracker: EpochTracker, iteration: IterationLog, wire: TensorFormat, epochs: Epochs) -> Iterator[Any]:

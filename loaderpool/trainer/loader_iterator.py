@@ -33,8 +33,8 @@ class LoaderIterator(Iterator[Any]):
     ) -> None:
         self._core = core  # keeps the pool alive
         self._turn = threading.RLock()
-        self._iteration = IterationLog() if iteration is None else iteration
-        self._reader = BatchReader(core.tracker, self._iteration, convert)
+        self.iteration = IterationLog() if iteration is None else iteration
+        self._reader = BatchReader(core.tracker, self.iteration, convert)
         self._undoing: Undoing | None = None  # of the pass, once it has begun
 
     def __iter__(self) -> LoaderIterator:
@@ -60,8 +60,8 @@ class LoaderIterator(Iterator[Any]):
     def _begin(self) -> None:
         """Note the pass, and what ends it. Runs in: a block of `InterruptsHeld`."""
         tracker, one_pass = self._core.tracker, self._reader.one_pass
-        if tracker.latest is not self._iteration:
-            tracker.note_iteration(self._iteration, is_dataset=False)
+        if tracker.latest is not self.iteration:
+            tracker.note_iteration(self.iteration, is_dataset=False)
         self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
 
     def _is_over(self) -> bool:

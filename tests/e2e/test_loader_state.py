@@ -333,6 +333,13 @@ def test_a_loop_that_is_not_counted_is_not_saved(on: Place, tf: Any, state_of: A
             del uncounted, batches
             gc.collect()
             save(state)  # it was left, as one that only looked at a batch
+        held = [iter(loader.as_dataset())]  # as a traceback holds it, of Ctrl-C while a batch was awaited
+        counted = state.iterate(held[0])
+        next(counted)
+        del counted
+        gc.collect()
+        save(state)
+        held.clear()
         counted = state.iterate(loader.as_dataset())
         next(counted)
         beside = iter(loader.as_dataset())
@@ -341,6 +348,30 @@ def test_a_loop_that_is_not_counted_is_not_saved(on: Place, tf: Any, state_of: A
         list(counted)
         list(beside)
         save(state)
+
+
+def test_a_loop_that_ended_before_its_first_batch_is_saved_where_it_began(
+    on: Place, state_of: Any, save: Callable[..., str], restore: Any
+) -> None:
+    """As by Ctrl-C, whose traceback holds the iterator; tf.data has fetched batches of the epoch."""
+
+    def interrupted(held: list[Any]) -> Iterator[Any]:
+        held.append(iter(loader.as_dataset()))
+        next(held[0])
+        raise KeyboardInterrupt
+        yield
+
+    with lp.Loader(range(64), lambda item: np.full(WIDE, item), batch_size=4, **on(2)) as loader:
+        state, held = state_of(loader), []  # type: ignore[var-annotated]
+        with pytest.raises(KeyboardInterrupt):
+            next(state.iterate(interrupted(held)))
+        path = save(state)
+        held.clear()
+    with lp.Loader(range(64), lambda item: np.full(WIDE, item), batch_size=4, **on(2)) as loader:
+        state = state_of(loader)
+        restore(state, path)
+        assert loader.epoch == 0
+        assert [batch[0, 0, 0] for batch in state.iterate(loader)] == list(range(0, 64, 4))
 
 
 def test_an_asynchronous_checkpoint_is_refused(tf: Any, state_of: Any, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class EpochTracker:
         # Of iterators that have begun and are not at their end, by their pass's id; a WeakSet costs microseconds in
         # each epoch's gap.
         self.live: dict[int, Undoing] = {}
-        self.live_datasets: set[int] = set()  # iterations of datasets, by their log's id
+        self.live_datasets: dict[int, IterationLog] = {}  # iterations of datasets, by their log's id
         self._lock = threading.Lock()
         # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
@@ -98,10 +98,11 @@ class EpochTracker:
         self.latest, self.latest_is_dataset = log, is_dataset
         self.iterations += 1
 
-    @property
-    def is_iterated(self) -> bool:
-        """Whether an iteration has begun that is not at its end, and was not left."""
-        return bool(self.live_datasets) or any(each.owner() is not None for each in list(self.live.values()))
+    def is_iterated_beside(self, log: IterationLog | None) -> bool:
+        """Whether an iteration has begun that is not at its end, was not left, and is written down in no such log."""
+        iterators = [each.owner() for each in list(self.live.values())]
+        logs = [*self.live_datasets.values(), *(each.iteration for each in iterators if each is not None)]
+        return any(each is not log for each in logs)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, the whole of it, the next pass's."""
