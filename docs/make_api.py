@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -110,8 +111,9 @@ def _describe_error(name: str, error: type[BaseException]) -> str:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """What has a docstring of its own, in the order of the source."""
-    for name, value in vars(cls).items():
+    """What has a docstring of its own, in the order of the source; what is inherited behind it."""
+    own = [each for each in reversed(cls.__mro__) if each.__module__.startswith("loaderpool.")]
+    for name, value in itertools.chain.from_iterable(vars(each).items() for each in reversed(own)):
         if name.startswith("_") and name != "__len__":
             continue
         function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)

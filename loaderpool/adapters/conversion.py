@@ -135,7 +135,7 @@ def aligned_array(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
-    """Whether it is one of `ml_dtypes`, such as bfloat16, which NumPy hands to nobody else."""
+    """Whether it is one of `ml_dtypes`, such as bfloat16, of which NumPy exports no buffer."""
     return dtype.type.__module__ != "numpy"
 
 

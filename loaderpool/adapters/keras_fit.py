@@ -50,7 +50,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         core.check_usable()
         self.epochs = check_epochs(core, epochs)
         self._weigh = None if class_weight is None else ClassWeights(class_weight)
-        self._begun: _Begun | None = None  # the pass of which Keras took a batch to build the model
+        self._begun: _Passes | None = None  # the pass of which Keras took a batch to build the model
 
     # ---- what Keras asks for ----
 
@@ -118,7 +118,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
 
     # ---- passes ----
 
-    def begin(self, convert: TensorConversion, is_building: bool) -> _Begun:
+    def begin(self, convert: TensorConversion, is_building: bool) -> _Passes:
         """A pass that was begun to build the model goes on; else a new one.
 
         Whether the model is built shall make no difference to what it is trained on. After `load_state_dict` another
@@ -131,7 +131,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         begun, self._begun = self._begun, None
         placed = self._core.tracker.times_placed
         if begun is None or begun.placed != placed:
-            begun = _Begun(self._core, convert, placed)
+            begun = _Passes(self._core, convert, placed)
         if is_building:
             self._begun = begun
         return begun
@@ -141,7 +141,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         return batch if self._weigh is None else (*batch, convert.tensor(self._weigh.of(batch)))
 
 
-class _Begun:
+class _Passes:
     """Passes over a loader, one after another, that were begun.
 
     Attributes:
@@ -190,7 +190,7 @@ class _Iterator:
 
     def __init__(self, batches: _Batches) -> None:
         self._adapter, self._end, self._make_conversion = batches.adapter, batches.end, batches.make_conversion
-        self._begun: _Begun | None = None
+        self._begun: _Passes | None = None
         self._is_building = False
         self._at = 0  # of the batches that were taken to build the model
         self._given_in_step = 0
@@ -214,7 +214,7 @@ class _Iterator:
         self._given_in_step += 1
         return batch
 
-    def _take(self, begun: _Begun) -> Any:
+    def _take(self, begun: _Passes) -> Any:
         if not self._is_building:
             return begun.batches.pop(0) if begun.batches else self._new(begun)
         if self._at == len(begun.batches):
@@ -222,7 +222,7 @@ class _Iterator:
         self._at += 1
         return begun.batches[self._at - 1]
 
-    def _new(self, begun: _Begun) -> Any:
+    def _new(self, begun: _Passes) -> Any:
         return self._adapter.weigh(begun.take(self._adapter.epochs), begun.convert)
 
 

@@ -24,17 +24,17 @@ class LoaderIterator(Iterator[Any]):
 
     Args:
         core: of the loader.
-        convert: opens a delivery: what the consumer gets.
+        convert: opens a delivery: what the consumer gets; None: NumPy arrays.
         iteration: of one pass after another that count as one iteration of a dataset; None: this pass alone.
     """
 
     def __init__(
-        self, core: LoaderCore, convert: Conversion = as_arrays, iteration: IterationLog | None = None
+        self, core: LoaderCore, convert: Conversion | None = None, iteration: IterationLog | None = None
     ) -> None:
         self._core = core  # keeps the pool alive
         self._turn = threading.RLock()
         self.iteration = IterationLog() if iteration is None else iteration
-        self._reader = BatchReader(core.tracker, self.iteration, convert)
+        self._reader = BatchReader(core.tracker, self.iteration, convert or as_arrays)
         self._undoing: Undoing | None = None  # of the pass, once it has begun
 
     def __iter__(self) -> LoaderIterator:

@@ -25,7 +25,7 @@ PLAIN = {
     "budget", "bursts", "c", "callback", "capacity", "change", "changes", "channels", "check", "checks",
     "children", "choice", "clock", "close", "code", "collate", "column", "columns", "comparison", "contention",
     "context", "converter", "core", "count", "counters", "death", "describe", "descriptor", "dict", "error",
-    "example", "explain", "extras", "failure", "feature", "file", "files", "filled", "flow", "fork", "format",
+    "example", "explain", "extras", "failure", "feature", "file", "files", "filled", "fit", "flow", "fork", "format",
     "found", "function", "globals", "group", "guard", "handle", "held", "ideal", "imports", "info", "installed",
     "instructions", "iterator", "keys", "launch", "leftovers", "length", "lengths", "lent", "limit", "limits",
     "line", "lines", "list", "load", "look", "loop", "machine", "main", "maker", "malloc", "map", "mapping",
@@ -35,7 +35,7 @@ PLAIN = {
     "reference", "references", "reuse", "rng", "role", "scan", "scanner", "schema", "search", "sender",
     "sequence", "setting", "settings", "sized", "state", "statistics", "status", "step", "table", "target",
     "terminal", "thread", "threads", "tracker", "trouble", "tune", "unload", "unpicklable", "unpickler", "use",
-    "uses", "value", "versions", "warnings", "watch", "watcher", "writer",
+    "uses", "value", "versions", "warnings", "watch", "watcher", "weights", "writer",
 }  # fmt: skip
 # Other people's names, for what they name.
 NAMES = {"arrow", "cpus", "csv", "dtypes", "hdf5", "keras", "loaderpool", "tensorflow", "tfrecords"}
