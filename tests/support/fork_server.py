@@ -31,18 +31,24 @@ from typing import Any
 
 __all__: list[str] = []
 
-# A server whose tests were killed ends so soon after them; each look is a wake-up.
-_LOOK_S = 1.0
 _REQUEST_BYTES = 1 << 20
 
 
-def _serve(listener: socket.socket, parent: int) -> dict[str, Any] | None:
-    """Fork for each request; returns it in the fork, and None in the server once `parent` is gone."""
+def _serve(listener: socket.socket, tests: int) -> dict[str, Any] | None:
+    """Fork for each request; returns it in the fork, and None in the server once the process of the tests is gone.
+
+    Args:
+        listener: where requests arrive.
+        tests: a descriptor of that process.
+    """
     poll = select.poll()
     poll.register(listener, select.POLLIN)
+    poll.register(tests, select.POLLIN)
     asked: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of a fork: its pid, and who waits for its end
-    while os.getppid() == parent:
-        for descriptor, _ in poll.poll(_LOOK_S * 1000):
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor == tests:
+                return None
             if descriptor in asked:
                 pid, client = asked.pop(descriptor)
                 poll.unregister(descriptor)
@@ -61,6 +67,7 @@ def _serve(listener: socket.socket, parent: int) -> dict[str, Any] | None:
                     other.close()
                 client.close()
                 listener.close()
+                os.close(tests)
                 for number, stream in enumerate(streams):
                     os.dup2(stream, number)
                     os.close(stream)
@@ -71,7 +78,6 @@ def _serve(listener: socket.socket, parent: int) -> dict[str, Any] | None:
             asked[pidfd] = pid, client
             poll.register(pidfd, select.POLLIN)
             _tell(client, pid)
-    return None
 
 
 def _tell(client: socket.socket, number: int) -> None:
@@ -111,7 +117,9 @@ def _write_mark(mark: str) -> None:
 
 
 if __name__ == "__main__":
-    _parent = os.getppid()
+    _tests = os.pidfd_open(os.getppid())
+    if os.fork():
+        os._exit(0)  # the server is no child of the tests: they count theirs, and what memory those have
     _listener = socket.socket(fileno=int(sys.argv[2]))
     del sys.path[0]  # this folder
     importlib.import_module(sys.argv[1])
@@ -120,6 +128,6 @@ if __name__ == "__main__":
     with warnings.catch_warnings():
         # Python 3.12 warns of threads: they are those of libraries that end them at a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
-        _request = _serve(_listener, _parent)
+        _request = _serve(_listener, _tests)
     if _request is not None:
         exec(*_become(_request))

@@ -1,15 +1,13 @@
 """Forks of a process that has imported a slow module: where `run_child(…, imported=…)` has its children from.
 
 A server for each module (tests/support/fork_server.py) is started when it is first asked for, lives as long as the
-process of the tests, and forks for each script. It is no leak (tests/support/leaks.py passes over it); what it forked
-is one, where it stays.
+process of the tests, and forks for each script. Neither it nor what it forks is a child of that process, so the guard
+against leaks sees none of them; `run_child` finds what stays of a script.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -18,14 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["MARK", "Fork", "servers", "start"]
+__all__ = ["MARK", "Fork", "start"]
 
 MARK = "LOADERPOOL_TEST_CHILD"
 """The variable by whose value each child of `run_child` is found, with all it starts."""
+_NOBODY = "0" * len(uuid.uuid4().hex)
 _SERVER = Path(__file__).with_name("fork_server.py")
 # What the server has read by the time it forks: to ask for others is a mistake.
 _READ_BEFORE = ("CUDA_", "GLIBC_", "KERAS_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
-_running: dict[str, tuple[subprocess.Popen[bytes], str, dict[str, str]]] = {}
+_running: dict[str, tuple[str, dict[str, str]]] = {}  # by module: the address, and what was read before
 
 
 class Fork:
@@ -62,7 +61,9 @@ def start(
     Raises:
         ValueError: the environment differs in what is read before a fork.
     """
-    address, known = _server_of(module, environment)
+    if module not in _running:
+        _running[module] = _start_server(module, environment)
+    address, known = _running[module]
     differ = [name for name in {*known, *environment} if name.startswith(_READ_BEFORE)]
     differ = sorted(name for name in differ if known.get(name) != environment.get(name))
     if differ:
@@ -78,30 +79,21 @@ def start(
         raise
 
 
-def servers() -> frozenset[int]:
-    """The pids of the servers that run."""
-    return frozenset(process.pid for process, _, _ in _running.values() if process.poll() is None)
-
-
-def _server_of(module: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    process, address, known = _running.get(module, (None, "", {}))
-    if process is None or process.poll() is not None:
-        known = {name: value for name, value in environment.items() if name != MARK}
-        address = f"\0loaderpool-tests-{os.getpid()}-{module}-{uuid.uuid4().hex}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(address)
-            listener.listen()
-            process = subprocess.Popen(
-                [sys.executable, str(_SERVER), module, str(listener.fileno())],
-                stdin=subprocess.DEVNULL,
-                # A mark of nobody, as long as each that will be written in its place.
-                env={**known, MARK: "0" * len(environment[MARK])},
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
-        _running[module] = process, address, known
-        atexit.register(_end, process)
-    return address, known
+def _start_server(module: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    address = f"\0loaderpool-tests-{uuid.uuid4().hex}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        subprocess.run(  # ends at once: what it forks is the server
+            [sys.executable, str(_SERVER), module, str(listener.fileno())],
+            stdin=subprocess.DEVNULL,
+            # A mark of nobody, as long as each that will be written in its place; and no mark of the guard's.
+            env={**{name: environment[name] for name in environment if "LOADERPOOL" not in name}, MARK: _NOBODY},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+            check=True,
+        )
+    return address, dict(environment)
 
 
 def _number_from(server: socket.socket) -> int:
@@ -109,8 +101,3 @@ def _number_from(server: socket.socket) -> int:
     if not packet:
         raise RuntimeError("the server of forks has died")
     return int(packet)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from tests.support import forks, tensorflow_runtime
+from tests.support import tensorflow_runtime
 from tests.support.processes import POLL_S, descendants, describe, end_all, marked
 
 __all__ = ["GRACE_S", "Snapshot", "guard", "mark_children", "take_snapshot"]
@@ -36,7 +36,7 @@ class Snapshot:
     """What this process held at one moment."""
 
     processes: frozenset[int]
-    """Descendants, zombies too, and orphans that a descendant left; without the servers of forks."""
+    """Descendants, zombies too, and orphans that a descendant left."""
     threads: frozenset[threading.Thread]
     """Python's own, not those that a native library started."""
     descriptors: Counter[str]
@@ -64,7 +64,7 @@ def mark_children() -> None:
 def take_snapshot() -> Snapshot:
     """What this process holds now."""
     return Snapshot(
-        processes=frozenset({*descendants(os.getpid()), *marked(_MARK, _RUN)}) - forks.servers(),
+        processes=frozenset({*descendants(os.getpid()), *marked(_MARK, _RUN)}),
         threads=frozenset(filter(_is_ours, threading.enumerate())),
         descriptors=Counter(_descriptors()),
         mappings=frozenset(_mappings()),

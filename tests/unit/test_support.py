@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -241,17 +240,18 @@ def test_what_is_read_before_a_fork_cannot_be_another_for_it() -> None:
 
 
 @pytest.mark.no_leaks
-def test_the_server_of_forks_is_no_leak_and_ends_with_those_who_ask_it() -> None:
+@pytest.mark.parametrize("end", ["pass", "os._exit(0)"])
+def test_a_server_of_forks_is_nobodys_child_and_ends_with_those_who_ask_it(end: str) -> None:
     code = f"""
-        from tests.support import forks
+        import os
         from tests.support.child import run_child
-        run_child("", imported={SLOW!r}).check()
-        print(*forks.servers())
+        from tests.support.processes import descendants
+        server = int(run_child("import os; print(os.getppid())", imported={SLOW!r}).check().stdout)
+        print(server, server in descendants(os.getpid()), flush=True)
+        {end}
         """
-    (server,) = map(int, run_child(code, env={"PYTHONWARNINGS": "error"}).check().stdout.split())
-    assert not processes.is_alive(server)
-    hard = f"{textwrap.dedent(code)}import os, sys\nsys.stdout.flush()\nos._exit(0)"
-    run_child(hard).check()  # fails where a process is left
+    server, is_child = run_child(code, env={"PYTHONWARNINGS": "error"}).check().stdout.split()
+    assert is_child == "False" and processes.wait_gone([int(server)], 5.0) == []
 
 
 # -- leaks
