@@ -318,12 +318,15 @@ class PoolEngine:
             return
         self._send_files()
         must_probe = self._must_probe and not self.failure.is_there
-        self.session.send(Control.LOAD, *self._load_words(probes=must_probe and self.feeds is None))
+        probes, is_behind_hook = must_probe and self.feeds is None, self._probing.is_behind_hook
+        self.session.send(Control.LOAD, *self._load_words(probes=probes and not is_behind_hook))
         first_feed = None if self.feeds is None else self.feeds.first
         if must_probe and first_feed is not None and first_feed.made:
             self._probing.ask_first(first_feed.offset)
         self._is_loaded = False
         self._updates.repeat()
+        if probes and is_behind_hook:
+            self._probing.ask_first()
         if self.layout is not None:
             with self._shortage_ends_all():
                 self.layout.ring.tell_new_supervisor()

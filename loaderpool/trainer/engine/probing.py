@@ -32,7 +32,8 @@ class Probing:
         epoch: the epoch of which samples are made.
 
     Attributes:
-        is_first_due: whether the first samples may be made by now.
+        is_behind_hook: the first samples are made behind a hook of the user's, with what it has changed.
+        is_first_due: whether they may be made by now.
     """
 
     def __init__(self, session: EngineSession, number: int, checked: CheckedArguments, epoch: int) -> None:
@@ -41,7 +42,8 @@ class Probing:
         self._unit, self._given_spec = checked.unit, checked.given_spec
         self._first: Probe | None = stated_probe(self._given_spec, self._config, self._plan, self._unit)
         self._second = SecondLook(self._given_spec, self._plan, self._unit)
-        self.is_first_due = not checked.has_epoch_begin
+        self.is_behind_hook = checked.has_epoch_begin
+        self.is_first_due = not self.is_behind_hook
 
     @property
     def is_spec_given(self) -> bool:
