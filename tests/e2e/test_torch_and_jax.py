@@ -15,8 +15,8 @@ SHOW = """
     import numpy as np
     import loaderpool as lp
 
-    def show(name, fn, **settings):
-        with lp.Loader(range(8), fn, batch_size=4, workers=2, **settings) as loader:
+    def show(name, fn=None, source=range(8), **settings):
+        with lp.Loader(source, fn, batch_size=4, workers=2, **settings) as loader:
             batches = [batch.tolist() for batch in loader]
             workers = [worker.pid for worker in loader.statistics().workers]
             with open(f"/proc/{workers[0]}/maps") as maps:
@@ -73,12 +73,21 @@ def test_a_training_of_torch_forks_workers_that_have_torch_where_they_use_it(tmp
         table = torch.arange(400_000.0)  # captured
         net = torch.nn.Linear(2, 2)  # of the training, not of the function
 
+        class Numbers(torch.utils.data.Dataset[np.ndarray]):
+            def __init__(self):
+                self.x = np.arange(0.0, 16.0, 2)
+            def __len__(self):
+                return len(self.x)
+            def __getitem__(self, i) -> torch.Tensor | np.ndarray:
+                return self.x[[i, i]]
+
         def of_script(i): return np.full(2, i * 2.0)
         def with_torch(i): return table[[2 * i, 2 * i]]
 
         (torch.ones(500, 500) @ torch.ones(500, 500)).sum()  # the trainer has torch's threads by now
         show("module", numpy_only.load)
         show("script", of_script)
+        show("dataset", source=Numbers())
         show("module with torch", uses_torch.load)
         show("script with torch", with_torch)
         torch.save({name: value for name, value in net.state_dict().items()}, os.devnull)
@@ -87,6 +96,7 @@ def test_a_training_of_torch_forks_workers_that_have_torch_where_they_use_it(tmp
     assert lines == [
         f"module {BATCHES} fork []",
         f"script {BATCHES} fork []",
+        f"dataset {BATCHES} fork []",
         f"module with torch {BATCHES} fork ['libtorch_cpu']",
         f"script with torch {BATCHES} fork ['libtorch_cpu']",
     ]

@@ -98,7 +98,7 @@ class PoolEngine:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
                 self._shipment = offset, nbytes
                 self._send_files()
-                session.send(Control.LOAD, *self._load_words(probes=stream is None and self._must_probe))
+                session.send(Control.LOAD, *self._load_words(probes=stream is None and self._probing.must_make_first))
             except BaseException:  # a number that no message can hold
                 if self.feeds is not None:
                     self.feeds.free_all()
@@ -120,10 +120,6 @@ class PoolEngine:
         if self.cache is not None:
             files.append(self.cache.descriptor)
         self.session.send_files(self.number, files)
-
-    @property
-    def _must_probe(self) -> bool:
-        return self._probing.is_first_due and not self._probing.has_first
 
     def _load_words(self, probes: bool) -> tuple[int, ...]:
         config = self.config
@@ -317,7 +313,7 @@ class PoolEngine:
         if self._has_ended_supervisor:
             return
         self._send_files()
-        must_probe = self._must_probe and not self.failure.is_there
+        must_probe = self._probing.must_make_first and not self.failure.is_there
         probes, is_behind_hook = must_probe and self.feeds is None, self._probing.is_behind_hook
         self.session.send(Control.LOAD, *self._load_words(probes=probes and not is_behind_hook))
         first_feed = None if self.feeds is None else self.feeds.first

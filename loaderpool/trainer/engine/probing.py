@@ -56,6 +56,11 @@ class Probing:
         return self._first is not None
 
     @property
+    def must_make_first(self) -> bool:
+        """Whether the first samples are still to be made, and may be by now."""
+        return self.is_first_due and self._first is None
+
+    @property
     def is_second_over(self) -> bool:
         """Whether there is nothing more to wait for before `widen`."""
         return self._second.is_over

@@ -17,10 +17,8 @@ from typing import IO, Any
 from cloudpickle import cloudpickle
 
 from loaderpool.transport.payload.frameworks import FrameworkImports, framework_of, home_of
-from loaderpool.transport.payload.keras_stand_in import PyDatasetStandIn, py_dataset_stand_in
 from loaderpool.transport.payload.pickler import PayloadPickler
-
-_SEQUENCE_BASES = frozenset({"PyDataset", "Sequence"})
+from loaderpool.transport.payload.stand_in import stand_in_of
 
 
 class FrameworkNeededError(Exception):
@@ -38,8 +36,8 @@ class FrameworkNeededError(Exception):
 class FrameworkFreePickler(PayloadPickler):
     """What it pickles is loaded without an import of these frameworks; else it raises FrameworkNeededError.
 
-    Functions and classes of modules that import one of them go by value, with just the globals they use; a Keras
-    `PyDataset` or `Sequence` becomes `PyDatasetStandIn`.
+    Functions and classes of modules that import one of them go by value, with just the globals they use; the base of a
+    Keras `PyDataset` or a `Dataset` of torch becomes one that stands in for it (`stand_in`).
     """
 
     def __init__(
@@ -52,8 +50,8 @@ class FrameworkFreePickler(PayloadPickler):
         kind = type(obj)
         if not issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
             return super().reducer_override(obj)
-        if self._is_sequence_base(obj):
-            return py_dataset_stand_in, ()
+        if self._stand_in_of(obj) is not None:
+            return stand_in_of, (framework_of(obj.__module__), obj.__name__)
         home = home_of(obj)
         self._refuse(home)
         if issubclass(kind, types.ModuleType) and self._imports.of(home):
@@ -87,16 +85,17 @@ class FrameworkFreePickler(PayloadPickler):
             for name in _imported_inside(obj.__code__):
                 self._refuse(name)
             return
-        bases = [base for base in obj.__mro__ if self._is_sequence_base(base)]
-        if bases:
-            lacking = set(dir(bases[0])) - set(dir(PyDatasetStandIn))
-            for code in _codes_of(obj):
-                if not lacking.isdisjoint(code.co_names):
-                    raise FrameworkNeededError(framework_of(bases[0].__module__))
+        for base in obj.__mro__:
+            stand_in = self._stand_in_of(base)
+            if stand_in is not None:
+                lacking = set(dir(base)) - set(dir(stand_in))
+                if any(not lacking.isdisjoint(code.co_names) for code in _codes_of(obj)):
+                    raise FrameworkNeededError(framework_of(base.__module__))
+                return
 
-    def _is_sequence_base(self, obj: Any) -> bool:
-        is_base = isinstance(obj, type) and obj.__name__ in _SEQUENCE_BASES
-        return is_base and framework_of(obj.__module__) in self._frameworks
+    def _stand_in_of(self, obj: Any) -> type | None:
+        framework = framework_of(obj.__module__) if isinstance(obj, type) else ""
+        return stand_in_of(framework, obj.__name__) if framework in self._frameworks else None
 
     def _spell_out_annotations(self, state: Any) -> None:
         """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""

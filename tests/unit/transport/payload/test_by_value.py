@@ -41,8 +41,16 @@ FAKES = {
         def to_categorical(x): return [x == i for i in range(3)]
     """,
     "torch/__init__.py": """
+        from torch import data
         class Tensor: ...
         def constant(x): return [x]
+    """,
+    "torch/data.py": """
+        from typing import Generic, TypeVar
+        T = TypeVar("T")
+        class Dataset(Generic[T]):
+            def __getitem__(self, index): raise NotImplementedError
+            def __add__(self, other): return [self, other]
     """,
     "jax/__init__.py": "def constant(x): return [x]",
     "jax/numpy.py": "def constant(x): return [x]",
@@ -390,6 +398,38 @@ def test_a_dataset_class_of_a_script_needs_no_keras(project: Project) -> None:
     assert result == (2, 2) and loaded == []
 
 
+@pytest.mark.parametrize("base", ["Dataset", "torch.data.Dataset", "Dataset[int]"])
+def test_a_dataset_class_of_torch_needs_no_torch(project: Project, base: str) -> None:
+    project.write(
+        data=f"""
+        import torch
+        from torch.data import Dataset
+        class Images({base}):
+            def __init__(self, n):
+                super().__init__()
+                self.n = n
+            def __len__(self):
+                return self.n
+            def __getitem__(self, i) -> torch.Tensor:
+                return i * 2
+        class Tensors(Images):
+            def __getitem__(self, i):
+                return torch.constant(i)
+        class Sums(Images):
+            def more(self): return super().__add__(self)
+        """
+    )
+    data = project.load("data")
+    shipment = ship({"source": data.Images(5)})
+    assert "torch" in shipment.without
+    expression = "(len(source), source[2], type(source).__name__, type(source).__module__)"
+    assert project.in_child(shipment, expression) == ((5, 4, "Images", "data"), [])
+    for cls in (data.Tensors, data.Sums):
+        used = ship({"source": cls(5)})
+        assert "torch" not in used.without
+        assert project.in_child(used, "len(source)") == (5, ["torch"])
+
+
 def test_bound_methods_and_partials_of_such_classes_need_no_keras(project: Project) -> None:
     project.write(data=dataset_module("PyDataset"))
     data = project.load("data").Data(5)
@@ -475,7 +515,7 @@ def test_with_the_real_tensorflow_and_keras(tmp_path: Path) -> None:
 def test_the_stand_in_has_all_public_names_of_the_real_base(tf: Any) -> None:
     import keras
 
-    from loaderpool.transport.payload.keras_stand_in import PyDatasetStandIn
+    from loaderpool.transport.payload.stand_in import PyDatasetStandIn
 
     public = {name for name in dir(keras.utils.PyDataset) if not name.startswith("_")}
     assert public <= set(dir(PyDatasetStandIn))

@@ -1,10 +1,12 @@
-"""What a user's PyDataset or Sequence derives from in the supervisor, so that its class needs no Keras there."""
+"""What a user's `PyDataset`, or `Dataset` of torch, derives from in the supervisor: its class needs neither there."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+_Item_co = TypeVar("_Item_co", covariant=True)
 
 
 class PyDatasetStandIn:
@@ -75,6 +77,21 @@ class PyDatasetStandIn:
         """Do nothing, as in Keras."""
 
 
-def py_dataset_stand_in() -> type[PyDatasetStandIn]:
-    """Return the class itself: what a pickled reference to Keras' base is turned into."""
-    return PyDatasetStandIn
+class DatasetStandIn(Generic[_Item_co]):
+    """What a subclass may use of `torch.utils.data.Dataset` works here too, but for the sum of two of them."""
+
+    def __getitem__(self, index: Any) -> _Item_co:
+        raise NotImplementedError("a Dataset needs __getitem__")
+
+
+# By the framework, as `frameworks` names it, and the name of the class.
+_STAND_INS: dict[tuple[str, str], type] = {
+    ("TensorFlow", "PyDataset"): PyDatasetStandIn,
+    ("TensorFlow", "Sequence"): PyDatasetStandIn,
+    ("torch", "Dataset"): DatasetStandIn,
+}
+
+
+def stand_in_of(framework: str, name: str) -> type | None:
+    """Return what a framework's class of this name is turned into; None: there is nothing for it."""
+    return _STAND_INS.get((framework, name))
