@@ -1,0 +1,142 @@
+"""What do eager tensors cost the trainer, beside the loader's own arrays and beside `tf.data`?
+
+Work: that of `tiny`, in batches of 32 and of 1, and that of `wide`; read by `for batch in loader.tensors()`, and by
+`for batch in loader` in the same process, in turns. Counted is the CPU time of the thread that reads, in microseconds a
+batch. "fit": steps of Keras' `fit` with the smallest model there is, over `for_keras()` and over `as_dataset()`.
+Baselines: the loader's own arrays and 3 us, but no more than 5 us; 100 us for 38.5 MB; the steps over `as_dataset()`.
+Bars: at most these; a step at most 0.7 (tiny) and 0.9 (wide) of the one over `as_dataset()`.
+Verified: the first number of every 64th batch; over `fit` the number of its steps.
+Command: scripts/bench/run eager
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from benchlib.model import Bar, Figure, Measured, Question, Window, require
+from benchlib.works import WORKS
+
+WORKERS = 2
+TURNS = 5
+ALLOWED_TINY_US, ALLOWED_WIDE_US, ALLOWED_MORE_US = 5.0, 100.0, 3.0
+CHECKED = 64
+
+
+def cpu_us(batches: Any, work: Any, seconds: float) -> float:
+    """CPU time a batch of this thread, over a part of a pass, the first batches left out."""
+    iterator = iter(batches)
+    for _ in range(8):
+        batch = next(iterator)
+    count, until, kept = 0, time.perf_counter() + seconds, []
+    started = time.thread_time()
+    while count % 8 or time.perf_counter() < until:
+        batch = next(iterator)
+        if not count % CHECKED:
+            kept.append((count + 8, float(np.asarray(batch).item(0))))
+        count += 1
+    spent = time.thread_time() - started
+    del batch
+    for number, first in kept:
+        require(first == work.token(number * work.batch_size), f"batch {number} is wrong")
+    return 1e6 * spent / count
+
+
+def costs(name: str, kind: str, window: Window) -> Measured:
+    from benchlib import ours
+
+    work = WORKS[kind]
+    found: dict[str, list[float]] = {"numpy": [], "tensors": []}
+    with ours.loader(work, WORKERS) as loader:
+        views = {"numpy": loader, "tensors": loader.tensors()}
+        for _ in range(TURNS):
+            for view, batches in views.items():
+                loader.epoch = 0
+                found[view].append(cpu_us(batches, work, window.seconds / TURNS))
+    numpy, tensors = (statistics.median(each) for each in found.values())
+    figures = {f"{name}_numpy": numpy, f"{name}_tensors": tensors}
+    if work.is_tiny:
+        figures[f"{name}_more"] = min(numpy + ALLOWED_MORE_US, ALLOWED_TINY_US)
+    return Measured(figures)
+
+
+def allowed(window: Window) -> Measured:
+    return Measured({"wide_allowed": ALLOWED_WIDE_US})
+
+
+def steps(kind: str, view: str, window: Window) -> Measured:
+    import keras
+
+    from benchlib import ours
+
+    work = WORKS[kind]
+
+    class Clock(keras.callbacks.Callback):  # type: ignore[misc]
+        steps, started, ended = 0, 0.0, 0.0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            now = time.perf_counter()
+            if batch == 20:
+                self.started = now
+            if self.started:
+                self.steps, self.ended = batch - 20, now
+                self.model.stop_training = now > self.started + window.seconds
+
+    class Least(keras.Model):  # type: ignore[misc]
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+            return keras.ops.mean(y_pred)
+
+    inputs = keras.Input(work.shape)
+    least = keras.layers.Lambda(lambda x: x[:, :1])(keras.layers.Reshape((-1,))(inputs))
+    model = Least(inputs, keras.layers.Dense(1)(least))
+    model.compile("sgd", jit_compile=False)
+    clock = Clock()
+    with ours.loader(work, WORKERS) as loader:
+        batches = loader.as_dataset(epochs=None) if view == "dataset" else loader.for_keras(epochs=None)
+        model.fit(batches, steps_per_epoch=10**6, verbose=0, callbacks=[clock])
+    require(clock.steps > 0, "no steps")
+    return Measured({f"fit_{work.name}_{view}": 1e6 * (clock.ended - clock.started) / clock.steps})
+
+
+QUESTION = Question(
+    name="eager",
+    figures=(
+        Figure("tiny_numpy", "us", "trainer's CPU a batch of 32 tiny samples, the loader's own arrays"),
+        Figure("tiny_more", "us", "the same and 3 us, but no more than 5"),
+        Figure("tiny_tensors", "us", "trainer's CPU a batch of 32 tiny samples, eager tensors"),
+        Figure("one_numpy", "us", "trainer's CPU a batch of 1 tiny sample, the loader's own arrays"),
+        Figure("one_more", "us", "the same and 3 us, but no more than 5"),
+        Figure("one_tensors", "us", "trainer's CPU a batch of 1 tiny sample, eager tensors"),
+        Figure("wide_allowed", "us", "what is allowed"),
+        Figure("wide_numpy", "us", "trainer's CPU a batch of 38.5 MB, the loader's own arrays"),
+        Figure("wide_tensors", "us", "trainer's CPU a batch of 38.5 MB, eager tensors"),
+        Figure("fit_tiny32_dataset", "us", "a step of `fit` on tiny batches, `as_dataset()`"),
+        Figure("fit_tiny32_keras", "us", "a step of `fit` on tiny batches, `for_keras()`"),
+        Figure("fit_wide_dataset", "us", "a step of `fit` on 38.5 MB batches, `as_dataset()`"),
+        Figure("fit_wide_keras", "us", "a step of `fit` on 38.5 MB batches, `for_keras()`"),
+    ),
+    contestants={
+        "allowed": allowed,
+        "tiny": functools.partial(costs, "tiny", "tiny32"),
+        "one": functools.partial(costs, "one", "tiny1"),
+        "wide": functools.partial(costs, "wide", "wide"),
+        **{
+            f"fit_{kind}_{view}": functools.partial(steps, kind, view)
+            for kind in ("tiny32", "wide")
+            for view in ("dataset", "keras")
+        },
+    },
+    bars=(
+        Bar("tiny_tensors", "tiny_more", at_most=1.0),
+        Bar("one_tensors", "one_more", at_most=1.0),
+        Bar("wide_tensors", "wide_allowed", at_most=1.0),
+        Bar("fit_tiny32_keras", "fit_tiny32_dataset", at_most=0.7),
+        Bar("fit_wide_keras", "fit_wide_dataset", at_most=0.9),
+    ),
+    rounds=3,
+    seconds=2.0,
+)
