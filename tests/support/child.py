@@ -92,8 +92,7 @@ def run_child(
         env: changes to this process's environment; None takes a variable away.
         cwd: working directory; an empty one of its own by default.
         python: the interpreter.
-        imported: a module that is slow to import; the script runs in a fork of a process that has imported it, with
-            whatever `env` changes but what is read before.
+        imported: a module that is slow to import; the script runs in a fork of a process that has imported it.
 
     Raises:
         ChildHungError: it ran past `timeout_s`.

@@ -1,8 +1,8 @@
 """Forks of a process that has imported a slow module: where `run_child(…, imported=…)` has its children from.
 
-A server for each module (tests/support/fork_server.py) is started when it is first asked for, lives as long as the
-process of the tests, and forks for each script. Neither it nor what it forks is a child of that process, so the guard
-against leaks sees none of them; `run_child` finds what stays of a script.
+A server (tests/support/fork_server.py) for each module, and each environment that is read before the fork, is started
+when it is first asked for, lives as long as the process of the tests, and forks for each script. Neither it nor what it
+forks is a child of that process, so the guard against leaks sees none; `run_child` finds what stays of a script.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MARK = "LOADERPOOL_TEST_CHILD"
 """The variable by whose value each child of `run_child` is found, with all it starts."""
 _NOBODY = "0" * len(uuid.uuid4().hex)
 _SERVER = Path(__file__).with_name("fork_server.py")
-# What the server has read by the time it forks: to ask for others is a mistake.
-_READ_BEFORE = ("CUDA_", "GLIBC_", "KERAS_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
-_running: dict[str, tuple[str, dict[str, str]]] = {}  # by module: the address, and what was read before
+# Variables that the interpreter, the allocator and the modules read as they begin.
+_READ_BEFORE = ("CUDA_", "GLIBC_", "JAX_", "KERAS_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
+_addresses: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}  # of the servers
 
 
 class Fork:
@@ -56,22 +56,14 @@ class Fork:
 def start(
     module: str, script: Path, streams: Sequence[IO[bytes]], environment: Mapping[str, str], folder: Path, mark: str
 ) -> Fork:
-    """A fork of an interpreter that has imported the module executes the script.
-
-    Raises:
-        ValueError: the environment differs in what is read before a fork.
-    """
-    if module not in _running:
-        _running[module] = _start_server(module, environment)
-    address, known = _running[module]
-    differ = [name for name in {*known, *environment} if name.startswith(_READ_BEFORE)]
-    differ = sorted(name for name in differ if known.get(name) != environment.get(name))
-    if differ:
-        raise ValueError(f"{', '.join(differ)}: read before a fork begins; the script needs an interpreter of its own")
+    """A fork of an interpreter that has imported the module in this environment executes the script."""
+    key = module, frozenset(each for each in environment.items() if each[0].startswith(_READ_BEFORE))
+    if key not in _addresses:
+        _addresses[key] = _start_server(module, environment)
     request = {"path": str(script), "environment": dict(environment), "cwd": str(folder), "mark": mark}
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        server.connect(address)
+        server.connect(_addresses[key])
         socket.send_fds(server, [json.dumps(request).encode()], [stream.fileno() for stream in streams])
         return Fork(_number_from(server), server)
     except BaseException:
@@ -79,7 +71,7 @@ def start(
         raise
 
 
-def _start_server(module: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _start_server(module: str, environment: Mapping[str, str]) -> str:
     address = f"\0loaderpool-tests-{uuid.uuid4().hex}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
@@ -93,7 +85,7 @@ def _start_server(module: str, environment: Mapping[str, str]) -> tuple[str, dic
             start_new_session=True,
             check=True,
         )
-    return address, dict(environment)
+    return address
 
 
 def _number_from(server: socket.socket) -> int:

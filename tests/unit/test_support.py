@@ -234,9 +234,14 @@ def test_a_fork_that_leaves_a_fork_of_its_own_fails(monkeypatch: pytest.MonkeyPa
     assert orphan and processes.wait_gone([int(orphan[1])], 5.0) == []
 
 
-def test_what_is_read_before_a_fork_cannot_be_another_for_it() -> None:
-    with pytest.raises(ValueError, match="PYTHONHASHSEED: read before a fork"):
-        run_child("", imported=SLOW, env={"PYTHONHASHSEED": "7"})
+def test_what_an_interpreter_reads_as_it_begins_is_the_scripts_own() -> None:
+    code = "import os; print(os.environ['SEEN'], hash('a'), os.getppid())"
+    shown = [
+        run_child(code, imported=SLOW, env={"SEEN": seen, "PYTHONHASHSEED": seed}).check().stdout.split()
+        for seen, seed in (("1", "7"), ("2", "7"), ("3", "8"))
+    ]
+    assert [seen for seen, _, _ in shown] == ["1", "2", "3"]
+    assert shown[0][1:] == shown[1][1:] and shown[0][1] != shown[2][1] and shown[0][2] != shown[2][2]
 
 
 @pytest.mark.no_leaks
