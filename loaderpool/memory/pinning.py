@@ -1,8 +1,8 @@
 """Ranges of a mapping that are pinned (page-locked) for the GPU, and that keep their pages for as long.
 
-The driver looks the pages of a range up once. Were they given back, mapped over or unmapped while it is registered, the
-device would go on reading the old ones: wrong batches, and no error. So the arena asks here before it does any of that,
-and where the driver does not let go of a range, its pages stay where they are for good.
+The driver looks the pages of a range up once. Were they given back, mapped over or unmapped while it is registered,
+the device would go on reading the old ones: wrong batches, and no error (PIN-1). So the arena asks here before it does
+any of that, and where the driver does not let go of a range, its pages stay where they are for good.
 """
 
 from __future__ import annotations

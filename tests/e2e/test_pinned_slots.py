@@ -1,7 +1,7 @@
 """Slots that are pinned for a GPU, over whole passes: what is handed out is, and no page goes while it is.
 
 No GPU is needed: a stand-in for the driver is preloaded into children, and with it every call that takes memory away is
-seen (`tests/support/cuda_stand_in.c`). That the device is fed faster is not shown here.
+seen (PIN-1, `tests/support/cuda_stand_in.c`). That the device is fed faster is not shown here.
 """
 
 from __future__ import annotations
@@ -389,6 +389,38 @@ def test_thousands_of_epochs_register_nothing_anew(gpu_library: Path) -> None:
         assert not gpu.ranges
 
     run_with_gpu(gpu_library, child, timeout_s=100)
+
+
+def test_a_shared_array_that_is_registered_after_its_loader_was_made_keeps_its_pages(gpu_library: Path) -> None:
+    def child() -> None:
+        import os
+
+        import numpy as np
+
+        import loaderpool as lp
+        from loaderpool.system.cuda_driver import find_context
+        from tests.support.cuda_stand_in import preloaded
+
+        gpu = preloaded()
+        table = lp.share(np.arange(5 << 20))
+
+        def row(index):
+            return table[index : index + 4]
+
+        with lp.Loader(range(64), row, batch_size=4, workers=1) as loader:
+            find_context().register(table.ctypes.data, table.nbytes)
+            assert gpu.sees(table) and len(list(loader)) == 16
+            table[:] = -1
+            pid = os.fork()
+            if not pid:
+                os._exit(gpu.violations)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            with lp.Loader(range(64), row, batch_size=4, workers=1) as another:
+                assert next(iter(another))[0, 0] == -1
+        assert not gpu.violations
+        os._exit(0)
+
+    run_with_gpu(gpu_library, child)
 
 
 # ---- what decides ----
