@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,7 @@ PAGES = 4 * 4096
 
 @pytest.fixture
 def memory() -> npt.NDArray[np.uint8]:
-    whole = np.zeros(PAGES + 4096, np.uint8)
-    start = -whole.ctypes.data % 4096
-    return whole[start : start + PAGES]
+    return np.frombuffer(mmap.mmap(-1, PAGES), np.uint8)  # not of the heap, which forked children need
 
 
 @pytest.fixture
