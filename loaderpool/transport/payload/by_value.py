@@ -54,8 +54,8 @@ class FrameworkFreePickler(PayloadPickler):
             return stand_in_of, (framework_of(obj.__module__), obj.__name__)
         home = home_of(obj)
         self._refuse(home)
-        if issubclass(kind, types.ModuleType) and self._imports.of(home):
-            raise FrameworkNeededError(next(each for each in self._frameworks if FrameworkImports({each}).of(home)))
+        if issubclass(kind, types.ModuleType):
+            self._refuse_module(home)
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and self._imports.of(home):
             if issubclass(kind, type):
@@ -80,10 +80,15 @@ class FrameworkFreePickler(PayloadPickler):
         if framework in self._frameworks:
             raise FrameworkNeededError(framework)
 
+    def _refuse_module(self, name: str) -> None:
+        """This module is used as a whole, or imported by code as it runs: it is the real one, framework and all."""
+        if self._imports.of(name):
+            raise FrameworkNeededError(next(each for each in self._frameworks if FrameworkImports({each}).of(name)))
+
     def _check_code(self, obj: Any) -> None:
         if isinstance(obj, types.FunctionType):
             for name in _imported_inside(obj.__code__):
-                self._refuse(name)
+                self._refuse_module(name)
             return
         for base in obj.__mro__:
             stand_in = self._stand_in_of(base)

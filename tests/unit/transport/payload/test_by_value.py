@@ -149,6 +149,19 @@ def test_code_that_uses_another_framework_goes_by_reference_and_finds_it(project
     assert project.in_child(shipment, "(fn(2), 'data' in sys.modules)") == (([2], True), [framework])
 
 
+def test_a_module_that_code_imports_as_it_runs_is_the_one_that_its_functions_are_of(project: Project) -> None:
+    project.write(data="import torch\ntable = None\ndef load(i): return table[i]\n")
+    load = project.load("data").load
+
+    def setup() -> None:
+        import data  # type: ignore[import-not-found]
+
+        data.table = [5, 6]
+
+    assert "torch" in ship({"fn": load}).without
+    assert project.in_child(ship({"fn": load, "setup": setup}), "(setup(), fn(1))[1]") == (6, ["torch"])
+
+
 def test_an_installed_package_that_requires_a_framework_counts_as_one_that_imports_it(project: Project) -> None:
     requires = "Requires-Dist: numpy\nRequires-Dist: Torch>=2; python_version >= '3'\n"
     optional = "Requires-Dist: torch ; extra == 'torch'\n"
