@@ -27,8 +27,11 @@ def as_torch(core: LoaderCore, device: Any, ahead: Any) -> TorchBatches:
     ahead = check_ahead(ahead)
     try:
         place = None if device is None else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f'device must be such as "cuda" or a torch.device, got {device!r:.100}: {error}') from None
+        torch.empty(0, device=place)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise ArgumentError(
+            f'device must be such as "cuda" or a torch.device, and be there, got {device!r:.100}: {error}'
+        ) from None
     is_far = place is not None and place.type != "cpu"
     return TorchBatches(core, lambda: TorchConversion(device=place if is_far else None), ahead if is_far else 0)
 

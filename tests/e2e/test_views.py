@@ -250,6 +250,7 @@ def test_small_dtypes_are_given_or_refused_by_name(framework: Framework, on: Pla
         ({"ahead": -1}, lp.ArgumentError, r"ahead must be at least 0"),
         ({"ahead": 1.5}, lp.ArgumentTypeError, r"ahead must be a whole number"),
         ({"device": "/GPU:7"}, (lp.ArgumentError, TypeError), r"device"),
+        ({"device": "cuda:99"}, (lp.ArgumentError, TypeError), r"device"),
         ({"sharding": "rows"}, (lp.ArgumentTypeError, TypeError), r"sharding"),
     ],
 )
