@@ -176,7 +176,9 @@ def _advice(value: Any) -> str:
         return "return a number, such as value.timestamp() or value.total_seconds()"
     if isinstance(value, os.PathLike):
         return "return str(value)"
-    for method in ("toarray", "to_tensor", "numpy"):
+    if type(value).__name__ == "SparseTensor":
+        return "return tf.sparse.to_dense(value)"
+    for method in ("toarray", "todense", "to_tensor", "numpy"):  # of SciPy, JAX and TensorFlow
         if callable(getattr(value, method, None)):
             return f"return value.{method}()"
     return "return arrays, numbers, str or bytes, or a tuple or dict of them"

@@ -173,6 +173,8 @@ REFUSED = [
     (pathlib.PurePosixPath("a"), r"return str\(value\)"),
     (Opaque(), "Opaque is no array; return arrays, numbers"),
     (SimpleNamespace(toarray=lambda: 0), r"return value\.toarray\(\)"),
+    (SimpleNamespace(todense=lambda: 0), r"return value\.todense\(\)"),
+    (type("SparseTensor", (), {})(), r"SparseTensor is no array; return tf\.sparse\.to_dense\(value\)"),
     (Broken(), r"Broken does not become an array \(RuntimeError: requires grad\)"),
 ]
 
