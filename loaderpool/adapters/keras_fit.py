@@ -56,11 +56,11 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
 
     def get_numpy_iterator(self) -> Any:
         """NumPy arrays."""
-        return _Batches(self, lambda: HostConversion("for_keras", "NumPy"))
+        return iter(_Batches(self, lambda: HostConversion("for_keras", "NumPy")))
 
     def get_jax_iterator(self) -> Any:
-        """NumPy arrays, which JAX takes as they are."""
-        return _Batches(self, lambda: HostConversion("for_keras", "JAX"))
+        """NumPy arrays, which JAX takes as they are; Keras 3.7 asks for an iterator of them for each batch."""
+        return iter(_Batches(self, lambda: HostConversion("for_keras", "JAX")))
 
     def get_torch_dataloader(self) -> Any:
         """Tensors that look at the workers' memory."""

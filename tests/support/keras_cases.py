@@ -434,6 +434,16 @@ def a_backup_ends_with_the_same_weights() -> None:
 
 
 @case
+def an_iterator_may_be_asked_for_its_iterator() -> None:
+    """As Keras 3.7 does on JAX, for each batch that it fetches."""
+    with loader() as made:
+        expected = inputs(made, 1)
+        for batches in (made.for_keras().get_jax_iterator(), made.for_keras().get_numpy_iterator()):
+            made.epoch = 0
+            assert mixed(next(iter(batches))[0] for _ in range(9)) == mixed(expected)
+
+
+@case
 def tensors_look_at_the_slots() -> None:
     def wide(index: int) -> Any:
         return np.full((64, 64, 3), index, np.float32), np.float32(0)
