@@ -284,7 +284,7 @@ def fn(item):
     return item
 
 loader = lp.Loader(range(64), fn, batch_size=4, workers=2)
-threading.Timer(1.0, lambda: os.killpg(0, signal.SIGINT)).start()  # the terminal sends it to the whole group
+threading.Timer(0.5, lambda: os.killpg(0, signal.SIGINT)).start()  # the terminal sends it to the whole group
 try:
     for batch in loader:
         assert wait == "a batch"
@@ -329,7 +329,7 @@ def test_ctrl_c_unhandled_ends_with_one_traceback() -> None:
         SCRIPT
         + """
 import os, signal
-threading.Timer(1.0, lambda: os.killpg(0, signal.SIGINT)).start()
+threading.Timer(0.5, lambda: os.killpg(0, signal.SIGINT)).start()
 for batch in loader: pass
 """,
         timeout_s=30,

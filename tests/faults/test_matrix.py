@@ -385,9 +385,9 @@ import os
 faults = Faults(Path(os.environ["LOADERPOOL_FAULTS"]))
 expected = expected_of(KIND)
 if HOW == "SIGSTOP":
-    # Until it has met the fault; then a second more, in which supervisor and workers see no end of it.
+    # Until it has met the fault; then twice as long as they may be stopped: supervisor and workers see no end of it.
     met = str(faults.path / PLACE) + ".met"
-    subprocess.Popen(["sh", "-c", f"while [ ! -e {met} ]; do sleep 0.02; done; sleep 1; kill -CONT {os.getpid()}"])
+    subprocess.Popen(["sh", "-c", f"while [ ! -e {met} ]; do sleep 0.02; done; sleep 0.6; kill -CONT {os.getpid()}"])
 if BEFORE:
     faults.lay(PLACE, HOW)
 loader = make_loader(KIND, workers=2)
