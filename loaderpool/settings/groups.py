@@ -115,8 +115,8 @@ class Limits:
             2 GiB.
         pin: pin (page-lock) that memory for an NVIDIA GPU, so that batches are copied to the device straight out of
             it and beside the computation. "auto": once TensorFlow uses the GPU, at most half of what is free. True:
-            once any framework does; then keep each batch until its asynchronous copies are done, as PyTorch's with
-            `non_blocking=True`. Same bits; `statistics()` says how much is pinned, and why not more.
+            once any framework does; then keep each batch until asynchronous copies of yours are done (PyTorch's with
+            `non_blocking=True`; `as_torch(device="cuda")` does). Same bits; `statistics()` says what is pinned.
         timeout_s: seconds that one sample may take, or one item of a generator; past them its worker is replaced, and
             the sample is an error. None: any time.
         restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and seconds;

@@ -84,7 +84,7 @@ class SlotPinning:
             return 'pin="auto" is for TensorFlow, which this process has not imported'
         is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
         if is_initialized is not None and is_initialized():
-            return "PyTorch uses the GPU, and lets go of a batch before a copy with non_blocking=True has read it"
+            return "PyTorch uses the GPU, and keeps no batch until a copy with non_blocking=True is done"
         return None
 
     def _why_too_much(self, extents: list[Extent]) -> str | None:
