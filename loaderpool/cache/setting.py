@@ -46,7 +46,9 @@ class Cache:
         in_memory = isinstance(where, str) and place == MEMORY
         bound = read_bytes_count("Cache.max_bytes", max_bytes)
         if not in_memory and bound is not None and bound < _LEAST_ON_DISK:
-            raise ArgumentError(f"Cache.max_bytes of a cache on disk must be {_LEAST_ON_DISK:,} or more, got {bound:,}")
+            raise ArgumentError(
+                f"Cache.max_bytes of a cache on disk must be at least {_LEAST_ON_DISK:,}, got {bound:,}"
+            )
         object.__setattr__(self, "where", MEMORY if in_memory else os.path.abspath(os.path.expanduser(place)))
         object.__setattr__(self, "max_bytes", bound)
 

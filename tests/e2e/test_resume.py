@@ -6,13 +6,15 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.trainer.engine.delivery import Delivery
+from loaderpool.trainer.epochs.batch_reader import Opened, as_arrays
 from tests.support.batches import Place
 from tests.support.processes import parents
 
@@ -317,14 +319,23 @@ def test_a_first_batch_that_fails_takes_nothing_of_the_rest(on: Place) -> None:
 def test_a_pass_that_is_broken_off_at_its_last_batch_still_stands_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last delivery has come, and with that nothing is left to be asked of the engine."""
 
-    def interrupted(_: object) -> Any:
-        raise KeyboardInterrupt
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(delivery: Delivery) -> Opened:
+        opened, assemble = as_arrays(delivery)
+
+        def once(parts: Sequence[Any]) -> Any:
+            if interrupts:
+                raise interrupts.pop()
+            return assemble(parts)
+
+        return opened, once
 
     with lp.Loader(range(6), batch_size=2, workers=0) as loader:
         batches = iter(loader)
         next(batches), next(batches)
         with monkeypatch.context() as now:
-            now.setattr(batches._reader, "_assemble", interrupted)
+            now.setattr(batches._reader, "_convert", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
         assert loader.state_dict() == batches.state_dict()
