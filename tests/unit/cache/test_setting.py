@@ -20,7 +20,7 @@ import loaderpool as lp
         (
             ("somewhere", 100),
             lp.ArgumentError,
-            "Cache.max_bytes of a cache on disk must be 4,194,304 or more, got 100",
+            "Cache.max_bytes of a cache on disk must be at least 4,194,304, got 100",
         ),
     ],
 )
