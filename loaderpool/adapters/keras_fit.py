@@ -83,7 +83,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
                 )
             return as_dataset(self._core, epochs=self.epochs, prefetch=2, device=None)
         return _Batches(
-            self, lambda: EagerConversion("for_keras"), tf.errors.OutOfRangeError(None, None, "no more batches")
+            self, lambda: EagerConversion("for_keras"), lambda: tf.errors.OutOfRangeError(None, None, "no more batches")
         )
 
     @property
@@ -179,7 +179,9 @@ class _Batches:
 
     adapter: LoaderAdapter
     make_conversion: Callable[[], TensorConversion]
-    end: BaseException | None = None  # what says on this backend that there is nothing more; None: StopIteration
+    # Makes what says on this backend that there is nothing more; None: StopIteration. A new one each time, for an error
+    # that was raised holds the frames that it went through, and they the batches.
+    make_end: Callable[[], BaseException] | None = None
 
     def __iter__(self) -> _Iterator:
         return _Iterator(self)
@@ -189,7 +191,11 @@ class _Iterator:
     """Gives the batches of one of Keras' epochs."""
 
     def __init__(self, batches: _Batches) -> None:
-        self._adapter, self._end, self._make_conversion = batches.adapter, batches.end, batches.make_conversion
+        self._adapter, self._make_conversion, self._make_end = (
+            batches.adapter,
+            batches.make_conversion,
+            batches.make_end,
+        )
         self._begun: _Passes | None = None
         self._is_building = False
         self._at = 0  # of the batches that were taken to build the model
@@ -208,8 +214,8 @@ class _Iterator:
             batch = self._take(begun)
         except StopIteration:
             # Keras takes no loss of a step that had no batch, and says UnboundLocalError.
-            if self._end is not None and not self._given_in_step:
-                raise self._end from None
+            if self._make_end is not None and not self._given_in_step:
+                raise self._make_end() from None
             raise
         self._given_in_step += 1
         return batch
