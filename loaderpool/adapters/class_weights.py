@@ -34,8 +34,10 @@ class ClassWeights:
                 raise ArgumentTypeError(f"class_weight: classes are whole numbers, got {label!r:.100}")
             if not isinstance(weight, numbers.Real) or isinstance(weight, bool) or not math.isfinite(weight):
                 raise ArgumentError(f"class_weight[{label}] must be a finite number, got {weight!r:.100}")
-        self._classes = np.array(sorted(weights), np.int64)
-        self._weights = np.array([*(weights[each] for each in sorted(weights)), 1.0], keras.config.floatx())
+        classes = sorted(weights)
+        self._classes = np.array(classes, np.int64)
+        self._by_place = np.append(self._classes, 0)  # as `searchsorted` may point behind the last
+        self._weights = np.array([*(weights[each] for each in classes), 1.0], keras.config.floatx())
 
     def of(self, batch: Any) -> npt.NDArray[Any]:
         """The weights of a batch's rows, `floatx[rows]`.
@@ -63,5 +65,5 @@ class ClassWeights:
             labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
         labels = np.round(labels).astype(np.int64)
         at = np.searchsorted(self._classes, labels)
-        known = np.append(self._classes, 0)[at] == labels
+        known = self._by_place[at] == labels
         return self._weights[np.where(known & (at < len(self._classes)), at, -1)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from loaderpool.adapters.conversion import is_ml_dtype
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, widening_code
 from loaderpool.element.structure import Structure
@@ -124,7 +125,7 @@ def _can_unbatch(component: ArraySpec) -> bool:
     if 0 in component.shape[1:]:  # TensorFlow's unbatch ends the process by SIGSEGV or SIGFPE (2.21)
         return False
     # Of other float8s and the like it says "Unhandled data type".
-    return component.dtype.type.__module__ == "numpy" or component.dtype.name in ("bfloat16", _E5M2)
+    return not is_ml_dtype(component.dtype) or component.dtype.name in ("bfloat16", _E5M2)
 
 
 def _check_keys(structure: Structure) -> None:

@@ -28,9 +28,13 @@ _BYTE = ctypes.c_byte
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
     """`uint8[nbytes]` at an address that TensorFlow aliases instead of copying."""
     raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
-    # As `raw.ctypes.data` says it, in a quarter of the time.
-    start = -ctypes.addressof(_BYTE.from_buffer(raw)) % ALIGNMENT_BYTES  # type: ignore[arg-type]  # it is a buffer
+    start = -address_of(raw) % ALIGNMENT_BYTES
     return raw[start : start + nbytes]
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return where an array that is not empty begins, as `array.ctypes.data` does, in a quarter of the time."""
+    return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]  # it is a buffer
 
 
 class Delivery:
