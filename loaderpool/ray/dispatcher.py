@@ -44,6 +44,13 @@ from loaderpool.transport.reports import LostReport, describe_failure
 
 # How often clocks are looked at: heartbeats.
 _LOOK_MS = 500
+# Tickets, and what hosts answer, wait for others to travel with no longer than this; longer where there are many hosts,
+# each of which has little of what there is to do: for 10 ms each, so that there are some hundred calls a second.
+_LINGER_NS = 50_000_000
+_LINGER_OF_HOST_NS = 10_000_000
+_MOST_LINGER_NS = 1_000_000_000
+# While no more than one slot in so many is free or to be filled, tickets may wait.
+_SATED_SHARE = 4
 
 
 class Dispatcher:
@@ -71,6 +78,8 @@ class Dispatcher:
         os.set_blocking(self._woken, False)
         self._poll.register(self._woken, select.POLLIN)
         self._records: dict[int, HostRecord] = {}
+        self._to_look_at: dict[int, HostRecord] = {}  # that may be due an exchange
+        self._linger_ns = _LINGER_NS
         self._layouts: dict[int, Words] = {}  # by loader, as the trainer has told them
         self._slot_bytes: dict[int, int] = {}  # of the largest of each loader
         self._with_new_room: list[HostRecord] = []  # of which the state is to be told
@@ -87,7 +96,8 @@ class Dispatcher:
         self._hosts = hosts
         try:
             while not self._is_over and not self._trainer.is_gone:
-                ready = [descriptor for descriptor, _ in self._poll.poll(_LOOK_MS)]
+                until_ms = self._linger_ns / 1e6 if self._to_look_at else _LOOK_MS
+                ready = [descriptor for descriptor, _ in self._poll.poll(until_ms)]
                 self._look_at_clock()
                 for descriptor in ready:
                     if descriptor == self._woken:
@@ -95,8 +105,7 @@ class Dispatcher:
                     else:
                         for words in self._trainer.answer(descriptor):
                             self._obey(words)
-                for record in list(self._records.values()):
-                    self._call(record)
+                self._call_hosts()
         finally:
             hosts.close()
 
@@ -111,10 +120,24 @@ class Dispatcher:
             if record.sent_ns and min(record.sent_ns.values()) < silent_since:
                 self._lose(record, f"no answer for {self._timeout_ns / 1e9:g} s", is_silent=True)
 
-    def _call(self, record: HostRecord) -> None:
-        while record.is_due:
-            number, commands = record.take_commands(clock.monotonic_ns())
-            self._hosts.exchange(record.number, number, commands)
+    def _call_hosts(self) -> None:
+        """Send what is due to hosts of which something has changed."""
+        if not self._to_look_at:
+            return
+        is_sated = self._is_sated
+        for record in list(self._to_look_at.values()):
+            while record.is_due(is_sated, self._linger_ns):
+                number, commands = record.take_commands(clock.monotonic_ns())
+                self._hosts.exchange(record.number, number, commands)
+            if not record.has_waiting:
+                del self._to_look_at[record.number]
+
+    @property
+    def _is_sated(self) -> bool:
+        """Whether most slots hold what the consumer has not taken, or keeps."""
+        ledger = self._state.ledger
+        elsewhere = sum(len(loader.free) + loader.outstanding for loader in ledger.loaders.values())
+        return elsewhere * _SATED_SHARE < len(ledger.slots)
 
     # ---- from the trainer, and from the state ----
 
@@ -148,7 +171,8 @@ class Dispatcher:
             elif isinstance(instruction, s.ToTrainer):
                 self._trainer.send(instruction.message)
             elif isinstance(instruction, s.Fork):
-                self._records[instruction.worker] = HostRecord(instruction.worker, instruction.cell)
+                number = instruction.worker
+                self._records[number] = HostRecord(number, instruction.cell, self._to_look_at)
                 self._hosts.start(instruction.worker)
             elif isinstance(instruction, s.Load):
                 pending.extend(self._load(instruction))
@@ -247,14 +271,16 @@ class Dispatcher:
         if record is None:
             return  # of a host that was given up
         if news.kind == "started":
-            record.workers, record.where = news.value
+            record.workers, record.where, record.object_bytes = news.value
             self._trainer.tell(encode(Notice.WORKER_STARTED, record.number, 0, record.cell), record.where)
             self._tell_workers()
+            self._to_look_at[record.number] = record
             self._payloads.send_all(self._hosts, record)
             self._carry_out(self._state.on_room(record.number, record.room, record.workers))
         elif news.kind == "answered":
             number, answers = news.value
             record.sent_ns.pop(number, None)
+            self._to_look_at[record.number] = record
             for said, beside in answers:
                 self._answered(record, said, beside)
             self._let_go(record)
@@ -264,7 +290,11 @@ class Dispatcher:
     def _answered(self, record: HostRecord, said: tuple[int, ...], beside: Any) -> None:
         kind = said[0]
         if kind == HostReport.TICKET:
+            if parts := record.parts.pop(said[1], None):
+                beside = [*parts, *beside[0]], beside[1]
             self._complete(record, record.tickets.pop(said[1]), said[2], said[3], beside)
+        elif kind == HostReport.PART:
+            record.parts.setdefault(said[1], []).extend(beside)
         elif kind == HostReport.PROBE:
             words = record.tickets.pop(said[1])
             notice, status = (Notice.SPEC_FAILED, Status.FAILED) if said[2] else (Notice.SPEC, Status.FINISHED)
@@ -320,6 +350,7 @@ class Dispatcher:
 
     def _gone(self, record: HostRecord, is_explained: bool, is_silent: bool = False) -> None:
         del self._records[record.number]
+        self._to_look_at.pop(record.number, None)
         self._hosts.end(record.number, is_silent)
         restarts = self._state.restarts
         self._state.on_worker_dead(record.number)
@@ -331,9 +362,15 @@ class Dispatcher:
         self._carry_out(instructions)
 
     def _tell_workers(self) -> None:
-        workers = sum(record.workers for record in self._records.values())
-        if workers:
-            self._trainer.send(encode(Notice.WORKERS_WANTED, workers))
+        hosts = [record for record in self._records.values() if record.workers]
+        if hosts:
+            self._trainer.send(encode(Notice.WORKERS_WANTED, sum(host.workers for host in hosts), len(hosts)))
+        linger_ns = min(_MOST_LINGER_NS, max(_LINGER_NS, _LINGER_OF_HOST_NS * len(hosts)))
+        for host in hosts:
+            if host.linger_ns != linger_ns:
+                host.linger_ns = linger_ns
+                host.command(HostCommand.PACE, host.object_bytes, linger_ns)
+        self._linger_ns = linger_ns
 
     def _end(self, why: str) -> None:
         """Nothing will come any more: tell the trainer why, or have local workers go on."""

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.memory.extents import Extent
-from loaderpool.ray.host_messages import GROUP_BYTES, HostCommand, HostReport, Message, group_of
+from loaderpool.ray.host_messages import HostCommand, HostReport, Message
 from loaderpool.ray.hosted_loader import HostedLoader, StagedPayload
 from loaderpool.ray.hosted_run import HostedRun, Portion
 from loaderpool.ray.visible_paths import missing
+from loaderpool.ray.waiting_answers import WaitingAnswers
 from loaderpool.system import clock
 from loaderpool.trainer.session.session import Session
 
-# Answers wait for others to travel with no longer than this.
-_LINGER_NS = 50_000_000
 # So many exchanges wait for answers. An older one returns with nothing, so that there are never calls without end.
 _MOST_WAITING = 2
 
@@ -39,12 +38,7 @@ class Host:
         self._patience_ns = int(patience_s * 1e9)
         self._loaders: dict[int, HostedLoader] = {}
         self._runs: dict[int, HostedRun] = {}
-        self._answers: collections.deque[Message] = collections.deque()
-        self._bytes = 0  # of them
-        self._oldest_ns = 0  # since when the first of them waits
-        self._group = 1
-        self._tickets = 0  # under way
-        self._urgent = 0  # so many answers more wait for no other: a consumer waits for a run's first batches
+        self._answers = WaitingAnswers()
         self._blocks: dict[int, tuple[Extent, int]] = {}  # by what is staged: where, and what is still missing
         self._next = 0
         self._waiting: collections.deque[int] = collections.deque()
@@ -95,57 +89,34 @@ class Host:
                 session.wake()  # the oldest exchange may have to return
         until = clock.monotonic_ns() + self._patience_ns
         try:
-            session.wait_for(lambda: self._is_worth_it() or self._is_to_return(number, until))
+            session.wait_for(lambda: self._are_worth_it() or self._is_to_return(number, until))
         finally:
             with session.lock:
                 self._waiting.remove(number)
         with session.lock:
-            return self._take()
+            return self._answers.take()
 
     def _is_to_return(self, number: int, until_ns: int) -> bool:
         return clock.monotonic_ns() > until_ns or number in list(self._waiting)[:-_MOST_WAITING]
 
-    def _is_worth_it(self) -> bool:
-        """Whether the answers that there are shall travel now."""
-        if not self._answers:
-            return False
-        return (
-            self._urgent > 0
-            or self._bytes >= GROUP_BYTES
-            or len(self._answers) >= min(self._group, self._tickets + len(self._answers))
-            or clock.monotonic_ns() - self._oldest_ns > _LINGER_NS
-        )
+    def _are_worth_it(self) -> bool:
+        return self._answers.are_worth_it(self._session.workers_wanted)
 
     def _end_lingering(self) -> None:
         """Have answers travel that have waited long enough. Runs in: a thread of its own."""
         while True:
             self._lingers.wait()
             self._lingers.clear()
-            time.sleep(_LINGER_NS / 1e9)
+            time.sleep(self._answers.linger_ns / 1e9)
             with self._session.lock:
                 if self._answers:
                     self._session.wake()
 
-    def _take(self) -> list[Message]:
-        taken = list(self._answers)
-        self._answers.clear()
-        self._bytes = 0
-        self._urgent = max(0, self._urgent - len(taken))
-        return taken
-
     def _answer(self, message: Message) -> None:
         """Runs in: whichever thread reads the session's news. The session's lock is held."""
-        said, beside = message
         if not self._answers:
-            self._oldest_ns = clock.monotonic_ns()
             self._lingers.set()
-        self._answers.append(message)
-        if said[0] != HostReport.TICKET:
-            self._urgent += 1
-            return
-        self._tickets -= 1
-        if isinstance(beside, tuple):
-            self._bytes += sum(piece.content.nbytes for piece in beside[0])
+        self._answers.add(message)
 
     # ---- commands; the session's lock is held ----
 
@@ -153,7 +124,7 @@ class Host:
         kind, number = said[:2]
         if kind == HostCommand.TICKET:
             run = self._runs[said[2]]
-            self._tickets += 1
+            self._answers.tickets += 1
             run.deal(Portion(ticket=number, first=said[3], count=said[4], rows=said[5]))
         elif kind == HostCommand.PROBE:
             self._loaders[said[2]].probe(number, said[3], said[4])
@@ -162,14 +133,16 @@ class Host:
         elif kind == HostCommand.UPDATE:
             self._loaders[number].update(*beside)
         elif kind == HostCommand.LAYOUT:
-            self._group = group_of(said[2])
+            self._answers.slot_bytes = said[2]
             self._loaders[number].lay_out(said[3:], said[2], *beside)
         elif kind == HostCommand.SLOT_BYTES:
             self._loaders[number].enlarge_slots(said[2])
         elif kind == HostCommand.RUN:
             loader = self._loaders[said[2]]
             self._runs[number] = HostedRun(loader, (said[3], said[4], said[5], said[6]), beside)
-            self._urgent += self._group
+            self._answers.urgent += self._answers.group
+        elif kind == HostCommand.PACE:
+            self._answers.set_pace(*said[1:])
         elif kind == HostCommand.ABANDON:
             self._runs[number].abandon()
         elif kind == HostCommand.RUN_OVER:

@@ -12,13 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# One object of this size travels twice as fast as four of a quarter of it, for little more than half of the CPU time;
-# larger ones gain nothing (measured with Ray 2.60).
-GROUP_BYTES = 16 << 20
-# Tickets whose batches may travel together. More of tiny batches would only wait for one another: each ticket is 64 ms
-# of work.
-_MOST_IN_GROUP = 8
-
 
 class HostCommand(enum.IntEnum):
     """Commands of a dispatcher to a host: the words behind the kind, and what comes beside them."""
@@ -37,6 +30,7 @@ class HostCommand(enum.IntEnum):
     ABANDON = 8  # run: nothing more of it is wanted; its tickets are still answered
     PROBE = 9  # ticket, loader, epoch, batch
     TICKET = 10  # ticket, run, first_batch, count, rows of each, as the plan has it
+    PACE = 11  # bytes of one exchange's answers, and how long these may wait for others to travel with, in ns
 
 
 class HostReport(enum.IntEnum):
@@ -48,6 +42,7 @@ class HostReport(enum.IntEnum):
     PROBE = 2  # ticket, whether it failed; beside it the pickled probe, or report
     LOAD_FAILED = 3  # loader; beside it the pickled (Failure, advice)
     LOST = 4  # the probe's ticket (0: all is given up); beside it the pickled LostReport
+    PART = 7  # ticket; beside it pieces of its slot, of which the others follow
     NOT_VISIBLE = 6  # loader; beside it paths that are no files on this node
     BROKEN = 5  # beside it, in words, why nothing will ever be made here
 
@@ -61,13 +56,3 @@ class Piece(NamedTuple):
 
 Said = tuple[int, ...]
 Message = tuple[Said, Any]
-
-
-def group_of(slot_bytes: int) -> int:
-    """Return how many tickets' batches may travel together, where a slot has so many bytes."""
-    return max(1, min(_MOST_IN_GROUP, GROUP_BYTES // max(1, slot_bytes)))
-
-
-def room_of(workers: int, slot_bytes: int) -> int:
-    """Return how many tickets a host may have: what its workers are at, what waits for them, and what travels."""
-    return 2 * workers + group_of(slot_bytes)

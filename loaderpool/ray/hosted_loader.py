@@ -11,8 +11,9 @@ from loaderpool.memory.batch_form import SlotPlaces
 from loaderpool.memory.board import Field
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import varying_nbytes
-from loaderpool.ray.host_messages import HostReport, Message, Piece, Said, group_of, room_of
+from loaderpool.ray.host_messages import HostReport, Message, Piece, Said
 from loaderpool.ray.hosted_run import HostedRun
+from loaderpool.supervisor.host_room import room_of, travelling
 from loaderpool.trainer.engine.ring import Ring, RingPlan
 from loaderpool.trainer.engine.source_updates import SourceUpdates
 from loaderpool.trainer.session.session import Session
@@ -97,7 +98,7 @@ class HostedLoader:
         self._extents.append(extent)
         self._layout = _Layout(extent, nbytes, words, places)
         self._send_layout()
-        slots = room_of(self.session.workers_wanted, slot_bytes) + 2 * group_of(slot_bytes)
+        slots = room_of(self.session.workers_wanted, slot_bytes) + travelling(1, slot_bytes)
         plan = RingPlan(1, slot_bytes, slots, slots, 2, _NO_LIMIT)
         self.ring = Ring(self.session, self, self.number, plan)
 

@@ -11,8 +11,8 @@ from loaderpool.ray.host_messages import Message
 class News(NamedTuple):
     """Something that happened to a host; or to all, where the kind is "hosts" or "over".
 
-    Kinds: "started" (its workers, its node), "answered" (the exchange's number, its answers), "lost" (why), "hosts"
-    (how many there shall be), "over" (why there never will be any).
+    Kinds: "started" (its workers, its node, how many bytes shall travel from it at once), "answered" (the exchange's
+    number, its answers), "lost" (why), "hosts" (how many there shall be), "over" (why there never will be any).
     """
 
     host: int
@@ -27,7 +27,7 @@ class Hosts(Protocol):
         """Have so many hosts; 0: as many as there can be. News: hosts, whenever there shall be another number."""
 
     def start(self, host: int) -> None:
-        """Start a host. News: started (its workers, its node), or lost."""
+        """Start a host. News: started (as there), or lost."""
 
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         """Send a payload, piece by piece: where each begins, and its bytes."""

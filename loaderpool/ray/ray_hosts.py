@@ -25,10 +25,9 @@ import numpy as np
 from loaderpool.ray.actor import HostActor, versions
 from loaderpool.ray.host_messages import Message
 from loaderpool.ray.hosts import News
+from loaderpool.supervisor.host_room import GROUP_BYTES
 from loaderpool.system import clock, machine
 
-# No object is larger: one that is larger than a store goes over a disk, in silence.
-_PIECE_BYTES = 64 << 20
 _PIECES_AT_ONCE = 4
 # How often the cluster is asked for nodes that have joined or left.
 _LOOK_S = 5.0
@@ -43,6 +42,9 @@ _DOUBT_S = 20.0
 _CALLS = 16
 # Heartbeats within the time after which a host is given up.
 _BEATS = 3
+# Stores begin to write to a disk, in silence, when they are four fifths full, and several objects are there at a time.
+_SHARE_OF_STORE = 4
+_LEAST_OBJECT_BYTES = 1 << 20
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
 
@@ -172,6 +174,12 @@ class RayHosts:
             and all(node["Resources"].get(name, 0) >= amount for name, amount in self._needs(node).items())
         }
 
+    @property
+    def _object_bytes(self) -> int:
+        """How large an object may be for the smallest of the stores."""
+        stores = [node["Resources"].get("object_store_memory", 0) for node in self._ray.nodes() if node["Alive"]]
+        return max(_LEAST_OBJECT_BYTES, min(GROUP_BYTES, int(min(stores)) // _SHARE_OF_STORE))
+
     def _needs(self, node: dict[str, Any]) -> dict[str, float]:
         return {"CPU": self._settings.workers_per_host or 1, **self._settings.resources}
 
@@ -232,13 +240,13 @@ class RayHosts:
         by_node: dict[str, Any] = available_resources_per_node()
         return float(by_node.get(node, {}).get("CPU", 1))
 
-    def _check(self, host: int, there: dict[str, Any], workers: int, address: str) -> tuple[int, str]:
+    def _check(self, host: int, there: dict[str, Any], workers: int, address: str) -> tuple[int, str, int]:
         self._pids[host] = there["process"]
         for name, here in versions().items():
             if there[name] != here:
                 text = f"node {address} has {name} {there[name]}, the trainer has {here}: they must be the same"
                 self._tell(News(0, "over", text))
-        return workers, address
+        return workers, address, self._object_bytes
 
     def _try_to_stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         try:
@@ -249,7 +257,8 @@ class RayHosts:
     def _stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         actor = self._placed[host].actor
         ray, under_way = self._ray, []
-        for at, view in itertools.chain.from_iterable(map(_cut, pieces)):
+        cut = functools.partial(_cut, self._object_bytes)
+        for at, view in itertools.chain.from_iterable(map(cut, pieces)):
             if host in self._ended:
                 return
             piece = ray.put(np.frombuffer(view, np.uint8))
@@ -299,10 +308,10 @@ def _kill(pid: int, start_time: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _cut(piece: tuple[int, Any]) -> Iterable[tuple[int, memoryview]]:
+def _cut(nbytes: int, piece: tuple[int, Any]) -> Iterable[tuple[int, memoryview]]:
     at, content = piece
     view = memoryview(content).cast("B")
-    return ((at + start, view[start : start + _PIECE_BYTES]) for start in range(0, view.nbytes, _PIECE_BYTES))
+    return ((at + start, view[start : start + nbytes]) for start in range(0, view.nbytes, nbytes))
 
 
 def find_cluster(address: str) -> str:

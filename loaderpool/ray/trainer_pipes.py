@@ -105,14 +105,14 @@ class TrainerPipes:
                 for at, content in pieces:
                     np.ndarray((content.nbytes,), np.uint8, self.arena.map, slot.offset + at)[:] = content
             else:
-                status, file = Status.OVERSIZE, _memory_file(pieces[0], extra)
+                status, file = Status.OVERSIZE, _memory_file(pieces, extra)
         elif status != Status.ABANDONED:
             extra = beside
         completion = encode(
             Notice.COMPLETION, ticket, run, first, count_attempt, rows, slot.number, join32(status, host)
         )
         if file is not None:
-            self._socket.send_file(completion, file, pieces[0].content.nbytes)
+            self._socket.send_file(completion, file, sum(piece.content.nbytes for piece in pieces))
         elif extra:
             self._socket.send(completion, extra)
         else:
@@ -128,10 +128,11 @@ class TrainerPipes:
         numbers[base + Field.BUSY_NS] += busy_ns
 
 
-def _memory_file(piece: Piece, failures: bytes) -> int:
+def _memory_file(pieces: list[Piece], failures: bytes) -> int:
     """Return a memory file with a batch that outgrew its slot, and its row failures behind it."""
     descriptor = machine.create_memory_file("batch")
     with open(descriptor, "wb", closefd=False) as file:
-        file.write(np.ascontiguousarray(piece.content).data)
+        for piece in pieces:
+            file.write(np.ascontiguousarray(piece.content).data)
         file.write(failures)
     return descriptor

@@ -71,6 +71,16 @@ def test_hosts_make_the_same_bits(shapes: ModuleType, tmp_path: Path, name: str,
         assert_same(made(shape.faults_one_in, workers=pool), made(0, workers=0))
 
 
+@pytest.mark.parametrize("name", ["single batches", "oversize batches", "ragged and text", "rows fail, skip"])
+def test_batches_larger_than_an_object_travel_in_parts(shapes: ModuleType, tmp_path: Path, name: str) -> None:
+    def made(**where: Any) -> list[Any]:
+        with shapes.make(shapes.SHAPES[name], shapes.Faults(str(tmp_path), os.getpid(), 0), 7, **where) as loader:
+            return read(loader, passes=1)
+
+    with lp.Pool(2, _program=local_hosts(2, 1, object_bytes=100)) as pool:
+        assert_same(made(workers=pool), made(workers=0))
+
+
 def sample(item: int, rng: np.random.Generator) -> Any:
     time.sleep(0.0005)
     return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}

@@ -83,7 +83,7 @@ class HandSession:
     is_foreign = False
 
     def __init__(self, workers: int) -> None:
-        self.workers_wanted = workers
+        self.workers_wanted, self.hosts = workers, 0
         self.arena = _small_arena()
         self.state = SupervisorState(workers)
         self.controls: collections.deque[Words] = collections.deque()

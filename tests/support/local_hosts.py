@@ -16,13 +16,16 @@ from loaderpool.ray.dispatcher import Dispatcher
 from loaderpool.ray.host import Host
 from loaderpool.ray.host_messages import Message
 from loaderpool.ray.hosts import News
+from loaderpool.supervisor.host_room import GROUP_BYTES
 from loaderpool.supervisor.program import begin
 from loaderpool.trainer.session.launch import Program
 
 __all__ = ["LocalHosts", "local_hosts", "main"]
 
 
-def local_hosts(hosts: int, workers: int, timeout_s: float = 15.0, note: str = "") -> Program:
+def local_hosts(
+    hosts: int, workers: int, timeout_s: float = 15.0, note: str = "", object_bytes: int = GROUP_BYTES
+) -> Program:
     """A program with so many hosts of so many workers; their supervisors' pids are appended to a file.
 
     Args:
@@ -30,8 +33,15 @@ def local_hosts(hosts: int, workers: int, timeout_s: float = 15.0, note: str = "
         workers: of each.
         timeout_s: without a word, after which a host is given up.
         note: that file; none where it is empty.
+        object_bytes: so much travels at once.
     """
-    settings = {"hosts": hosts, "workers_of_host": workers, "timeout_s": timeout_s, "note": note}
+    settings = {
+        "hosts": hosts,
+        "workers_of_host": workers,
+        "timeout_s": timeout_s,
+        "note": note,
+        "object_bytes": object_bytes,
+    }
     return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings)
 
 
@@ -60,7 +70,7 @@ class LocalHosts:
         if self._start["note"]:
             with open(self._start["note"], "a") as file:
                 file.write(f"{made._session._supervisor.pid}\n")
-        self._tell(News(host, "started", (self._start["workers_of_host"], "here")))
+        self._tell(News(host, "started", (self._start["workers_of_host"], "here", self._start["object_bytes"])))
 
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         for at, content in pieces:

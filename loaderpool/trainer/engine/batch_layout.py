@@ -56,6 +56,7 @@ class BatchLayout:
         self.form, ring_plan = plan_ring(
             probing.choose_form(),
             workers=makers,
+            hosts=session.hosts,
             memory_limit=config.limits.memory,
             tickets_per_worker=tickets_per_worker,
         )

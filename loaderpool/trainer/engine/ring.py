@@ -16,6 +16,7 @@ from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.batch_form import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import FixedLayout
+from loaderpool.supervisor.host_room import travelling
 from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER
 from loaderpool.system import capacity
 from loaderpool.trainer.engine.slot_pinning import SlotPinning
@@ -51,7 +52,12 @@ class RingPlan:
 
 
 def plan_ring(
-    form: BatchForm, *, workers: int, memory_limit: int | None, tickets_per_worker: int = TICKETS_PER_WORKER
+    form: BatchForm,
+    *,
+    workers: int,
+    memory_limit: int | None,
+    tickets_per_worker: int = TICKETS_PER_WORKER,
+    hosts: int = 0,
 ) -> tuple[BatchForm, RingPlan]:
     """Choose chunk size and number of slots within the budget; returns the form with chunks of that size, too.
 
@@ -60,6 +66,7 @@ def plan_ring(
         workers: how many there are.
         memory_limit: the budget in bytes; None: a share of what is free.
         tickets_per_worker: how many tickets a worker may have at the same time.
+        hosts: that have the workers, on other machines; 0: they are processes of this one.
 
     Raises:
         MemoryLimitError: two slots of one batch do not fit; the message names the least that works.
@@ -67,7 +74,7 @@ def plan_ring(
     limit = memory_limit
     if limit is None:
         limit = min(_DEFAULT_LIMIT_BYTES, capacity.available_memory_bytes() // _SHARE_OF_FREE)
-    wanted = tickets_per_worker * workers + _CONSUMER_SLOTS
+    wanted = tickets_per_worker * workers + travelling(hosts, form.slot_bytes) + _CONSUMER_SLOTS
     form = with_chunk(form, max(1, min(form.max_chunk, form.max_chunk * limit // max(1, form.slot_bytes * wanted))))
     slot_bytes = _page_rounded(form.slot_bytes)
     if limit // slot_bytes < _LEAST_SLOTS:
@@ -77,7 +84,8 @@ def plan_ring(
             f"{setting} is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
             f"needed. The least that works is Limits(memory={least}) ({least / 2**20:.1f} MiB); or lower batch_size"
         )
-    counts = _slot_counts(slot_bytes, form.max_chunk, workers, workers * tickets_per_worker, limit)
+    tickets = workers * tickets_per_worker + travelling(hosts, slot_bytes)
+    counts = _slot_counts(slot_bytes, form.max_chunk, workers, tickets, limit)
     return form, RingPlan(form.max_chunk, slot_bytes, *counts, tickets_per_worker, limit)
 
 
@@ -160,8 +168,9 @@ class Ring:
 
     @property
     def _tickets(self) -> int:
-        """How many tickets the workers may have."""
-        return self._session.workers_wanted * self.plan.tickets_per_worker
+        """How many tickets the workers may have, and how many travel to them and from them."""
+        session, plan = self._session, self.plan
+        return session.workers_wanted * plan.tickets_per_worker + travelling(session.hosts, plan.slot_bytes)
 
     def reserve(self, quota: int) -> int:
         """Slots that a run with this quota never lends, so that workers always have somewhere to write.

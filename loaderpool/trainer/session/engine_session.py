@@ -54,6 +54,7 @@ class EngineSession(Protocol):
     lock: threading.RLock  # held while anything here or in an engine changes
     todo: collections.deque[Callable[[], None]]  # left by finalizers, done by `run_todo`
     workers_wanted: int  # workers that there shall be
+    hosts: int  # that have them, on other machines; 0: they are processes of this one
     is_closed: bool
     deliveries: int  # batches that consumers have taken; engines count
     restarts: int  # of workers

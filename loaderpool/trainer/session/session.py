@@ -65,7 +65,7 @@ class Session:
     def __init__(
         self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_RESTARTS, program: Program | None = None
     ) -> None:
-        self.workers_wanted = workers
+        self.workers_wanted, self.hosts = workers, 0
         self._max_restarts, self._program = max_restarts, program or SUPERVISOR
         with contextlib.ExitStack() as undo:
             try:
@@ -339,6 +339,7 @@ class Session:
             return
         if kind == Notice.HAND_OVER:
             self._program, self.workers_wanted = self._program.after()
+            self.hosts = 0
             return
         if kind in _MAY_OVERTAKE:
             self._drain_socket()
@@ -355,7 +356,7 @@ class Session:
             self.workers.pop(number, None)
             self.restarts += words[3]
         elif kind == Notice.WORKERS_WANTED:
-            self.workers_wanted = number
+            self.workers_wanted, self.hosts = words[1:3]
         else:
             self.obstacles = read_attachment(attachment)
 

@@ -17,6 +17,7 @@ from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.batch_form import BatchForm, batch_form
 from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.supervisor.host_room import travelling
 from loaderpool.trainer.engine.form_choice import spec_of_whole_batches
 from loaderpool.trainer.engine.ring import Ring, plan_ring
 from loaderpool.trainer.session.routing import Routing
@@ -59,7 +60,7 @@ class FakeSession:
     """As much of a Session as a ring needs."""
 
     def __init__(self, ends: Pipe) -> None:
-        self.workers_wanted = 2
+        self.workers_wanted, self.hosts = 2, 0
         self.arena = Arena.create()
         self.pipe = ends.pipe
         self.routing = Routing()
@@ -199,6 +200,19 @@ def test_a_ring_is_planned_again_for_more_workers(ends: Pipe) -> None:
     session.workers_wanted = 1
     ring.fit_to_workers()
     assert ring.count == more  # what is there stays
+    bench.close()
+
+
+def test_a_ring_has_slots_for_what_travels_to_hosts_and_from_them(ends: Pipe) -> None:
+    bench = RingBench(ends, limit=1000 * 64 * 4 * PAGE_BYTES)
+    ring, session = bench.ring, bench.session
+    session.workers_wanted = 4
+    ring.fit_to_workers()
+    before = ring.count
+    session.workers_wanted, session.hosts = 4 * 3, 3
+    ring.fit_to_workers()
+    assert ring.count >= before + travelling(3, ring.slot_bytes)
+    assert bench.nbytes <= bench.limit
     bench.close()
 
 
