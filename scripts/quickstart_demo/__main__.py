@@ -1,4 +1,7 @@
-"""python -m quickstart_demo: makes the images, measures both contestants, trains to the end, draws quickstart.png."""
+"""python -m quickstart_demo: makes the images, measures both contestants, trains to the end, draws quickstart.png.
+
+With --ray: trains on a cluster of simulated nodes, of which one is killed, and compares the weights.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ class _Settings:
     images: int  # in the folder, training and test together
     rounds: int  # epochs of each contestant
     epochs: int  # of the training that shows the accuracy
+    ray: bool  # whether it is the show of a cluster
 
 
 def main() -> None:
@@ -55,6 +59,12 @@ def main() -> None:
     train, test = list_items(settings.folder)
     how = f"made in {time.monotonic() - started_s:.0f} s" if made else "already there"
     _say(f"{settings.folder}: {len(train):,} JPEG files for training, {len(test):,} for the test ({how})")
+    if settings.ray:
+        from . import more_machines
+
+        more_machines.show(_console, train, settings.epochs)
+        _say(f"{time.monotonic() - started_s:.0f} s in all; docs/how-to/more-machines.md: how to have it on real ones")
+        return
     _compare(settings, train, test)
     _say(f"{settings.figure} shows it; {time.monotonic() - started_s:.0f} s in all")
 
@@ -158,9 +168,12 @@ def _parse() -> _Settings:
     parser.add_argument("--data", type=Path, default=Path("quickstart-data"), help="folder of the images")
     parser.add_argument("--figure", type=Path, default=Path("quickstart.png"), help="the PNG file to write")
     parser.add_argument("--small", action="store_true", help="200 images and 1 epoch: to see that it runs")
+    parser.add_argument("--ray", action="store_true", help="three nodes, of which one is killed")
     arguments = parser.parse_args()
     images, rounds, epochs = (200, 1, 1) if arguments.small else (2000, 3, 8)
-    return _Settings(arguments.data, arguments.figure, images, rounds, epochs)
+    if arguments.ray:
+        epochs = 2
+    return _Settings(arguments.data, arguments.figure, images, rounds, epochs, arguments.ray)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 __all__ = [
-    "count_fds", "descendants", "describe", "end_all", "is_alive", "marked", "parents", "read_pss", "status_of_fork",
-    "wait_gone",
+    "count_fds", "descendants", "describe", "end_all", "in_session", "is_alive", "marked", "parents", "read_pss",
+    "status_of_fork", "wait_gone",
 ]  # fmt: skip
 
 _PROC = Path("/proc")
@@ -67,6 +67,14 @@ def marked(name: str, value: str) -> list[int]:
         if wanted in environment and wanted in environment.split(b"\0"):
             found.append(pid)
     return sorted(found)
+
+
+def in_session(session: int) -> list[int]:
+    """Processes of a session that still run, itself among them: those that started no session of their own."""
+    stats = {pid: _stat(pid) for pid in _pids()}
+    return sorted(
+        pid for pid, fields in stats.items() if fields and int(fields[3]) == session and fields[0] not in "ZX"
+    )
 
 
 def is_alive(pid: int) -> bool:

@@ -1,48 +1,66 @@
-"""A Ray cluster of several raylets on this machine, in a process of its own: the tests' process never imports Ray.
+"""A Ray cluster of several raylets on this machine, in a process of its own: its user's process never imports Ray.
 
     with RayCluster(nodes=2) as cluster: cluster.address; cluster.remove(1); cluster.add()
 
-Node 0 is the head, where the tests' dispatchers are; it offers no CPUs unless it is told to.
+Node 0 is the head, where the user's dispatchers are; it offers no CPUs unless it is told to. Nothing is left of a
+cluster when it is closed, or when its user's process has ended: no process, and no file. What "auto" finds on this
+machine stays what it was.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
+
+from tests.support.processes import descendants, end_all
 
 __all__ = ["RayCluster"]
 
 STORE_BYTES = 200 << 20
+_ROOT = Path(__file__).resolve().parents[2]
 
+# Ray's agents outlive a raylet that is killed. Some of them write over their environment, so their session tells.
 _SERVE = """
-import json, os, sys
-os.environ["RAY_DISABLE_IMPORT_WARNING"] = "1"
+import json, os, shutil, sys, time
+folder, nodes, head_cpus, cpus, store, root = json.loads(sys.argv[1])
+sys.path.insert(0, root)
+os.environ |= {"RAY_DISABLE_IMPORT_WARNING": "1", "LOADERPOOL_CLUSTER": folder}
 out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
+import ray._private.utils
 from ray.cluster_utils import Cluster
-nodes, head_cpus, cpus, store = json.loads(sys.argv[1])
-head = {"num_cpus": head_cpus, "object_store_memory": store, "include_dashboard": False}
-cluster = Cluster(initialize_head=True, head_node_args=head)
-known = [cluster.head_node]
-known += [cluster.add_node(num_cpus=cpus, object_store_memory=store, wait=False) for _ in range(nodes)]
-cluster.wait_for_nodes()
-print(json.dumps(cluster.address), file=out, flush=True)
-for line in sys.stdin:
-    what, *rest = json.loads(line)
-    answer = None
-    if what == "remove":
-        cluster.remove_node(known[rest[0]], allow_graceful=rest[1])
-    elif what == "add":
-        known.append(cluster.add_node(num_cpus=cpus, object_store_memory=store))
-        answer = len(known) - 1
-    elif what == "pids":
-        answer = {name: [each.process.pid for each in kind] for name, kind in known[rest[0]].all_processes.items()}
-    print(json.dumps(answer), file=out, flush=True)
-for node in known[:0:-1]:
-    if node in cluster.worker_nodes:
-        cluster.remove_node(node, allow_graceful=False)
-known[0].kill_all_processes(check_alive=False, allow_graceful=False)
+from tests.support.processes import end_all, in_session, marked
+ray._private.utils.write_ray_address = lambda *_: None
+head = {"num_cpus": head_cpus, "object_store_memory": store, "include_dashboard": False, "temp_dir": folder}
+try:
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    known = [cluster.head_node]
+    known += [cluster.add_node(num_cpus=cpus, object_store_memory=store, wait=False) for _ in range(nodes)]
+    cluster.wait_for_nodes()
+    print(json.dumps(cluster.address), file=out, flush=True)
+    for line in sys.stdin:
+        what, *rest = json.loads(line)
+        answer = None
+        if what == "remove":
+            cluster.remove_node(known[rest[0]], allow_graceful=rest[1])
+        elif what == "add":
+            known.append(cluster.add_node(num_cpus=cpus, object_store_memory=store))
+            answer = len(known) - 1
+        elif what == "pids":
+            answer = {name: [each.process.pid for each in kind] for name, kind in known[rest[0]].all_processes.items()}
+        print(json.dumps(answer), file=out, flush=True)
+finally:
+    while left := {*in_session(os.getpid()), *marked("LOADERPOOL_CLUSTER", folder)} - {os.getpid()}:
+        end_all(left)
+        time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 """
 
 
@@ -55,13 +73,16 @@ class RayCluster:
     """
 
     def __init__(self, nodes: int = 2, head_cpus: int = 0, cpus: int = 1) -> None:
-        arguments = json.dumps([nodes, head_cpus, cpus, STORE_BYTES])
+        # Sockets lie there, whose paths have room for some 50 characters of it: so not where TMPDIR may say.
+        self._folder = tempfile.mkdtemp(prefix="lp-ray-", dir="/tmp")
+        arguments = json.dumps([self._folder, nodes, head_cpus, cpus, STORE_BYTES, str(_ROOT)])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVE, arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,  # Ctrl-C in a terminal is its user's, who closes it
         )
         self.pid = self._process.pid
         self.address: str = self._read()
@@ -69,6 +90,14 @@ class RayCluster:
     def remove(self, node: int, graceful: bool = False) -> None:
         """End a node: its raylet, and with that all that runs there."""
         self._ask("remove", node, graceful)
+
+    def cut_off(self, node: int) -> None:
+        """End all processes of a node at once, as a power cut does: none of them says a word of it."""
+        (raylet,) = self.pids(node)["raylet"]
+        of_node = [raylet, *descendants(raylet)]
+        for pid in of_node:  # else those that end last say that the others have ended
+            os.kill(pid, signal.SIGSTOP)
+        end_all(of_node)
 
     def add(self) -> int:
         """Have another node join; returns its number."""
@@ -86,6 +115,7 @@ class RayCluster:
         self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)  # where that process was killed
 
     def __enter__(self) -> RayCluster:  # noqa: PYI034 - Self is in typing from 3.11 on
         return self
@@ -100,4 +130,8 @@ class RayCluster:
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            raise RuntimeError("the cluster's process has ended")
+        return json.loads(line)

@@ -1,0 +1,33 @@
+"""scripts/quickstart --ray in its small form: a cluster of its own, a node killed, and nothing left of it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.child import run_child
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(180)
+def test_the_weights_are_the_same_though_a_node_is_killed(tmp_path: Path) -> None:
+    for module in ("tensorflow", "sklearn", "PIL"):
+        pytest.importorskip(module, reason=f"{module} is not installed: scripts/test installs it")
+    command = [sys.executable, "-m", "quickstart_demo", "--small", "--ray"]
+    code = f"import subprocess; subprocess.run({command!r}, check=True)"
+    clusters = set(Path("/tmp").glob("lp-ray-*"))
+    path = f"{REPOSITORY}:{REPOSITORY / 'scripts'}"
+    output = run_child(code, timeout_s=150.0, env={"PYTHONPATH": path}, cwd=tmp_path).check().stdout
+
+    rows = re.findall(r"^(\S.*?\S) +[\d.]+ +[\d,]+ +(\d+)  ([0-9a-f]{16})…$", output, re.MULTILINE)
+    assert [name for name, _, _ in rows] == ["this process, workers=0", "RayPool, 3 nodes", "RayPool, a node is killed"]
+    assert [int(replaced) for _, replaced, _ in rows[:2]] == [0, 0]
+    assert int(rows[2][1]) >= 1
+    assert len({weights for _, _, weights in rows}) == 1
+    assert "the same to the bit" in output
+    assert set(Path("/tmp").glob("lp-ray-*")) <= clusters
+    assert {path.name for path in tmp_path.iterdir()} == {"quickstart-data"}
