@@ -17,8 +17,9 @@ from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.unship import describe_load_error
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.after_fork import become_worker, serve, settle_libraries
+from loaderpool.worker.channels import WorkerChannels
 from loaderpool.worker.jobs import WorkFailed
-from loaderpool.worker.loop import WorkerChannels, WorkerLoop
+from loaderpool.worker.loop import WorkerLoop
 
 
 class _LatePayloads(dict[int, dict[str, Any]]):

@@ -27,7 +27,8 @@ from loaderpool.transport.payload.fork_check import ForkCheck
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.pipes import Outlet
 from loaderpool.worker.after_fork import become_worker
-from loaderpool.worker.loop import WorkerChannels, WorkerLoop
+from loaderpool.worker.channels import WorkerChannels
+from loaderpool.worker.loop import WorkerLoop
 
 
 class _Process(Protocol):

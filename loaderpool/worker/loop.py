@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import mmap
 import os
-import select
-import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
-from loaderpool.memory.layout import VaryingLayout
 from loaderpool.plan.base import Start
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport.messages import (
-    READ_BYTES,
     Command,
     Notice,
     Report,
@@ -38,8 +33,8 @@ from loaderpool.transport.messages import (
     split32,
 )
 from loaderpool.transport.pickling import get_object, receive
-from loaderpool.transport.pipes import send_descriptor, send_with_bytes, write_message
 from loaderpool.transport.reports import LOST_PIPES_STATUS, Failure, describe_failure
+from loaderpool.worker.channels import Channels
 from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
@@ -47,15 +42,6 @@ from loaderpool.worker.work import Work
 
 # Faults for single pages of a slot cost more than its first batch from about here on.
 _LARGE_SLOT_BYTES = 1 << 20
-
-
-class WorkerChannels(NamedTuple):
-    """The descriptors a worker owns."""
-
-    tickets: int  # read end
-    reports: int  # write end, shared by all workers
-    completions: int  # write end, shared by all workers and the supervisor
-    socket: socket.socket  # the trainer's other end
 
 
 class _Run(NamedTuple):
@@ -73,7 +59,7 @@ class WorkerLoop:
     """
 
     def __init__(
-        self, worker: int, cell: int, arena: Arena, channels: WorkerChannels, payloads: Mapping[int, Mapping[str, Any]]
+        self, worker: int, cell: int, arena: Arena, channels: Channels, payloads: Mapping[int, Mapping[str, Any]]
     ) -> None:
         self._worker, self._cell, self._arena, self._channels = worker, cell, arena, channels
         self._numbers = arena.board.numbers
@@ -84,10 +70,6 @@ class WorkerLoop:
         self._slots: dict[int, tuple[int, int]] = {}
         self._commands: collections.deque[Words] = collections.deque()  # read, and not obeyed yet
         self._begun: collections.deque[Words] = collections.deque()  # tickets before those, at which threads are
-        self._poll = select.poll()
-        self._poll.register(channels.tickets, select.POLLIN)
-        mine = (channels.tickets, channels.reports, channels.completions, channels.socket.fileno())
-        self._identities = [(descriptor, _identity(descriptor)) for descriptor in mine]
 
     def run(self) -> None:
         """Serve until the end."""
@@ -96,7 +78,7 @@ class WorkerLoop:
         while True:
             fault_points.reach("worker.idle")
             waited = clock.monotonic_ns()
-            data = os.read(self._channels.tickets, READ_BYTES)
+            data = self._channels.read()
             self._numbers[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
             if not data:
                 return
@@ -123,10 +105,10 @@ class WorkerLoop:
                 else:
                     return False
                 commands.popleft()
-            if not self._poll.poll(0):
+            if not self._channels.has_more():
                 return True
             self._check_pipes()
-            data = os.read(self._channels.tickets, READ_BYTES)
+            data = self._channels.read()
             if not data:
                 return False
             commands.extend(decode_all(data))
@@ -204,8 +186,8 @@ class WorkerLoop:
             found, status, notice = cloudpickle.dumps(error.failure), Status.FAILED, Notice.SPEC_FAILED
         self._check_pipes()
         self._numbers[self._base + Field.INDEX] = 0
-        send_with_bytes(self._channels.socket, encode(notice, loader, self._worker), found)
-        self._report(encode(Report.DONE, ticket, self._worker, status, 0, len(others), max(others, default=0)))
+        self._channels.send(encode(notice, loader, self._worker), found)
+        self._channels.report(encode(Report.DONE, ticket, self._worker, status, 0, len(others), max(others, default=0)))
 
     def _make_early(self, ticket: int, loader: int, epoch: int, batch: int, call: int) -> None:
         """Make one call whose turn will come. What fails is not told: then it will fail again."""
@@ -220,7 +202,7 @@ class WorkerLoop:
         self._check_pipes()
         self._numbers[self._base + Field.INDEX] = 0
         status = Status.ABANDONED if calls is None else Status.FINISHED
-        self._report(encode(Report.DONE, ticket, self._worker, status, 0, calls or 0))
+        self._channels.report(encode(Report.DONE, ticket, self._worker, status, 0, calls or 0))
 
     def _try(self, words: Words) -> None:
         """Make one row of a ticket that ended workers, alone: this process lives, or it does not."""
@@ -242,7 +224,7 @@ class WorkerLoop:
             pass
         self._check_pipes()
         self._numbers[self._base + Field.INDEX] = 0
-        self._report(encode(Report.DONE, ticket, self._worker, status, 0, total))
+        self._channels.report(encode(Report.DONE, ticket, self._worker, status, 0, total))
 
     def _ticket(self, words: Words) -> None:
         _, ticket, run_id, first_batch, count_attempt, rows, slot, _ = words
@@ -254,7 +236,7 @@ class WorkerLoop:
         started = clock.monotonic_ns()
         row_count = batches_ended = 0
         failure_bytes = b""
-        memory_file: tuple[int, int] | None = None
+        held: Any = None
         try:
             work = self._work(run.loader)
             work.ensure_setup()
@@ -265,7 +247,7 @@ class WorkerLoop:
                 failure_bytes = _dumps(filled.row_failures)
             status = Status.FINISHED
             if filled.oversize is not None:
-                memory_file = _write_file(filled.oversize, failure_bytes)
+                held = self._channels.hold(filled.oversize, failure_bytes)
                 status = Status.OVERSIZE
             batches_ended = count if work.items.ends_batch(job) else 0
             row_count = filled.rows
@@ -291,7 +273,7 @@ class WorkerLoop:
             # SYNC: stored before the first byte is sent; pairs with Processes.last_words, after a death.
             board[base + Field.SENDING] = ticket << 16 | attempt
             fault_points.reach("worker.before_sending")
-            self._send_large(completion, memory_file, failure_bytes)
+            self._send_large(completion, held, failure_bytes)
             fault_points.reach("worker.after_sending")
             board[base + Field.STATUS] = status
             board[base + Field.FINISHED] = ticket << 16 | attempt
@@ -300,30 +282,22 @@ class WorkerLoop:
             # SYNC: the rows are stored before this word; pairs with Processes.last_words, after a death.
             board[base + Field.FINISHED] = ticket << 16 | attempt
             fault_points.reach("worker.before_completion")
-            write_message(self._channels.completions, completion)
+            self._channels.complete(completion)
         fault_points.reach("worker.before_report")
-        self._report(encode(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
+        self._channels.report(encode(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
         fault_points.reach("worker.after_report")
 
     def _check_pipes(self) -> None:
         """End this process where the function has closed or replaced our descriptors (rule 10), or has forked it."""
         end_stray()
-        for descriptor, identity in self._identities:
-            if _identity(descriptor) != identity:
-                os._exit(LOST_PIPES_STATUS)
+        if not self._channels.are_intact():
+            os._exit(LOST_PIPES_STATUS)
 
-    def _send_large(self, completion: bytes, memory_file: tuple[int, int] | None, failures: bytes) -> None:
-        if memory_file is None:
-            send_with_bytes(self._channels.socket, completion, failures)
-            return
-        descriptor, batch_bytes = memory_file
-        try:
-            send_descriptor(self._channels.socket, completion, descriptor, batch_bytes)
-        finally:
-            os.close(descriptor)
-
-    def _report(self, message: bytes) -> None:
-        write_message(self._channels.reports, message)
+    def _send_large(self, completion: bytes, held: Any, failures: bytes) -> None:
+        if held is None:
+            self._channels.send(completion, failures)
+        else:
+            self._channels.send_held(completion, held)
 
 
 def _job(words: Words, run: _Run) -> Job:
@@ -335,37 +309,8 @@ def _job(words: Words, run: _Run) -> Job:
     return Job(run_id, epoch, batch, count, *split32(rows), attempt, run.after, run.feed, is_isolated=bool(is_isolated))
 
 
-def _write_file(layout: VaryingLayout, failures: bytes) -> tuple[int, int]:
-    """Make a memory file with a batch, and failures behind it; returns its descriptor and the batch's bytes.
-
-    Raises:
-        MemoryLimitError: the machine has no room for it.
-        OSError: there is no descriptor for it.
-    """
-    descriptor = machine.create_memory_file("oversize")
-    try:
-        nbytes = layout.nbytes + len(failures)
-        os.ftruncate(descriptor, nbytes)
-        machine.reserve(descriptor, 0, nbytes)
-        with mmap.mmap(descriptor, nbytes) as view:
-            layout.write(view, 0)
-            view[layout.nbytes :] = failures
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, layout.nbytes
-
-
 def _signed16(word: int) -> int:
     return word - (1 << 16) if word >> 15 else word
-
-
-def _identity(descriptor: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _dumps(value: Failure | Any) -> bytes:

@@ -54,6 +54,7 @@ from loaderpool.transport.messages import (
 )
 from loaderpool.transport.notices import receive_notice
 from loaderpool.transport.pipes import Outlet, SocketOutlet, send_descriptor
+from loaderpool.worker import channels as worker_channels
 from loaderpool.worker import loop
 from loaderpool.worker.items import PlannedItems
 from loaderpool.worker.jobs import Abandoned, Filled, Job
@@ -181,9 +182,9 @@ def test_rule_02_rows_then_the_note_then_the_completion_then_the_report(monkeypa
         assert note() == finished
         seen.append("completion" if descriptor == completion_end else "report")
 
-    monkeypatch.setattr(loop, "write_message", write)
+    monkeypatch.setattr(worker_channels, "write_message", write)
     work = SimpleNamespace(ensure_setup=lambda: None, fill=fill, items=PlannedItems(Plan(100 * ROWS, ROWS)))
-    channels = loop.WorkerChannels(tickets, report_end, completion_end, ours)
+    channels = worker_channels.WorkerChannels(tickets, report_end, completion_end, ours)
     worker: Any = loop.WorkerLoop(0, 0, arena, channels, {})
     worker._works[1] = work
     for order in (
