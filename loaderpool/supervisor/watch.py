@@ -15,6 +15,7 @@ import faulthandler
 import os
 import signal
 from collections.abc import Iterable
+from typing import Protocol
 
 from loaderpool.memory.board import Board, Field
 from loaderpool.system import clock, machine
@@ -23,6 +24,16 @@ _LOOKS_PER_TIMEOUT = 8
 _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
 # From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
 _STACKS_NS = 100_000_000
+
+
+class Stacks(Protocol):
+    """What a worker's threads were at."""
+
+    def read(self) -> str:
+        """Return what was written of it, as faulthandler does."""
+
+    def close(self) -> None:
+        """Drop it."""
 
 
 class StackFile:
@@ -66,12 +77,20 @@ class HungSample:
         "ticket",
     )
 
-    def __init__(self, pid: int, cell: int, stacks: StackFile) -> None:
+    def __init__(self, pid: int, cell: int, stacks: Stacks) -> None:
         self.pid, self.cell, self.stacks = pid, cell, stacks
         self.started = self.ran_ns = self.asked_ns = self.ticket = 0
         self.looked_ns = self.seen_since_ns = 0  # the last look, and the first of those that came without a gap
         self.index: int | None = None  # of the sample, once the worker is killed for it
         self.stacks_text = ""
+
+    def ask(self) -> None:
+        """Ask the worker for the stacks of its threads, which will be in `stacks`."""
+        _signal(self.pid, signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """End the worker."""
+        _signal(self.pid, signal.SIGKILL)
 
 
 class SampleWatch:
@@ -113,10 +132,10 @@ class SampleWatch:
                 if now - sample.asked_ns > _STACKS_NS:
                     thread = self._board.read(sample.cell, Field.THREAD)
                     sample.index, sample.stacks_text = index - 1, _beginning_with(thread, sample.stacks.read())
-                    _signal(sample.pid, signal.SIGKILL)
+                    sample.kill()
             elif sample.ran_ns > timeout_ns:
                 sample.asked_ns = now
-                _signal(sample.pid, signal.SIGUSR1)
+                sample.ask()
 
 
 def _beginning_with(thread: int, stacks: str) -> str:
