@@ -22,8 +22,8 @@ MODULES = read_package(ROOT)
 # itself hands out what stands below it. Who adds a room says here where it stands.
 ROOMS = (
     "errors", "system", "settings", "plan", "element", "config", "memory", "sources", "cache", "transport",
-    "transport.payload", "worker", "supervisor", "trainer.session", "trainer.stream", "trainer.engine",
-    "trainer.epochs", "trainer", "ray", "", "adapters", "tools",
+    "transport.payload", "worker", "supervisor", "supervisor.spawned", "trainer.session", "trainer.stream",
+    "trainer.engine", "trainer.epochs", "trainer", "ray", "", "adapters", "tools",
 )  # fmt: skip
 
 # Methods that only forward to a higher room, imported when they are called: from where, to where.
@@ -47,6 +47,7 @@ OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},
+    "loaderpool.supervisor.spawned": {"multiprocess"},
     "loaderpool.tools.cli": {"click", "matplotlib", "rich"},
 }
 # And there only in functions: who names a source of files does not wait for its library until one is made; and of the

@@ -46,12 +46,17 @@ class Arena:
 
     Ownership: the creator (trainer) hands out extents. The mapping is never closed by hand: arrays look at it, and it
     goes with the last of them.
+
+    Args:
+        descriptor: of the file; -1: there is none.
+        nbytes: its length.
+        tag: of the mapping, where Windows knows it by a name.
     """
 
-    def __init__(self, descriptor: int, nbytes: int) -> None:
+    def __init__(self, descriptor: int, nbytes: int, tag: str = "") -> None:
         self.descriptor = descriptor
         self.nbytes = nbytes
-        self.map = _map_unlocked(descriptor, nbytes)
+        self.map = _map_named(tag, nbytes) if tag else _map_unlocked(descriptor, nbytes)
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
@@ -105,7 +110,13 @@ class Arena:
                 f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
                 f"{free:,} bytes free; set a smaller Limits.memory or batch_size"
             )
-        extent = self.extents.take(nbytes)
+        try:
+            extent = self.extents.take(nbytes)
+        except MemoryError as error:
+            raise MemoryLimitError(
+                f"{purpose} needs {nbytes:,} bytes of shared memory, of which this pool has {self.nbytes:,} and has "
+                f"given {self.extents.taken_bytes:,} away; set a smaller Limits.memory or batch_size"
+            ) from error
         try:
             machine.reserve(self.descriptor, extent.offset, extent.nbytes)
         except BaseException:
@@ -221,6 +232,13 @@ def _map_unlocked(descriptor: int, nbytes: int) -> PinnableMap:
     machine.unlock(np.frombuffer(mapping, np.uint8).ctypes.data, mmap.PAGESIZE)
     mapping.resize(nbytes)
     return mapping
+
+
+def _map_named(tag: str, nbytes: int) -> PinnableMap:
+    """Map memory that another process has named. Windows only."""
+    make: Any = PinnableMap
+    named: PinnableMap = make(-1, nbytes, tagname=tag)
+    return named
 
 
 class _Mapping:

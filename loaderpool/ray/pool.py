@@ -98,7 +98,7 @@ class RayPool(Pool):
         own = {"cluster": self._settings, "hands_over": after}
         program = Program("loaderpool.ray.program", "loaderpool-dispatcher", own, after)
         # Until hosts have told how many workers they have.
-        super().__init__((wanted or 1) * (per_host or 1), restarts, program)
+        super().__init__((wanted or 1) * (per_host or 1), restarts, _program=program)
 
     @property
     def workers(self) -> int:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.board import Field
 from loaderpool.supervisor.exec_start import CleanStart
 from loaderpool.supervisor.fork_worker import ForkedProcess
 from loaderpool.supervisor.records import LastCell
@@ -158,18 +157,7 @@ class Processes:
 
     def last_cell(self, worker: WorkerProcess) -> LastCell:
         """Return what a buried worker left on the board, which does not change any more."""
-        board, cell = self._arena.board, worker.cell
-        index = board.read(cell, Field.INDEX)
-        return LastCell(
-            finished=board.read(cell, Field.FINISHED),
-            sending=board.read(cell, Field.SENDING),
-            status=board.read(cell, Field.STATUS),
-            source_index=index - 1 if index else None,
-            exit_code=worker.process.poll() or 0,
-            has_begun=board.read(cell, Field.PID) == worker.pid,
-            in_setup=bool(board.read(cell, Field.IN_SETUP)),
-            in_generator=bool(board.read(cell, Field.IN_GENERATOR)),
-        )
+        return LastCell.of(self._arena.board, worker.cell, worker.pid, worker.process.poll() or 0)
 
     def note_stops(self) -> None:
         """Find out which workers were stopped or go on, after a signal has said that one did."""

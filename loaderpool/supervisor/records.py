@@ -6,6 +6,7 @@ import collections
 import dataclasses
 from typing import NamedTuple
 
+from loaderpool.memory.board import Board, Field
 from loaderpool.transport.messages import Command, Notice, Status, encode, join32
 
 # Batches of which something is made beside the first probe. Less: workers idle behind a first sample that takes very
@@ -108,6 +109,21 @@ class LastCell(NamedTuple):
     has_begun: bool = False  # it came as far as to wait for work
     in_setup: bool = False  # the user's `setup` hook was running
     in_generator: bool = False  # a generator was making that item
+
+    @staticmethod
+    def of(board: Board, cell: int, pid: int, exit_code: int) -> LastCell:
+        """Return what a reaped worker has left in its cell, which does not change any more."""
+        index = board.read(cell, Field.INDEX)
+        return LastCell(
+            finished=board.read(cell, Field.FINISHED),
+            sending=board.read(cell, Field.SENDING),
+            status=board.read(cell, Field.STATUS),
+            source_index=index - 1 if index else None,
+            exit_code=exit_code,
+            has_begun=board.read(cell, Field.PID) == pid,
+            in_setup=bool(board.read(cell, Field.IN_SETUP)),
+            in_generator=bool(board.read(cell, Field.IN_GENERATOR)),
+        )
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -59,12 +59,12 @@ class Workers(Protocol):
     """All workers of a supervisor."""
 
     @property
-    def by_number(self) -> Mapping[int, Worker]:
+    def by_number(self) -> Mapping[int, Any]:
         """Those that run."""
 
-    def __iter__(self) -> Iterator[Worker]: ...
+    def __iter__(self) -> Iterator[Any]: ...
 
-    def start(self, number: int, cell: int) -> Worker:
+    def start(self, number: int, cell: int) -> Any:
         """Start one. Raises OSError where that cannot be."""
 
     def bury(self, worker: Any) -> None:

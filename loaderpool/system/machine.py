@@ -29,6 +29,11 @@ _MREMAP_MAYMOVE = 1
 _PRIVATE_PIECE_BYTES = 256 << 10  # copied twice. Larger: it leaves the cache between the copies. Smaller: more calls
 
 
+def can_fork_workers() -> bool:
+    """Whether a pool may have a supervisor that forks workers, and anonymous memory that all of them map."""
+    return hasattr(os, "fork") and hasattr(os, "memfd_create")
+
+
 def create_memory_file(name: str) -> int:
     """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
     if hasattr(os, "memfd_create"):
@@ -65,7 +70,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
     Raises:
         MemoryLimitError: the machine refused; set a smaller `Limits.memory`.
     """
-    if not hasattr(os, "posix_fallocate"):
+    if descriptor < 0 or not hasattr(os, "posix_fallocate"):
         return
     try:
         fault_points.reach("machine.reserve")

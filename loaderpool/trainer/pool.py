@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import check_workers
-from loaderpool.errors import ForeignProcessError, closed_error
+from loaderpool.errors import ArgumentError, ForeignProcessError, closed_error
 from loaderpool.settings.groups import DEFAULT_RESTARTS, check_restarts
 from loaderpool.settings.known_names import known_names_only
-from loaderpool.system import capacity, role
+from loaderpool.system import capacity, machine, role
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
@@ -32,6 +32,17 @@ def shared_pool(arguments: Mapping[str, Any]) -> Pool | None:
     return workers if isinstance(workers, Pool) else None
 
 
+def _program_of(start: Any) -> Program:
+    """What directs the workers that are started so."""
+    if start not in ("fork", "spawn"):
+        raise ArgumentError(f'start must be "fork", "spawn" or None, got {start!r}')
+    if start == "fork" and not machine.can_fork_workers():
+        raise ArgumentError('start="fork" needs os.fork and os.memfd_create, which this Python does not have')
+    from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR  # with subprocess and sockets: not at import
+
+    return SPAWNED if start == "spawn" else SUPERVISOR
+
+
 class Pool:
     """A supervisor and its workers, which several loaders may share: `Loader(..., workers=pool)`.
 
@@ -43,9 +54,12 @@ class Pool:
             `os.cpu_count()`, the affinity mask and the cgroup's quota).
         restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and
             seconds; more are a `WorkerLostError` in all loaders, for then the fault is general. None: any number.
+        start: "fork": a supervisor forks the workers. "spawn": each is a process of the `multiprocess` package, which
+            is slower to start and to hand over batches, and runs on any system
+            (docs/how-to/spawned-workers.md). None: "fork" where there is a fork and a `memfd_create`, as on Linux.
 
     Raises:
-        ArgumentError: fewer than 1 worker.
+        ArgumentError: fewer than 1 worker, or another start.
         ArgumentTypeError: not a number.
     """
 
@@ -54,11 +68,14 @@ class Pool:
         self,
         workers: int | Literal["auto"] = "auto",
         restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
+        start: Literal["fork", "spawn"] | None = None,
         _program: Program | None = None,
     ) -> None:
         checked = check_workers(workers, of_pool=True)
         self._restarts = check_restarts("restarts", restarts)
         self._workers, self._program = resolve_workers(checked), _program
+        if start is not None:
+            self._program = _program_of(start)
         self._session: Session | None = None
         self._undoing: Undoing  # of the session, from its start on
         self._is_closed = False
@@ -71,6 +88,16 @@ class Pool:
 
     def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
         """What a loader is started with here; raises where the workers cannot make its batches."""
+        if checked.payload["cache"] is None:
+            return checked
+        from loaderpool.trainer.session.launch import SPAWNED
+        from loaderpool.trainer.session.session import usual_program
+
+        if (self._program or usual_program()) is SPAWNED:
+            raise ArgumentError(
+                "cache= is a memory file that forked workers share, and this pool's are spawned: leave it out"
+                + (", or use a Pool with start='fork'" if machine.can_fork_workers() else "")
+            )
         return checked
 
     @property

@@ -12,7 +12,7 @@ from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
-    from loaderpool.cache.shared import SharedCache
+    pass
 
 _workers_are_allowed = True
 
@@ -46,12 +46,15 @@ def start_engine(
     Returns:
         The engine, and the pool that was made for it; None where the pool is shared or the work is done here.
     """
-    payload = checked.payload
-    if pool is not None:
-        checked = pool._check_loader(checked)
+    payload, config = checked.payload, checked.config
+    has_workers = (pool is not None or config.workers != 0) and _workers_are_allowed
     with contextlib.ExitStack() as undo:
+        if has_workers and pool is None:
+            pool = own_pool = own_pool or Pool(config.workers, config.limits.restarts)
         if own_pool is not None:
             undo.callback(own_pool.close)
+        if pool is not None:
+            checked = pool._check_loader(checked)
         shared = None
         if payload["cache"] is not None:
             from loaderpool.trainer.epochs.cache_watch import make_cache  # which `import loaderpool` shall not wait for
@@ -59,30 +62,19 @@ def start_engine(
             with InterruptsAllowed():  # it pickles function and source
                 shared = make_cache(payload["cache"], payload, checked.plan.size)
             undo.callback(shared.close)
-        started = _start(checked, pool, epoch, shared, own_pool)
+        engine: Engine
+        if has_workers:
+            assert pool is not None
+            session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
+            from loaderpool.trainer.engine.pool_engine import PoolEngine
+
+            engine = PoolEngine(session, checked, epoch, shared)
+        else:
+            from loaderpool.trainer.engine.local_engine import LocalEngine
+
+            engine, own_pool = LocalEngine(checked, epoch, shared), None
         undo.pop_all()
-    return started
-
-
-def _start(
-    checked: CheckedArguments, pool: Pool | None, epoch: int, shared: SharedCache | None, own_pool: Pool | None
-) -> tuple[Engine, Pool | None]:
-    config = checked.config
-    if (pool is None and config.workers == 0) or not _workers_are_allowed:
-        from loaderpool.trainer.engine.local_engine import LocalEngine
-
-        return LocalEngine(checked, epoch, shared), None
-    if pool is None:
-        pool = own_pool = own_pool or Pool(config.workers, config.limits.restarts)
-    session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
-    try:
-        from loaderpool.trainer.engine.pool_engine import PoolEngine
-
-        return PoolEngine(session, checked, epoch, shared), own_pool
-    except BaseException:
-        if own_pool is not None:
-            own_pool.close()
-        raise
+    return engine, own_pool
 
 
 def end_engine(engine: Engine, own_pool: Pool | None) -> None:

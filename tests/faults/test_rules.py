@@ -399,7 +399,7 @@ def test_rule_06_the_memory_file_is_the_completion_and_one_that_cannot_be_receiv
     highest = max(map(int, os.listdir("/proc/self/fd")))
     commands: list[Any] = []
     session: Any = SimpleNamespace(
-        _supervisor=SimpleNamespace(socket=here),
+        _supervisor=SimpleNamespace(receive=lambda: receive_notice(here)),
         send=lambda *words: commands.append(words),
         _dispatch=lambda *_: commands.pop(),
         _lost_in_a_row=0,

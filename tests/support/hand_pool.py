@@ -81,6 +81,7 @@ class HandSession:
     """As much of a Session as an engine needs, with the supervisor's state behind it."""
 
     is_foreign = False
+    hands_over_files = True
 
     def __init__(self, workers: int) -> None:
         self.workers_wanted, self.hosts = workers, 0

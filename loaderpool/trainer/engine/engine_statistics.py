@@ -53,7 +53,7 @@ class EngineStatistics:
     data_copied_because: tuple[str, ...] = ()
     stream_read_by: Literal["process", "thread"] | None = None
     stream_on_thread_because: str = ""
-    workers_start: Literal["fork", "exec"] | None = None
+    workers_start: Literal["fork", "exec", "spawn"] | None = None
     workers: tuple[WorkerStatistics, ...] = ()
 
 
@@ -93,7 +93,7 @@ def with_counts(
         batches_oversize=counts.oversize,
         restarts=session.restarts,
         supervisor_restarts=session.supervisor_restarts,
-        workers_start="exec" if session.obstacles else "fork",
+        workers_start="spawn" if not session.hands_over_files else "exec" if session.obstacles else "fork",
         workers=workers,
     )
 

@@ -84,14 +84,15 @@ class PoolEngine:
             if stream is None:
                 shipment = ship(for_workers)
             else:
-                shipment, for_reader = ship_beside(for_workers, stream, config, plan)
+                reads_apart = session.hands_over_files
+                shipment, for_reader = ship_beside(for_workers, stream, config, plan, reads_apart)
         warn_of_data(shipment)
         session.catch_up()  # if the supervisor has died since the last look, another one shall load this
         with session.lock:
             self.number = session.take_number()
             self._probing = Probing(session, self.number, checked, first_epoch)
             self._updates = SourceUpdates(session, self.number, shipment.without)
-            self._placement = place(shipment)
+            self._placement = place(shipment, session.hands_over_files)
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement, checked.paths)
             try:
                 if stream is not None:

@@ -53,7 +53,8 @@ class Statistics:
     cache_damaged: int  # entries of the cache that did not have what was written, and were made again
     cache_bytes: int  # that the cache takes
     cache_is_full: bool  # whether a result was not kept for lack of room
-    workers_start: Literal["fork", "exec"] | None  # exec: modules start threads on import; None: workers=0
+    # exec: modules start threads on import; spawn: Pool(start="spawn"), or no fork; None: workers=0
+    workers_start: Literal["fork", "exec", "spawn"] | None
     workers: tuple[WorkerStatistics, ...]
 
 

@@ -55,6 +55,7 @@ class EngineSession(Protocol):
     todo: collections.deque[Callable[[], None]]  # left by finalizers, done by `run_todo`
     workers_wanted: int  # workers that there shall be
     hosts: int  # that have them, on other machines; 0: they are processes of this one
+    hands_over_files: bool  # whether descriptors can be sent to the workers, by `send_files`
     is_closed: bool
     deliveries: int  # batches that consumers have taken; engines count
     restarts: int  # of workers

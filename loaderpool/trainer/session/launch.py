@@ -53,6 +53,8 @@ class Program:
 
 
 SUPERVISOR = Program("loaderpool.supervisor.main_loop")
+# A thread of the trainer's in its place, for workers that are processes of `multiprocess`: no process, and no fork.
+SPAWNED = Program("loaderpool.supervisor.spawned.loop")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,21 +15,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
-from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.system import ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint
-from loaderpool.trainer.session.launch import SUPERVISOR, Program
-from loaderpool.trainer.session.lease import ReturnPipe
+from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR, Program
 from loaderpool.trainer.session.open_sessions import live
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.running_worker import RunningWorker
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
-from loaderpool.trainer.session.supervisor_process import Ready, SupervisorProcess
+from loaderpool.trainer.session.supervisor_ends import Ready, Starter, SupervisorEnds
+from loaderpool.trainer.session.supervisor_process import ProcessStarter
 from loaderpool.trainer.session.warnings import warn_of
 from loaderpool.transport.messages import Control, Notice, Words, encode
-from loaderpool.transport.notices import Attachment, Lost, read_attachment, receive_notice
+from loaderpool.transport.notices import Attachment, Lost, read_attachment
 
 if TYPE_CHECKING:
     from loaderpool.transport.payload.fork_check import ForkObstacle
@@ -45,6 +44,25 @@ _ABOUT_WORKERS = frozenset({Notice.WORKER_STARTED, Notice.WORKER_ENDED, Notice.W
 _MAY_OVERTAKE = frozenset({Notice.UNSURE, Notice.RUN_ENDED})
 # These end a loader, or all (0): then the supervisor gives up.
 _ENDS = frozenset({Notice.LOAD_FAILED, Notice.LOST, Notice.BROKEN})
+
+
+def usual_program() -> Program:
+    """Return what directs the workers where a pool says nothing else: a process, where it could fork them."""
+    return SUPERVISOR if machine.can_fork_workers() else SPAWNED
+
+
+def make_starter(program: Program, max_restarts: tuple[int, float] | None) -> Starter:
+    """Return what starts the supervisors of a session.
+
+    Raises:
+        MemoryLimitError: no room for the arena.
+        OSError: no descriptors are left.
+    """
+    if program is not SPAWNED:
+        return ProcessStarter(program, max_restarts)
+    from loaderpool.trainer.session.supervisor_thread import ThreadStarter  # with multiprocess, which few pools need
+
+    return ThreadStarter(program, max_restarts)
 
 
 class Session:
@@ -66,23 +84,16 @@ class Session:
         self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_RESTARTS, program: Program | None = None
     ) -> None:
         self.workers_wanted, self.hosts = workers, 0
-        self._max_restarts, self._program = max_restarts, program or SUPERVISOR
         with contextlib.ExitStack() as undo:
             try:
-                self.arena = Arena.create()
-                undo.callback(self.arena.close_descriptor)
-                self._wake_read, self._wake_write = os.pipe()
-                undo.callback(os.close, self._wake_read)
-                undo.callback(os.close, self._wake_write)
-                self._supervisor = SupervisorProcess(
-                    self.arena, workers, max_restarts, self._wake_read, program=self._program
-                )
+                self._starter: Starter = make_starter(program or usual_program(), max_restarts)
+                undo.callback(self._starter.close)
+                self._supervisor = self._starter.start(workers, first_ticket=1)
             except OSError as error:  # no descriptor is left, say
                 raise PoolBrokenError(f"the pool could not be started: {error}") from error
             undo.pop_all()
-        os.set_blocking(self._wake_write, False)
-        os.set_blocking(self._wake_read, False)
-        self.pipe = ReturnPipe(self._supervisor.control)
+        self.arena, self.hands_over_files = self._starter.arena, self._starter.hands_over_files
+        self.pipe = self._starter.connect(self._supervisor, None)
         self.pipe.on_leftover = self._wake_leader
         self._owner_pid = os.getpid()
         self.lock = threading.RLock()
@@ -94,7 +105,7 @@ class Session:
         self._has_lost_notice = False  # one that does not come again
         self._gave_up = False  # the supervisor has told why it ends
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
-        self.is_closed = False
+        self.is_closed = self._has_let_go = False
         self.routing = Routing()
         self.workers: dict[int, RunningWorker] = {}
         self.restarts = 0
@@ -177,8 +188,7 @@ class Session:
             self._turn.notify_all()
 
     def _wake_leader(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"\0")
+        self._starter.wake()
 
     def catch_up(self) -> None:
         """Handle what has arrived, without waiting."""
@@ -201,7 +211,7 @@ class Session:
                 f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n), and make a new loader"
             )
         if self._how_broken:
-            raise self._supervisor_deaths.error(self._supervisor.pid, self._how_broken)
+            raise self._supervisor_deaths.error(self._supervisor.name, self._how_broken)
 
     def warn(self) -> None:
         """Say once, in the caller's line, that workers are not forked. Not while the lock is held: it may raise."""
@@ -250,9 +260,6 @@ class Session:
     def _drain(self, ready: Ready) -> None:
         """Take in everything that has arrived; the end was known before what was written until then is read."""
         supervisor = self._supervisor
-        if ready.woken:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
         if ready.completions or ready.ended or self._inbox:
             self._read_pipe(supervisor)
         if ready.notices or ready.ended:
@@ -264,7 +271,7 @@ class Session:
         if ready.ended and not self.is_closed and not self._how_broken:
             self._replace_supervisor(supervisor)
 
-    def _read_pipe(self, supervisor: SupervisorProcess) -> None:
+    def _read_pipe(self, supervisor: SupervisorEnds) -> None:
         """Hand each message to whom it concerns."""
         inbox, has_more = self._inbox, True
         while has_more:
@@ -276,7 +283,7 @@ class Session:
                 (self.routing.tell if words[0] == _COMPLETION else self._dispatch)(words, None)
 
     def _drain_socket(self) -> None:
-        while (received := receive_notice(self._supervisor.socket)) is not None:
+        while (received := self._supervisor.receive()) is not None:
             words, attachment = received
             if not isinstance(attachment, Lost):
                 self._dispatch(words, attachment)
@@ -289,7 +296,7 @@ class Session:
 
     # ---- another supervisor (rule 11) ----
 
-    def _replace_supervisor(self, old: SupervisorProcess) -> None:
+    def _replace_supervisor(self, old: SupervisorEnds) -> None:
         """Read the rest of what a dead supervisor and its workers said, then have another one go on."""
         how = old.reap()
         old.end_workers(self.workers.values())
@@ -302,14 +309,12 @@ class Session:
             self._how_broken = how
             return
         try:
-            new = SupervisorProcess(
-                self.arena, self.workers_wanted, self._max_restarts, self._wake_read, old.next_tickets, self._program
-            )
+            new = self._starter.start(self.workers_wanted, old.next_tickets)
         except LoaderpoolError as error:
             self._how_broken = f"{how}, and no other could be started: {error}"
             return
         self.supervisor_restarts += 1
-        self.pipe.renew(new.control)
+        self._starter.connect(new, self.pipe)
         self._supervisor = new
         old.close()
         self.routing.by_run.clear()
@@ -338,7 +343,7 @@ class Session:
             self._note_workers(words, attachment)
             return
         if kind == Notice.HAND_OVER:
-            self._program, self.workers_wanted = self._program.after()
+            self._starter.program, self.workers_wanted = self._starter.program.after()
             self.hosts = 0
             return
         if kind in _MAY_OVERTAKE:
@@ -390,9 +395,7 @@ class Session:
                 self.lock.release()
 
     def _close_descriptors(self) -> None:
-        if self.arena.descriptor < 0:
-            return
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        self._supervisor.close()
-        self.arena.close_descriptor()
+        if not self._has_let_go:
+            self._has_let_go = True
+            self._supervisor.close()
+            self._starter.close()

@@ -49,7 +49,7 @@ class SupervisorDeaths:
     def _is_stuck(self) -> bool:
         return self._without_progress > _WITHOUT_PROGRESS
 
-    def error(self, pid: int, how: str) -> SupervisorLostError:
+    def error(self, name: str, how: str) -> SupervisorLostError:
         """Return what is raised where the latest one is not replaced."""
         advice = " If the machine ran out of memory, lower Limits.memory or the number of workers"
         if self._limit.is_exceeded and self._max_restarts is not None:
@@ -64,4 +64,4 @@ class SupervisorDeaths:
                 f" It was the {self._without_progress}th in a row, and no batch was taken between; its workers were at "
                 f"{at_work} or a few behind: does the function end more than its own process, as os.killpg does?"
             )
-        return SupervisorLostError(f"the supervisor process (pid {pid}) died ({how}); its workers ended too.{advice}")
+        return SupervisorLostError(f"{name} died ({how}); its workers ended too.{advice}")

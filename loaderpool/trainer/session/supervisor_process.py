@@ -11,14 +11,22 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
 
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import clock, ctrl_c, fault_points, machine
 from loaderpool.system.stop_watch import StopWatch
 from loaderpool.trainer.session.launch import SUPERVISOR, Program, launch
+from loaderpool.trainer.session.lease import ReturnPipe
+from loaderpool.trainer.session.supervisor_ends import (
+    ControlPipe,
+    KnownProcess,
+    Ready,
+    SupervisorEnds,
+    tickets_after,
+)
 from loaderpool.transport.messages import READ_BYTES, Words, decode_all
+from loaderpool.transport.notices import Attachment, Lost, receive_notice
 
 # How long a close waits for the supervisor to end by itself before it is killed.
 _CLOSE_TIMEOUT_S = 2.0
@@ -28,32 +36,6 @@ _SEND_TIMEOUT_S = 5.0
 _LOOK_MS = 200
 # Workers end with their supervisor by themselves, in milliseconds; larger for one in an uninterruptible system call.
 _WORKERS_END_S = 5.0
-# A field of the board holds a ticket in 48 bits. More than one supervisor can ever deal, and few enough that only the
-# 256th supervisor after this one begins with the same number, when no consumer looks at this one's batches any more.
-_TICKET_NUMBERS = 1 << 48
-_TICKETS_PER_SUPERVISOR = 1 << 40
-
-
-def tickets_after(first_ticket: int) -> int:
-    """Return where the tickets of the supervisor after the one that begins with these begin; never 0."""
-    return (first_ticket + _TICKETS_PER_SUPERVISOR) % _TICKET_NUMBERS
-
-
-class Ready(NamedTuple):
-    """What a wait has found, so that a turn costs no system call for what is not there."""
-
-    completions: bool  # there is something to `read`
-    notices: bool  # there is something in the socket
-    woken: bool  # the wake pipe was written to
-    signal: bool  # a Ctrl-C came
-    ended: bool  # the supervisor is dead; what it and its workers have said may be there without having been seen
-
-
-class KnownProcess(Protocol):
-    """A process as it was when it began."""
-
-    pid: int
-    start_time: int
 
 
 class SupervisorProcess:
@@ -84,6 +66,7 @@ class SupervisorProcess:
         self._process = started.process
         self._completions = started.completions
         self.control, self.socket = started.control, started.socket
+        self.name = f"the supervisor process (pid {self.pid})"
         self._notices = self.socket.fileno()
         self.next_tickets = tickets_after(first_ticket)
         self._wake = wake
@@ -125,11 +108,12 @@ class SupervisorProcess:
                 self._stop_watch.runs()
             elif self._stop_watch.is_too_long():  # its death is met as any other
                 self._launched.end_group()
+        if self._wake in news:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake, 4096)
         # Not by name: behind a wait that left no cache warm, that is 7 us, not 14.
         has_ended = self._process.poll() is not None if self._pidfd is None else self._pidfd in news
-        return Ready(
-            self._completions in news, self._notices in news, self._wake in news, self._signals in news, has_ended
-        )
+        return Ready(self._completions in news, self._notices in news, self._signals in news, has_ended)
 
     def read(self, inbox: collections.deque[Words]) -> bool:
         """Put what has arrived on the completion pipe into a deque; whether there may be more."""
@@ -139,6 +123,10 @@ class SupervisorProcess:
             return False
         inbox.extend(decode_all(data))
         return len(data) == READ_BYTES
+
+    def receive(self) -> tuple[Words, Attachment | Lost] | None:
+        """Return the next notice of the socket, None where there is none now."""
+        return receive_notice(self.socket)
 
     def send_files(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Send a message with descriptors. Blocks: while the supervisor has very many unread, at most some seconds.
@@ -193,3 +181,48 @@ class SupervisorProcess:
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
         return poll
+
+
+class ProcessStarter:
+    """Starts supervisors as processes; see `Starter`.
+
+    Args:
+        program: what is executed in the supervisor's place.
+        max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
+
+    Raises:
+        MemoryLimitError: no address space for the arena.
+        OSError: no descriptors are left.
+    """
+
+    hands_over_files = True
+
+    def __init__(self, program: Program, max_restarts: tuple[int, float] | None) -> None:
+        self.program, self._max_restarts = program, max_restarts
+        self.arena = Arena.create()
+        try:
+            self._wake_read, self._wake_write = os.pipe()
+        except BaseException:
+            self.arena.close_descriptor()
+            raise
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+
+    def start(self, workers: int, first_ticket: int) -> SupervisorProcess:
+        return SupervisorProcess(self.arena, workers, self._max_restarts, self._wake_read, first_ticket, self.program)
+
+    def connect(self, supervisor: SupervisorEnds, pipe: ControlPipe | None) -> ReturnPipe:
+        assert isinstance(supervisor, SupervisorProcess)
+        if isinstance(pipe, ReturnPipe):
+            pipe.renew(supervisor.control)
+            return pipe
+        return ReturnPipe(supervisor.control)
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def close(self) -> None:
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self.arena.close_descriptor()

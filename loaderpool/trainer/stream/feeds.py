@@ -22,15 +22,24 @@ from loaderpool.transport.payload.ship import Shipment, ship
 
 
 def ship_beside(
-    payload: Mapping[str, Any], stream: StreamSource, config: LoaderConfig, plan: BasePlan
+    payload: Mapping[str, Any], stream: StreamSource, config: LoaderConfig, plan: BasePlan, reads_apart: bool
 ) -> tuple[Shipment, Shipment | str]:
     """What travels to the workers, and what to the reader of the stream; in its place why it has none.
 
     Code goes by value in both or by name in both: else items would not be of the classes that the function knows.
 
+    Args:
+        payload: what the workers need.
+        stream: the loader's.
+        config: its settings.
+        plan: its batches.
+        reads_apart: whether there can be a reader.
+
     Raises:
         UnpicklableError: what the workers need cannot travel.
     """
+    if not reads_apart:
+        return ship(dict(payload)), "where workers are spawned, a stream is read by a thread of the trainer"
     if stream.is_one_shot:
         return ship(dict(payload)), f"a {stream.kind} is an iterator, which can only be read where it is"
     for_reader = {"source": stream.items, "config": config, "plan": plan}

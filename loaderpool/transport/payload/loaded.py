@@ -64,8 +64,14 @@ class Payloads:
         parts = [(self._arena.descriptor, start, length)]
         files = self.received.of(loader, len(sizes))[: len(sizes)]
         parts += ((file, 0, size) for file, size in zip(files, sizes, strict=True))
-        views = [memoryview(map_private(*part)).cast("B") if part[2] else memoryview(b"") for part in parts]
+        views = [self._view(*part) if part[2] else memoryview(b"") for part in parts]
         return pickled, [views[part][at : at + size] for part, at, size in places], len(sizes), names
+
+    def _view(self, descriptor: int, start: int, nbytes: int) -> memoryview:
+        """Return a part of a file, so that writes to it stay this process's own."""
+        if descriptor < 0:  # Windows has none of the arena's
+            return memoryview(bytearray(self._arena.map[start : start + nbytes]))
+        return memoryview(map_private(descriptor, start, nbytes)).cast("B")
 
     def update(self, loader: int, offset: int, nbytes: int) -> None:
         """Set changed attributes on the loader's source object (what a hook changed in the trainer).

@@ -39,15 +39,22 @@ class Placement:
         return [file.descriptor for file in self.files]
 
 
-def place(shipment: Shipment) -> Placement:
-    """Find or make the files for the shipment's large arrays, which are adopted in place where that can be."""
+def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
+    """Find or make the files for the shipment's large arrays, which are adopted in place where that can be.
+
+    Args:
+        shipment: what.
+        hands_over_files: whether the workers can have files; else all is copied.
+    """
     found = Placement()
     reasons: collections.Counter[str] = collections.Counter()
     for number, buffer in enumerate(shipment.buffers):
         file, reason = None, ""
         checkpoint()
         try:
-            if len(found.files) < _MOST_FILES:
+            if not hands_over_files:
+                reason = "the workers were spawned"
+            elif len(found.files) < _MOST_FILES:
                 file = place_of(buffer)
             else:
                 reason = f"the loader has {_MOST_FILES} others"
