@@ -343,8 +343,7 @@ class Session:
             self._note_workers(words, attachment)
             return
         if kind == Notice.HAND_OVER:
-            self._starter.program, self.workers_wanted = self._starter.program.after()
-            self.hosts = 0
+            (self._starter.program, self.workers_wanted), self.hosts = self._starter.program.after(), 0
             return
         if kind in _MAY_OVERTAKE:
             self._drain_socket()
