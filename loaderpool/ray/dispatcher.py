@@ -22,6 +22,7 @@ from loaderpool.ray.host_messages import HostCommand, HostReport
 from loaderpool.ray.host_record import HostRecord
 from loaderpool.ray.hosts import Hosts, News
 from loaderpool.ray.loader_payloads import LoaderPayloads
+from loaderpool.ray.sent_bundles import read_bundles
 from loaderpool.ray.trainer_pipes import TrainerPipes
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastCell
@@ -215,18 +216,23 @@ class Dispatcher:
                 record.slot_bytes[loader] = capacity
                 record.command(HostCommand.SLOT_BYTES, loader, capacity)
             record.tickets[number] = words
-            record.command(HostCommand.TICKET, number, run, first, split32(count_attempt)[0], split32(rows)[1])
+            count, feed = split32(count_attempt)[0], self._state.ledger.runs[run].feed
+            items = read_bundles(self._trainer.arena.map, feed, range(first, first + count)) if feed else None
+            record.command(HostCommand.TICKET, number, run, first, count, split32(rows)[1], beside=items)
         elif kind == Command.PROBE:
             record.tickets[number] = words
-            record.command(HostCommand.PROBE, number, words[2], words[3], words[5])
+            items = read_bundles(self._trainer.arena.map, words[4], [0]) if words[4] else None
+            record.command(HostCommand.PROBE, number, words[2], words[3], words[5], beside=items)
         elif kind == Command.RUN:
             _, run, loader, epoch, per_epoch, after, _, nbytes = words
             arena = self._trainer.arena.map
             start = bytes(arena[after : after + nbytes]) if nbytes else send(after) if after else None
             record.runs[run] = loader
             told = self._state.ledger.runs[run]
+            lanes = 0 if told.lanes is None else len(told.lanes.next)
+            rest = told.full_batches, told.last_rows
             record.command(
-                HostCommand.RUN, run, loader, epoch, per_epoch, told.full_batches, told.last_rows, beside=start
+                HostCommand.RUN, run, loader, epoch, per_epoch, *rest, lanes, int(told.feed > 0), beside=start
             )
         elif kind == Command.RUN_OVER:
             del record.runs[number]

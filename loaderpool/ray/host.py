@@ -14,7 +14,7 @@ from typing import Any
 from loaderpool.memory.extents import Extent
 from loaderpool.ray.host_messages import HostCommand, HostReport, Message
 from loaderpool.ray.hosted_loader import HostedLoader, StagedPayload
-from loaderpool.ray.hosted_run import HostedRun, Portion
+from loaderpool.ray.hosted_run import HostedRun, Portion, RunWords
 from loaderpool.ray.visible_paths import missing
 from loaderpool.ray.waiting_answers import WaitingAnswers
 from loaderpool.system import clock
@@ -125,9 +125,9 @@ class Host:
         if kind == HostCommand.TICKET:
             run = self._runs[said[2]]
             self._answers.tickets += 1
-            run.deal(Portion(ticket=number, first=said[3], count=said[4], rows=said[5]))
+            run.deal(Portion(ticket=number, first=said[3], count=said[4], rows=said[5]), beside)
         elif kind == HostCommand.PROBE:
-            self._loaders[said[2]].probe(number, said[3], said[4])
+            self._loaders[said[2]].probe(number, said[3], said[4], beside)
         elif kind == HostCommand.LOAD:
             self._load(number, (said[2], said[3], said[4]), beside)
         elif kind == HostCommand.UPDATE:
@@ -139,7 +139,8 @@ class Host:
             self._loaders[number].enlarge_slots(said[2])
         elif kind == HostCommand.RUN:
             loader = self._loaders[said[2]]
-            self._runs[number] = HostedRun(loader, (said[3], said[4], said[5], said[6]), beside)
+            about = RunWords(said[3], said[4], said[5], said[6], lanes=said[7], is_stream=bool(said[8]))
+            self._runs[number] = HostedRun(loader, about, beside)
             self._answers.urgent += self._answers.group
         elif kind == HostCommand.PACE:
             self._answers.set_pace(*said[1:])

@@ -23,13 +23,15 @@ class HostCommand(enum.IntEnum):
     # beside it (places of the components or None, the form's pickle)
     LAYOUT = 4
     SLOT_BYTES = 5  # loader, bytes of a slot from now on
-    # run, loader, first_epoch, batches_per_epoch, full batches and last batch's rows of the rest of an epoch; beside it
-    # where that begins, pickled, or None: at the epoch's own beginning
+    # run, loader, first_epoch, batches_per_epoch, full batches and last batch's rows of the rest of an epoch, lanes (0:
+    # none), whether it is a stream's; beside it where the rest begins, pickled, or None: at the epoch's own beginning
     RUN = 6
     RUN_OVER = 7  # run
     ABANDON = 8  # run: nothing more of it is wanted; its tickets are still answered
-    PROBE = 9  # ticket, loader, epoch, batch
-    TICKET = 10  # ticket, run, first_batch, count, rows of each, as the plan has it
+    PROBE = 9  # ticket, loader, epoch, batch; beside it of a stream the items
+    # ticket, run, first_batch, count, rows of each, as the plan has it; beside it of a stream the items, None where
+    # these are gone, as they are not wanted any more
+    TICKET = 10
     PACE = 11  # bytes of one exchange's answers, and how long these may wait for others to travel with, in ns
 
 

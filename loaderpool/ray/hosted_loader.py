@@ -13,11 +13,12 @@ from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import varying_nbytes
 from loaderpool.ray.host_messages import HostReport, Message, Piece, Said
 from loaderpool.ray.hosted_run import HostedRun
+from loaderpool.ray.sent_bundles import HostedFeed, SentBundle
 from loaderpool.supervisor.host_room import room_of, travelling
 from loaderpool.trainer.engine.ring import Ring, RingPlan
 from loaderpool.trainer.engine.source_updates import SourceUpdates
 from loaderpool.trainer.session.session import Session
-from loaderpool.transport.messages import Control, Notice, Words
+from loaderpool.transport.messages import Control, Notice, Words, split32
 from loaderpool.transport.notices import Attachment, content_of
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import put_object
@@ -40,6 +41,13 @@ class _Layout(NamedTuple):
     nbytes: int
     words: tuple[int, ...]  # of Control.LAYOUT behind these
     places: SlotPlaces | None
+
+
+class _Probe(NamedTuple):
+    ticket: int
+    epoch: int
+    batch: int
+    feed: HostedFeed | None  # that has the items, of a stream
 
 
 class HostedLoader:
@@ -66,7 +74,7 @@ class HostedLoader:
         self.session, self._told_as, self._words, self._answer = session, told_as, words, answer
         self.number = session.take_number()
         self.runs: dict[int, HostedRun] = {}  # until the supervisor forgets them, by its numbers
-        self._probes: collections.deque[tuple[int, int, int]] = collections.deque()  # ticket, epoch, batch
+        self._probes: collections.deque[_Probe] = collections.deque()
         self._updates = SourceUpdates(session, self.number, frozenset())
         self._layout: _Layout | None = None
         self.ring: Ring | None = None
@@ -112,10 +120,25 @@ class HostedLoader:
         assert self.ring is not None
         self.ring.outgrown(-(-slot_bytes // 2), 1)
 
-    def probe(self, ticket: int, epoch: int, batch: int) -> None:
-        """Have a first sample made, or a whole batch, to see what it is like."""
-        self._probes.append((ticket, epoch, batch))
-        self.session.send(Control.PROBE, self.number, epoch, 0, batch)
+    def probe(self, ticket: int, epoch: int, batch: int, items: Sequence[SentBundle] | None = None) -> None:
+        """Have a first sample made, or a whole batch, to see what it is like; of a stream, of these items."""
+        feed = None
+        if items is not None:
+            feed = HostedFeed(self.session.arena)
+            feed.put(items)
+        self._probes.append(_Probe(ticket, epoch, batch, feed))
+        self._send_probe(self._probes[-1])
+
+    def _send_probe(self, probe: _Probe) -> None:
+        feed = 0 if probe.feed is None else probe.feed.offset
+        self.session.send(Control.PROBE, self.number, probe.epoch, feed, probe.batch)
+
+    def _probed(self) -> int:
+        """Forget the probe that has been answered; returns its ticket."""
+        probe = self._probes.popleft()
+        if probe.feed is not None:
+            probe.feed.free()
+        return probe.ticket
 
     def unload(self) -> None:
         """Close it; its memory is given back when the supervisor has let go of it."""
@@ -124,6 +147,11 @@ class HostedLoader:
         self.session.send(Control.UNLOAD, self.number)
 
     # ---- RunOwner ----
+
+    @property
+    def batch_rows(self) -> int:
+        assert self._layout is not None
+        return split32(self._layout.words[1])[0]
 
     def tell(self, said: Said, beside: Any) -> None:
         self._answer((said, beside))
@@ -160,12 +188,11 @@ class HostedLoader:
             self._is_loaded = self.was_loaded = True
         elif kind in (Notice.SPEC, Notice.SPEC_FAILED):
             if self._probes:
-                ticket = self._probes.popleft()[0]
-                self.tell((HostReport.PROBE, ticket, int(kind == Notice.SPEC_FAILED)), content_of(attachment))
+                self.tell((HostReport.PROBE, self._probed(), int(kind == Notice.SPEC_FAILED)), content_of(attachment))
         elif kind == Notice.LOAD_FAILED:
             self.tell((HostReport.LOAD_FAILED, self._told_as), content_of(attachment))
         elif kind == Notice.LOST:
-            ticket = self._probes.popleft()[0] if words[1] and self._probes else 0
+            ticket = self._probed() if words[1] and self._probes else 0
             self.tell((HostReport.LOST, ticket), content_of(attachment))
         elif kind == Notice.SLOT_RETIRED:
             assert self.ring is not None
@@ -179,8 +206,8 @@ class HostedLoader:
         self._busy.clear()
         self._load()
         self._updates.repeat()
-        for _, epoch, batch in self._probes:
-            self.session.send(Control.PROBE, self.number, epoch, 0, batch)
+        for probe in self._probes:
+            self._send_probe(probe)
         if self.ring is not None:
             self._without_shortage(self.ring.tell_new_supervisor)
             self._send_layout()
@@ -204,6 +231,8 @@ class HostedLoader:
         self.session.routing.by_loader.pop(self.number, None)
         for run in list(self.runs.values()):
             run.forget()
+        while self._probes:
+            self._probed()
         self._updates.give_back_all()
         for extent in self._extents:
             self.session.arena.give_back(extent)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from loaderpool.memory.extents import Extent
 from loaderpool.ray.host_messages import HostReport, Piece, Said
+from loaderpool.ray.sent_bundles import HostedFeed, SentBundle
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, Notice, Status, Words, join32, split32
 from loaderpool.transport.notices import Attachment, content_of
@@ -34,12 +36,27 @@ class Portion:
         return sum(self.done.values()) >= self.rows
 
 
+class RunWords(NamedTuple):
+    """What a dispatcher tells of a run."""
+
+    first_epoch: int
+    batches_per_epoch: int
+    full_batches: int  # of the rest of an epoch, where it begins within one
+    last_rows: int
+    lanes: int  # of generators; 0: it is none of theirs
+    is_stream: bool
+
+
 class RunOwner(Protocol):
     """What a run asks of its loader."""
 
     session: Session
     number: int  # in the host's own supervisor
     runs: dict[int, HostedRun]
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of all batches but the last."""
 
     def tell(self, said: Said, beside: Any) -> None:
         """HostReport the dispatcher."""
@@ -59,43 +76,66 @@ class HostedRun:
 
     Args:
         loader: whose batches they are.
-        words: first epoch, batches of an epoch; full batches and last batch's rows, where it is the rest of one.
+        words: what it is.
         start: where its epoch begins, pickled; None: at the beginning.
     """
 
-    def __init__(self, loader: RunOwner, words: tuple[int, int, int, int], start: bytes | None) -> None:
+    def __init__(self, loader: RunOwner, words: RunWords, start: bytes | None) -> None:
         self.loader, self._session = loader, loader.session
         self._words, self._start = words, start
         self._extent: Extent | None = None
+        self._feed = HostedFeed(self._session.arena) if words.is_stream else None
         self._portions: dict[int, Portion] = {}
         self.is_over = self._is_abandoned = False
         self._begin()
 
     def _begin(self) -> None:
-        session, (epoch, per_epoch, full_batches, last_rows) = self._session, self._words
+        session, words = self._session, self._words
         self.number = session.take_number()
         session.routing.by_run[self.number] = self
         self.loader.runs[self.number] = self
         if self._is_abandoned:
             session.arena.board.abandon(self.number)
-        session.send(Control.RUN_BEGIN, self.number, self.loader.number, epoch, per_epoch, 0, 0, 1 << 30)
+        epochs = words.first_epoch, words.batches_per_epoch
+        session.send(Control.RUN_BEGIN, self.number, self.loader.number, *epochs, 0, 0, 1 << 30)
+        if self._feed is not None:
+            session.send(Control.RUN_FEED, self.number, self._feed.offset)
+        if words.lanes:
+            session.send(Control.RUN_LANES, self.number, words.lanes)
         if self._start is not None:
             self._extent = session.arena.put(self._start)
-            after = self._extent.offset, full_batches, last_rows, len(self._start)
+            after = self._extent.offset, words.full_batches, words.last_rows, len(self._start)
             session.send(Control.RUN_AFTER, self.number, *after)
 
     def begin_again(self) -> None:
         """Tell another supervisor; what was not answered as a whole is made again."""
-        self.forget()
+        self._give_back_start()
         self.loader.runs.pop(self.number, None)
-        if not self.is_over:
-            self._begin()
-            for portion in list(self._portions.values()):
-                self.deal(Portion(portion.ticket, portion.first, portion.count, portion.rows))
+        if self.is_over:
+            self.forget()
+            return
+        self._begin()
+        for portion in list(self._portions.values()):
+            self._send(Portion(portion.ticket, portion.first, portion.count, portion.rows))
 
-    def deal(self, portion: Portion) -> None:
-        """Have a portion made."""
+    def deal(self, portion: Portion, items: Sequence[SentBundle] | None = None) -> None:
+        """Have a portion made.
+
+        Args:
+            portion: which, and how it is answered.
+            items: of a stream.
+        """
+        if self._feed is not None:
+            if items is None:
+                self.loader.tell((HostReport.TICKET, portion.ticket, Status.ABANDONED, 0), b"")
+                return
+            self._feed.put(items)
+        self._send(portion)
+
+    def _send(self, portion: Portion) -> None:
         self._portions[portion.first] = portion
+        if self._feed is not None and portion.rows != self.loader.batch_rows:  # a stream's last
+            self._session.send(Control.RUN_AFTER, self.number, 0, portion.first, portion.rows)
         self._session.send(Control.RUN_DEAL, self.number, portion.first, portion.count)
 
     def abandon(self) -> None:
@@ -111,7 +151,12 @@ class HostedRun:
             self._session.send(Control.RUN_END, self.number)
 
     def forget(self) -> None:
-        """No worker reads anything of it any more."""
+        """Give back all memory: no worker reads anything of it any more."""
+        self._give_back_start()
+        if self._feed is not None:
+            self._feed.free()
+
+    def _give_back_start(self) -> None:
         extent, self._extent = self._extent, None
         if extent is not None:
             self._session.arena.give_back(extent)
@@ -153,6 +198,8 @@ class HostedRun:
             portion.beside = attachment
         if portion.is_done:
             del self._portions[first]
+            if self._feed is not None:
+                self._feed.drop(range(first, first + portion.count))
             self._answer(portion, slot)
 
     def _answer(self, portion: Portion, slot: int) -> None:

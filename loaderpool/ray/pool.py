@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from loaderpool.config import MAX_WORKERS
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClusterError, SourceError
+from loaderpool.errors import ArgumentError, ArgumentTypeError, ClusterError
 from loaderpool.ray.visible_paths import paths_of
 from loaderpool.settings.checks import read_bytes_count, read_seconds, whole_number
 from loaderpool.settings.groups import DEFAULT_RESTARTS
@@ -106,18 +106,12 @@ class RayPool(Pool):
         session = self._session
         return self._workers if session is None else session.workers_wanted
 
+    @property
+    def _sure_workers(self) -> int:
+        return int(self._settings["hosts"] * self._settings["workers_per_host"])
+
     def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
         """Refuse what cannot be made on other machines, and note which files these must see."""
-        if checked.stream is not None:
-            raise SourceError(
-                "a stream is read where it is, on the trainer, and a RayPool does not send its items to other machines "
-                "yet: give a source by index (paths, files, arrays), or use workers=N on this machine"
-            )
-        if checked.plan.lanes:
-            raise SourceError(
-                "generators stand in workers, whose number changes on a cluster; a RayPool does not run them yet: give "
-                "a source by index, or use workers=N on this machine"
-            )
         if checked.payload["cache"] is not None:
             raise ArgumentError(
                 "cache= is shared by the workers of one machine, and a RayPool's are on several: leave it out, or use "

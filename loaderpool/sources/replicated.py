@@ -78,12 +78,13 @@ class ReplicatedSource:
         """Return how many of them run at once in this process of a training.
 
         Args:
-            workers: how many there are, at least 1.
+            workers: how many there are; 0: that is not known, and changes.
             is_chosen: whether the user has given this number with this loader, and so asked for as many copies.
             num_shards: processes of the training, among which the shards are dealt.
 
         Raises:
-            ArgumentError: a process would have no shard, or all copies would yield the same.
+            ArgumentError: a process would have no shard, or all copies would yield the same; or there would be as many
+                of them as there are workers, and that is not known.
         """
         if self.shards is None:
             return self.copies or self._copies_for(workers, is_chosen, num_shards)
@@ -96,6 +97,12 @@ class ReplicatedSource:
 
     def _copies_for(self, workers: int, is_chosen: bool, num_shards: int) -> int:
         if workers == num_shards == 1 or self.takes_rng or asks_which_copy(self.make_generator):
+            if not workers:
+                raise ArgumentError(
+                    f"as many copies of {self.kind} run as there are workers, and on a cluster these come and go: say "
+                    "copies=, or give shards=, for a generator of each; or have the pool say how many workers there "
+                    "are: RayPool(hosts=2, workers_per_host=8)"
+                )
             return workers
         if num_shards == 1 and not is_chosen:
             return 1

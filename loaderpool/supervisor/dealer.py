@@ -37,6 +37,8 @@ class Dealer:
             workers: how many there shall be, among whom the rows of a batch are shared.
             give_up: is called for a ticket whose generator has failed before, with the worker that has room.
         """
+        if self._ledger.cutter.has_lanes:  # shared among those that are there: one that cannot be started takes none
+            workers = len(self._workers.staying)
         while True:
             worker = self._workers.roomiest()
             if worker is None and (self._ledger.due or not self._ledger.cutter.has_threads):
@@ -52,6 +54,9 @@ class Dealer:
                 if found is None:
                     break
                 worker, ticket = found[0], self._ledger.opened(found[1])
+                if self._ledger.is_stopped(ticket):  # a portion of a dispatcher's, which waits for an answer
+                    give_up(ticket, worker)
+                    continue
             worker = self._keeper_of(ticket) or worker
             self._send(worker, ticket)
         while (made_early := self._early.next()) is not None:
@@ -87,8 +92,6 @@ class Dealer:
         Or, where all have as many tickets as others need, one whose threads want more.
         """
         cutter = self._ledger.cutter
-        if cutter.has_lanes:  # shared among those that are there: one that cannot be started takes none
-            workers = len(self._workers.staying)
         ticket = None if roomiest is None else cutter.cut(roomiest, workers)
         if roomiest is not None and ticket is not None:
             return roomiest, ticket
@@ -131,6 +134,6 @@ class Dealer:
                 slot = self._ledger.slots[ticket.slot]
                 out.append(ToWorker(number, encode(Command.SLOT, slot.number, slot.offset, slot.nbytes)))
         if run is not None and run.lanes is not None:
-            run.lanes.homes[ticket.first % len(run.lanes.next)] = number
+            run.lanes.settle(ticket.first, worker)
         self._workers.give(worker, ticket)
         out.append(ToWorker(number, ticket.command()))

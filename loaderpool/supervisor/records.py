@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderpool.memory.board import Board, Field
@@ -237,6 +238,49 @@ class LaneRecords:
     over: set[int] = dataclasses.field(default_factory=set)  # lanes that have ended
     failed: set[int] = dataclasses.field(default_factory=set)  # whose generators raised or hung: nothing comes behind
     homes: dict[int, int] = dataclasses.field(default_factory=dict)  # the worker in which each stands, by lane
+    weights: dict[int, int] = dataclasses.field(default_factory=dict)  # of hosts that are homes, how many workers
+
+    def settle(self, batch: int, worker: WorkerRecord) -> None:
+        """Note that the generator of this batch stands in this worker."""
+        self.homes[batch % len(self.next)] = worker.number
+        self.weights[worker.number] = worker.workers
+
+    def lane_for(self, worker: WorkerRecord, workers: int, limit: int) -> int | None:
+        """Return the lane with the lowest next batch that this worker may make: the generator stands there, or nowhere.
+
+        Otherwise, where another worker has more than its share of them, one of these moves, and is run again here. That
+        takes as long as all that it has made so far, so it is not done because generators elsewhere have ended: shares
+        are of all lanes, and change with the number of workers alone (LANE-4).
+
+        Args:
+            worker: a host has the share of all its workers.
+            workers: how many share the lanes.
+            limit: no batch from here on is made yet.
+        """
+        homes, number, gone = self.homes, worker.number, self.over | self.failed
+        waiting = [lane for lane, batch in enumerate(self.next) if batch < limit and lane not in gone]
+        counts = collections.Counter(homes.values())
+        share = -(-len(self.next) // max(1, workers))
+        may_take = counts[number] < share * max(1, worker.workers)
+        mine = [lane for lane in waiting if homes.get(lane, number if may_take else None) == number]
+        if not mine and may_take:
+            mine = [lane for lane in waiting if counts[homes[lane]] > share * max(1, self.weights[homes[lane]])]
+        return min(mine, key=self.next.__getitem__, default=None)
+
+    def portion_for(self, worker: WorkerRecord, workers: int, portions: Iterable[range]) -> range | None:
+        """Return the first of these portions whose generator this worker may run: one that stands there, or nowhere.
+
+        Also one that is not made any more, as its generator has failed before it.
+        """
+        counts = collections.Counter(self.homes.values())
+        for portion in portions:
+            lane = portion.start % len(self.next)
+            home = self.homes.get(lane)
+            if home == worker.number or lane in self.failed:
+                return portion
+            if home is None and counts[worker.number] * max(1, workers) <= len(self.homes):  # no more than its share
+                return portion
+        return None
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -256,9 +300,10 @@ class PortionRecords:
         else:
             self.later.append(portion)
 
-    def place(self, slot: int) -> range:
-        """Return the portion that has waited longest; it is made into this slot."""
-        portion = self.in_slots[slot] = self.waiting.popleft()
+    def place(self, slot: int, portion: range) -> range:
+        """Return a portion that has waited; it is made into this slot."""
+        self.waiting.remove(portion)
+        self.in_slots[slot] = portion
         return portion
 
     def release(self, slot: int) -> None:

@@ -121,7 +121,7 @@ class TicketCutter:
             if run.part_slot is not None:
                 return self._cut_rows(run)
             if run.lanes is not None:
-                ticket = self._cut_lane(run, run.lanes, worker.number, workers)
+                ticket = self._cut_lane(run, run.lanes, worker, workers)
                 if ticket is not None:
                     return ticket
                 continue
@@ -140,7 +140,7 @@ class TicketCutter:
 
     def _cut_portion(self, run: RunRecord, portions: PortionRecords) -> Ticket:
         slot = self._take_slot(run)
-        portion = portions.place(slot.number)
+        portion = portions.place(slot.number, portions.waiting[0])
         if len(portion) == 1 and _is_split(run.loader):
             run.part_slot, run.part_batch, run.part_row = slot.number, portion.start, 0
             return self._cut_rows(run)
@@ -152,31 +152,23 @@ class TicketCutter:
         run.held += 1
         return slot
 
-    def _cut_lane(self, run: RunRecord, lanes: LaneRecords, worker: int, workers: int) -> Ticket | None:
-        """Return the lowest batch that this worker may make: of a generator that stands in it, or in none.
-
-        Otherwise, where another worker has more than its share of them, one of these moves, and is run again here. That
-        takes as long as all that it has made so far, so it is not done because generators elsewhere have ended: shares
-        are of all lanes, and change with the number of workers alone (LANE-4).
-        """
+    def _cut_lane(self, run: RunRecord, lanes: LaneRecords, worker: WorkerRecord, workers: int) -> Ticket | None:
+        """Return a batch of one of the lanes that this worker may have."""
         if run.held >= run.quota or not run.loader.free:
             return None
-        homes, batches = lanes.homes, lanes.next
-        waiting = [
-            lane for lane, batch in enumerate(batches) if batch < run.limit and lane not in lanes.over | lanes.failed
-        ]
-        counts = collections.Counter(homes.values())
-        share = -(-len(batches) // max(1, workers))
-        may_take = counts[worker] < share
-        mine = [lane for lane in waiting if homes.get(lane, worker if may_take else None) == worker]
-        if not mine:
-            mine = [lane for lane in waiting if may_take and counts[homes[lane]] > share]
-            if not mine:
+        if run.portions is not None:
+            found = lanes.portion_for(worker, workers, run.portions.waiting)
+            if found is None:
                 return None
-        lane = min(mine, key=lanes.next.__getitem__)
-        slot = self._take_slot(run)
-        batch = lanes.next[lane]
-        lanes.next[lane] += len(lanes.next)
+            slot = self._take_slot(run)
+            batch = run.portions.place(slot.number, found).start
+        else:
+            lane = lanes.lane_for(worker, workers, run.limit)
+            if lane is None:
+                return None
+            slot = self._take_slot(run)
+            batch = lanes.next[lane]
+            lanes.next[lane] += len(lanes.next)
         return self._new_ticket(run, slot, batch, 1, 0, run.rows_of(batch))
 
     def _cut_batches(self, run: RunRecord, slot: SlotRecord, workers: int) -> Ticket:

@@ -225,7 +225,7 @@ def _check_threads(source: Source | StreamSource | ReplicatedSource, cache: Cach
 def _lanes_of(source: ReplicatedSource, config: LoaderConfig, pool: Pool | None) -> tuple[LoaderConfig, Plan]:
     """How many generators run at once, and no more workers for them than that where their number is ours to choose."""
     is_chosen = pool is None and config.workers != "auto"
-    workers = pool.workers if pool is not None else max(1, resolve_workers(config.workers))
+    workers = pool._sure_workers if pool is not None else max(1, resolve_workers(config.workers))
     lanes = source.lanes(workers, is_chosen, config.shard.num_shards)
     if pool is None and not is_chosen:
         config = dataclasses.replace(config, workers=min(workers, lanes))

@@ -86,6 +86,11 @@ class Pool:
         """How many workers it has."""
         return self._workers
 
+    @property
+    def _sure_workers(self) -> int:
+        """How many workers it has, and keeps unless it is told otherwise; 0: they come and go."""
+        return self._workers
+
     def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
         """What a loader is started with here; raises where the workers cannot make its batches."""
         if checked.payload["cache"] is None:

@@ -232,9 +232,10 @@ class PoolEngine:
 
     def _feed_ahead(self) -> Ahead:
         """How far a stream may be read ahead. The session's lock is held."""
-        least = self._tickets_per_worker * self.session.workers_wanted + 1
         if self.layout is None:
+            least = self._tickets_per_worker * self.session.workers_wanted + 1
             return Ahead(least, least, _FEED_BYTES)
+        least = self.layout.ring.tickets + 1
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long. What was
         # cut stays out, however slow what stands before it in its worker's pipe is: so this must never shrink, or all
         # that may be read ahead could be in that one chunk while the other workers have nothing.

@@ -167,7 +167,7 @@ class Ring:
         return sum(1 for slot in self.extents if slot in lent and slot not in self._retiring and slot not in but)
 
     @property
-    def _tickets(self) -> int:
+    def tickets(self) -> int:
         """How many tickets the workers may have, and how many travel to them and from them."""
         session, plan = self._session, self.plan
         return session.workers_wanted * plan.tickets_per_worker + travelling(session.hosts, plan.slot_bytes)
@@ -248,7 +248,7 @@ class Ring:
                 self._retiring.add(slot)
                 self._session.send(Control.SLOT_RETIRE, slot)
         self._ceiling = None
-        self._wanted = max(least, min(self._most(runs), max(runs, _first_slots(self._tickets))))
+        self._wanted = max(least, min(self._most(runs), max(runs, _first_slots(self.tickets))))
         self._grow_as_wanted()
         return True
 
@@ -270,7 +270,7 @@ class Ring:
         Fewer need fewer, but slots that are there stay.
         """
         plan, self._workers = self.plan, self._session.workers_wanted
-        first, most = _slot_counts(plan.slot_bytes, plan.max_chunk, self._workers, self._tickets, plan.limit_bytes)
+        first, most = _slot_counts(plan.slot_bytes, plan.max_chunk, self._workers, self.tickets, plan.limit_bytes)
         self.plan = dataclasses.replace(plan, first_slots=first, most_slots=most)
         self._ceiling = None
         self._wanted = max(self._wanted, first)
