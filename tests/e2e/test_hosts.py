@@ -98,6 +98,24 @@ def loader_of(workers: int | lp.Pool, items: int = 600, **settings: Any) -> lp.L
     return lp.Loader(range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings)
 
 
+class Items:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(598))
+
+
+def streamed(workers: int | lp.Pool) -> lp.Loader:
+    return lp.Loader(Items(), sample, batch_size=6, shuffle=50, seed=3, workers=workers)
+
+
+def yields(shard: int, rng: np.random.Generator) -> Iterator[Any]:
+    for number in range(80 + 5 * shard):
+        yield sample(100 * shard + number, rng)
+
+
+def generated(workers: int | lp.Pool) -> lp.Loader:
+    return lp.Loader.from_generator(yields, batch_size=6, shards=range(6), cycle_length=5, seed=3, workers=workers)
+
+
 def children(pid: int) -> list[int]:
     return [child for child, parent in parents().items() if parent == pid]
 
@@ -140,32 +158,35 @@ def kill_the_dispatcher() -> None:
     os.kill(pid_of(dispatcher()), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("make", [loader_of, streamed, generated])
 @pytest.mark.parametrize("kill", [kill_a_worker, kill_a_supervisor, lose_a_host, kill_the_dispatcher])
-def test_a_death_in_mid_epoch_changes_no_bit(kill: Callable[[], None]) -> None:
-    with loader_of(0) as loader:
+def test_a_death_in_mid_epoch_changes_no_bit(kill: Callable[[], None], make: Callable[..., lp.Loader]) -> None:
+    with make(0) as loader:
         expected = read(loader, passes=2)
-    with lp.Pool(2, _program=local_hosts(2, 2)) as pool, loader_of(pool) as loader:
+    with lp.Pool(2, _program=local_hosts(2, 2)) as pool, make(pool) as loader:
         doing = {20: kill, 60: lambda: dispatcher() and kill()}
         got = read_while(loader, doing) + read_while(loader, doing)
     assert_same(got, expected)
 
 
-def test_hosts_come_and_go_in_mid_epoch() -> None:
-    with loader_of(0) as loader:
+@pytest.mark.parametrize("make", [loader_of, streamed, generated])
+def test_hosts_come_and_go_in_mid_epoch(make: Callable[..., lp.Loader]) -> None:
+    with make(0) as loader:
         expected = read(loader)
-    with lp.Pool(1, _program=local_hosts(1, 2)) as pool, loader_of(pool) as loader:
+    with lp.Pool(1, _program=local_hosts(1, 2)) as pool, make(pool) as loader:
         resizes = {number: functools.partial(pool.resize, hosts) for number, hosts in ((20, 3), (40, 1), (60, 2))}
         got = read_while(loader, resizes)
     assert_same(got, expected)
 
 
-def test_a_training_goes_on_from_hosts_to_workers_and_back() -> None:
-    with loader_of(0) as loader:
+@pytest.mark.parametrize("make", [loader_of, streamed, generated])
+def test_a_training_goes_on_from_hosts_to_workers_and_back(make: Callable[..., lp.Loader]) -> None:
+    with make(0) as loader:
         expected = read(loader)
     got: list[Any] = []
     state: dict[str, Any] = {}
     for program, count in ((local_hosts(2, 1), 35), (None, 33), (local_hosts(1, 2), 32)):
-        with lp.Pool(2, _program=program) as pool, loader_of(pool) as loader:
+        with lp.Pool(2, _program=program) as pool, make(pool) as loader:
             if state:
                 loader.load_state_dict(json.loads(json.dumps(state)))
             batches = iter(loader)

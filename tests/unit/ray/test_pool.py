@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import loaderpool as lp
@@ -50,14 +51,17 @@ def numbers() -> Iterator[int]:
     yield from range(100)
 
 
+def drawn(rng: np.random.Generator) -> Iterator[int]:
+    yield int(rng.integers(9))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda pool: lp.Loader(numbers(), batch_size=4, workers=pool), lp.SourceError, "a stream is read where it is"),
         (
-            lambda pool: lp.Loader.from_generator(numbers, batch_size=4, workers=pool),
-            lp.SourceError,
-            "generators stand in workers",
+            lambda pool: lp.Loader.from_generator(drawn, batch_size=4, workers=pool),
+            lp.ArgumentError,
+            "as many copies of drawn run as there are workers, and on a cluster these come and go: say copies=",
         ),
         (
             lambda pool: lp.Loader(range(8), abs, batch_size=4, workers=pool, cache="memory"),
@@ -70,6 +74,14 @@ def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, error: type
     """In the line that makes the loader, and before any cluster is looked for."""
     with RayPool(address="127.0.0.1:1") as pool, pytest.raises(error, match=words):
         make(pool)
+
+
+def test_copies_are_taken_where_their_number_is_sure() -> None:
+    with RayPool(address="127.0.0.1:1", hosts=2, workers_per_host=3) as pool:
+        lp.Loader.from_generator(drawn, batch_size=4, workers=pool).close()
+    with RayPool(address="127.0.0.1:1") as pool:
+        lp.Loader.from_generator(drawn, batch_size=4, workers=pool, copies=2).close()
+        lp.Loader.from_generator(numbers, batch_size=4, workers=pool).close()
 
 
 class TestFindCluster:
