@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 
 from loaderpool.config import MAX_WORKERS
+from loaderpool.errors import ArgumentError
+from loaderpool.ray.pool import RayPool
 from loaderpool.settings.groups import MAX_THREADS
 
 # What an output option has for "-": no `Path`, for a file may be called so, as `./-`.
@@ -62,6 +64,24 @@ def _read_numbers(
             f"{numbers[-1]} is more than the largest number of {what.split()[0]}, {largest}.", context, parameter
         )
     return numbers
+
+
+def read_hosts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Numbers of a cluster's hosts to compare, as 1,2,4: ascending, each once."""
+    hosts = _read_numbers(context, parameter, value, "hosts such as 1,2,4", MAX_WORKERS)
+    if hosts is not None and hosts[0] == 0:
+        raise click.BadParameter("a cluster has at least 1 host: leave out the 0.", context, parameter)
+    return hosts
+
+
+def read_cluster(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The address of a Ray cluster, as a `RayPool` takes it; whether there is one is not looked at."""
+    if value is not None:
+        try:
+            RayPool(value)
+        except ArgumentError as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+    return value
 
 
 def read_json(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | str | None:

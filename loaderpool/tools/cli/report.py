@@ -90,7 +90,7 @@ def tune_data(
 ) -> dict[str, Any]:
     """All that `tune` found, for a JSON file."""
     return {
-        **_head("tune", target, batch_size, cpus),
+        **head_data("tune", target, batch_size, cpus),
         "seconds": seconds,
         "recommendation": {
             **_setting_data(recommendation.setting),
@@ -105,19 +105,20 @@ def tune_data(
 
 def bench_data(target: str, batch_size: int | None, cpus: CpuBudget, workers: int, window: Window) -> dict[str, Any]:
     """All that `bench` found, for a JSON file."""
-    return {**_head("bench", target, batch_size, cpus), "workers": workers, **_window_data(window)}
+    return {**head_data("bench", target, batch_size, cpus), "workers": workers, **window_data(window)}
 
 
 def doctor_data(target: str | None, loader: Loader | None, cpus: CpuBudget, checks: Sequence[Check]) -> dict[str, Any]:
     """All that `doctor` found, for a JSON file."""
     return {
-        **_head("doctor", target, loader.config.batch_size if loader is not None else None, cpus),
+        **head_data("doctor", target, loader.config.batch_size if loader is not None else None, cpus),
         "ok": all(check.status != "fail" for check in checks),
         "checks": [dataclasses.asdict(check) for check in checks],
     }
 
 
-def _head(command: str, target: str | None, batch_size: int | None, cpus: CpuBudget) -> dict[str, Any]:
+def head_data(command: str, target: str | None, batch_size: int | None, cpus: CpuBudget) -> dict[str, Any]:
+    """What each JSON file begins with."""
     return {
         "format": _FORMAT_VERSION,
         "command": command,
@@ -144,7 +145,7 @@ def _comparison_data(comparison: Comparison) -> dict[str, Any]:
         "speedup": comparison.speedup,
         "ideal_speedup": comparison.ideal_speedup,
         "share_of_ideal": comparison.share_of_ideal,
-        "windows": [_window_data(window) for window in measurement.windows],
+        "windows": [window_data(window) for window in measurement.windows],
     }
 
 
@@ -153,7 +154,8 @@ def _setting_data(setting: Setting) -> dict[str, int]:
     return {"workers": setting.workers, **({"threads": setting.threads} if setting.names_threads else {})}
 
 
-def _window_data(window: Window) -> dict[str, Any]:
+def window_data(window: Window) -> dict[str, Any]:
+    """A window for a JSON file."""
     return {
         "elapsed_s": window.elapsed_s,
         "batches": window.batches,

@@ -6,10 +6,19 @@ from pathlib import Path
 
 import click
 
-from loaderpool.tools.cli.options import read_counts, read_json, read_plot, read_seconds, read_threads
+from loaderpool.tools.cli.options import (
+    read_cluster,
+    read_counts,
+    read_hosts,
+    read_json,
+    read_plot,
+    read_seconds,
+    read_threads,
+)
 from loaderpool.tools.cli.report import tune_data, tune_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import progress, results, say, write_json
+from loaderpool.tools.cli.tune_hosts import tune_hosts
 from loaderpool.tools.tuning import Setting, cpu_budget, default_counts, measure_settings, recommend, settings_of
 
 _ROUNDS = 2
@@ -20,7 +29,8 @@ _ROUNDS = 2
     "  loaderpool tune train:make_loader\n"
     "  loaderpool tune train:make_loader --workers 0,8,16,32 --seconds 10\n"
     "  loaderpool tune train:make_loader --workers 1,2 --threads 1,4,16\n"
-    "  loaderpool tune train:make_loader --json rates.json --plot rates.png"
+    "  loaderpool tune train:make_loader --json rates.json --plot rates.png\n"
+    "  loaderpool tune train:make_loader --ray auto --hosts 1,2,4"
 )
 @click.argument("target")
 @click.option(
@@ -51,6 +61,19 @@ _ROUNDS = 2
     callback=read_plot,
     help="Draw the rates into this .png, .svg or .pdf.",
 )
+@click.option(
+    "--ray",
+    "address",
+    metavar="ADDRESS",
+    callback=read_cluster,
+    help='Measure on the Ray cluster there, "auto" or host:port, and say before what more hosts would bring.',
+)
+@click.option(
+    "--hosts",
+    metavar="N,N,...",
+    callback=read_hosts,
+    help="Numbers of the cluster's hosts to measure.  [default: 1, 2, 4, ... all]",
+)
 def tune(
     target: str,
     seconds: float,
@@ -58,13 +81,22 @@ def tune(
     threads: tuple[int, ...] | None,
     json_to: Path | str | None,
     plot_path: Path | None,
+    address: str | None,
+    hosts: tuple[int, ...] | None,
 ) -> None:
     """Measure TARGET with several numbers of workers, and of threads, and say which to use and why.
 
     TARGET is package.module:name, a Loader or a function without arguments that makes one. Each number is measured on
     a loader of its own, in two rounds, forth and back. Nothing is trained: the rates are what the loader can deliver
     to a training step that takes no time. A cache is left out, so that each number finds the same work to do.
+
+    With --ray the numbers are of hosts, one on each node of a cluster. What they would bring is told first, from one
+    worker here.
     """
+    if hosts is not None and address is None:
+        raise click.UsageError("--hosts are of a Ray cluster: name it by --ray, such as --ray auto")
+    if address is not None and (counts or threads or plot_path):
+        raise click.UsageError("--workers, --threads and --plot are about this machine: with --ray give --hosts")
     cpus = cpu_budget()
     loader = load_target(target)
     loader.close()  # its own workers would idle beside the measured ones, in memory that those want
@@ -73,6 +105,9 @@ def tune(
     has_cache = loader._core.arguments["cache"] is not None
     if has_cache:  # on disk what one number fills would be there for the next; in memory, for the passes of the faster
         loader = loader.replace(cache=None)
+    if address is not None:
+        tune_hosts(target, loader, address, hosts, seconds, json_to)
+        return
     batch_size = loader.config.batch_size
     unit = "samples" if batch_size is not None else "elements"
     settings = settings_of(counts or default_counts(cpus.usable), threads, loader.config)

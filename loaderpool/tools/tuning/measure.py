@@ -42,7 +42,13 @@ class Watcher:
 
 
 def measure_settings(
-    loader: Measurable, settings: Sequence[Setting], seconds: float, *, rounds: int = 2, watcher: Watcher | None = None
+    loader: Measurable,
+    settings: Sequence[Setting],
+    seconds: float,
+    *,
+    rounds: int = 2,
+    watcher: Watcher | None = None,
+    measure_one: Callable[[Measurable, float, Callable[[float], None]], Window] | None = None,
 ) -> tuple[Measurement, ...]:
     """Each setting's measurement, in the order of `settings`; `loader` itself is not iterated.
 
@@ -58,8 +64,10 @@ def measure_settings(
         seconds: for each setting, over all rounds.
         rounds: windows for each setting, at least 1.
         watcher: is told how it goes.
+        measure_one: a window over a loader of these seconds, which tells how much of them is over; None: `measure`.
     """
     watcher = watcher or Watcher()
+    measure_one = measure_one or (lambda measured, for_s, advance: measure(measured, for_s, on_progress=advance))
     windows: dict[Setting, list[Window]] = {setting: [] for setting in settings}
     order = sorted(settings, key=lambda setting: setting.workers == 0)
     for number in range(1, rounds + 1):
@@ -70,7 +78,7 @@ def measure_settings(
                 continue
             watcher.begin(setting, number)
             with contextlib.closing(setting.apply(loader)) as measured:
-                window = measure(measured, seconds / rounds, on_progress=watcher.advance)
+                window = measure_one(measured, seconds / rounds, watcher.advance)
             windows[setting].append(window)
             watcher.end(window)
     return tuple(Measurement(setting, tuple(windows[setting])) for setting in settings)
