@@ -60,7 +60,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-@pytest.mark.parametrize("command", [["tune", "train_on_ray:make_loader"]])
+@pytest.mark.parametrize("command", [["tune", "train_on_ray:make_loader"], ["doctor"]])
 @pytest.mark.parametrize(
     ("ray", "status", "says"),
     [
@@ -97,3 +97,19 @@ def test_wrong_options_are_said_in_a_line(
 def test_what_a_cluster_cannot_make_is_said_before_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "train_on_ray:make_generators", "--ray", f"127.0.0.1:{free_port()}"]) == 1
     assert "generators stand in workers" in capsys.readouterr().err
+
+
+def test_the_doctor_asks_each_node_and_kills_a_host(
+    cluster: RayCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--ray", cluster.address, "--json", "doctor.json"]) == 0
+    data: Any = json.loads((tmp_path / "doctor.json").read_text())
+    checks = [check for check in data["checks"] if check["group"] == "cluster"]
+    assert [check["name"].split()[0] for check in checks] == ["nodes", *4 * ["node"], "niceness", "host"]
+    assert "3 with CPUs free for a host (3 CPUs)" in checks[0]["found"]
+    for check in checks[1:5]:
+        assert "there and back" in check["found"]
+        assert (check["status"], "object-store-memory" in check["change"]) == ("warn", True), "of 200 MiB only"
+    assert checks[-1]["status"] == "ok"
+    assert "and replaced; all " in checks[-1]["found"]
+    assert "host drill" in capsys.readouterr().out

@@ -9,11 +9,12 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from loaderpool.tools.cli.options import read_json
+from loaderpool.tools.cli.options import read_cluster, read_json
 from loaderpool.tools.cli.report import doctor_data, plain_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import results, say, write_json
 from loaderpool.tools.doctor.checks import Check
+from loaderpool.tools.doctor.cluster_drill import cluster_checks
 from loaderpool.tools.doctor.drill import pool_checks
 from loaderpool.tools.doctor.limits import read_limits
 from loaderpool.tools.doctor.machine_checks import machine_checks
@@ -25,16 +26,27 @@ _STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
 _DRILL_WORKERS = 2  # more show nothing more, and take longer to start
 
 
-@click.command(epilog="\b\nExamples:\n  loaderpool doctor\n  loaderpool doctor train:make_loader --json doctor.json")
+@click.command(
+    epilog="\b\nExamples:\n  loaderpool doctor\n  loaderpool doctor train:make_loader --json doctor.json\n"
+    "  loaderpool doctor --ray auto"
+)
 @click.argument("target", required=False)
 @click.option(
     "--json", "json_to", metavar="FILE", callback=read_json, help="Write all checks to this file, - for stdout."
 )
-def doctor(target: str | None, json_to: Path | str | None) -> None:
+@click.option(
+    "--ray",
+    "address",
+    metavar="ADDRESS",
+    callback=read_cluster,
+    help='Look at the Ray cluster there, "auto" or host:port, too, and kill a host of it on purpose.',
+)
+def doctor(target: str | None, json_to: Path | str | None, address: str | None) -> None:
     """Look at what this machine allows, start a pool, kill a worker of it on purpose, and say what to change.
 
     With TARGET (package.module:name, a Loader or a function without arguments that makes one) also pickle and load
-    what its workers need, and show what travels. The exit status is 1 where something fails.
+    what its workers need, and show what travels. With --ray also ask each node of a cluster, and kill a host of the
+    doctor's own there. The exit status is 1 where something fails.
     """
     with without_workers():
         loader = load_target(target) if target is not None else None
@@ -42,6 +54,8 @@ def doctor(target: str | None, json_to: Path | str | None) -> None:
     checks = machine_checks(limits) + version_checks() + pool_checks(_DRILL_WORKERS)
     if loader is not None:
         checks += cargo_checks(loader, limits.memory_free)
+    if address is not None:
+        checks += cluster_checks(address)
     console = results(json_to)
     console.print(_table(checks, console.is_terminal))
     counts = {status: sum(check.status == status for check in checks) for status in ("fail", "warn", "ok")}
