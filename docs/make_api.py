@@ -45,6 +45,7 @@ _ORDER = (
     "check_source",
     "Statistics",
     "WorkerStatistics",
+    "HostStatistics",
     "ArraySpec",
     "ElementSpec",
     "RaggedArray",

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from loaderpool.sources.tfrecords import TFRecords
     from loaderpool.sources.zipped import zip_sources
     from loaderpool.trainer.check_source import check_source
+    from loaderpool.trainer.engine.engine_statistics import HostStatistics, WorkerStatistics
     from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.loader import Loader
     from loaderpool.trainer.loader_iterator import LoaderIterator
@@ -83,6 +84,7 @@ __all__ = [
     "ElementSpec",
     "ForeignProcessError",
     "HostLostError",
+    "HostStatistics",
     "IndexedFiles",
     "JsonLines",
     "LargeDataWarning",
@@ -136,6 +138,7 @@ _ON_DEMAND = {
     "Csv": "sources.csv_rows",
     "ElementSpec": "element.spec",
     "HDF5": "sources.hdf5",
+    "HostStatistics": "trainer.engine.engine_statistics",
     "IndexedFiles": "sources.indexed_files",
     "JsonLines": "sources.json_lines",
     "Limits": "settings.groups",

@@ -42,6 +42,23 @@ class Field(enum.IntEnum):
     THREAD = 13  # which thread makes the sample, by its ident; 0: the main one
 
 
+class HostField(enum.IntEnum):
+    """One number of a host's cell, beside SAMPLES, BATCHES, BUSY_NS and WAIT_NS. Its dispatcher writes all of them."""
+
+    STATE = 0  # HostState
+    BYTES = 1  # of the batches that it has answered with
+    RESTARTS = 3  # of its workers, and of their supervisor
+    ROUND_TRIP_NS = 8  # what a call takes lately beside the time that the host has it; 0: none has returned yet
+
+
+class HostState(enum.IntEnum):
+    """What a host is at; statistics have a word for each, in this order."""
+
+    STARTING = 0
+    RUNNING = 1
+    LEAVING = 2  # it answers what it has, and goes
+
+
 class Board:
     """Reads and writes the board. `numbers` is the whole board as a memoryview of u64."""
 
@@ -58,8 +75,8 @@ class Board:
         """Return the index in `numbers` of the run's abandoned mark."""
         return _MARKS_START + run % RUN_MARKS
 
-    def read(self, cell: int, field: Field) -> int:
-        """Return one field of a worker's cell."""
+    def read(self, cell: int, field: Field | HostField) -> int:
+        """Return one field of a cell."""
         return int(self.numbers[cell * _FIELDS_PER_CELL + field])
 
     def clear(self, cell: int) -> None:

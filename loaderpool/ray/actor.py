@@ -6,11 +6,20 @@ import os
 import select
 import sys
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool.ray.host import Host
 from loaderpool.ray.host_messages import Message
 from loaderpool.system import machine, role
+
+
+class AboutHost(NamedTuple):
+    """What an actor says of itself."""
+
+    versions: dict[str, str]
+    process: tuple[int, int]  # its pid, and when it began
+    node: str  # the node's id
+    address: str
 
 
 class HostActor:
@@ -33,9 +42,12 @@ class HostActor:
             threading.Thread(target=_end_with, args=(int(raylet),), name="loaderpool-raylet", daemon=True).start()
         self._host = Host(workers, max_restarts, patience_s)
 
-    def versions(self) -> dict[str, Any]:
-        """As the function of this name, and which process this is: its pid, and when it began."""
-        return {**versions(), "process": (os.getpid(), machine.start_time(os.getpid()))}
+    def about(self) -> AboutHost:
+        """What a dispatcher must know of it before it is given anything to do."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return AboutHost(versions(), (os.getpid(), machine.start_time(os.getpid())), *node)
 
     def stage(self, key: int, nbytes: int, at: int, piece: Any) -> None:
         """As `Host.stage`."""

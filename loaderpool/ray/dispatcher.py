@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loaderpool.errors import ClusterError, ClusterLostError, DataNotVisibleError
+from loaderpool.memory.board import HostState
 from loaderpool.ray.host_messages import HostCommand, HostReport
 from loaderpool.ray.host_record import HostRecord
 from loaderpool.ray.hosts import Hosts, News
@@ -173,7 +174,9 @@ class Dispatcher:
                 self._trainer.send(instruction.message)
             elif isinstance(instruction, s.Fork):
                 number = instruction.worker
-                self._records[number] = HostRecord(number, instruction.cell, self._to_look_at)
+                self._records[number] = record = HostRecord(number, instruction.cell, self._to_look_at)
+                self._trainer.host_cells.begin(record.cell)
+                self._tell_place(record)
                 self._hosts.start(instruction.worker)
             elif isinstance(instruction, s.Load):
                 pending.extend(self._load(instruction))
@@ -244,6 +247,7 @@ class Dispatcher:
             self._with_new_room.append(record)
         elif kind == Command.EXIT:
             record.is_leaving = True
+            self._trainer.host_cells.set_state(record.cell, HostState.LEAVING)
             self._let_go(record)
 
     def _lose_ticket(self, lost: s.LoseTicket) -> None:
@@ -277,18 +281,23 @@ class Dispatcher:
         if record is None:
             return  # of a host that was given up
         if news.kind == "started":
-            record.workers, record.where, record.object_bytes = news.value
-            self._trainer.tell(encode(Notice.WORKER_STARTED, record.number, 0, record.cell), record.where)
+            record.place, record.object_bytes = news.value
+            if not record.is_leaving:
+                self._trainer.host_cells.set_state(record.cell, HostState.RUNNING)
+            self._tell_place(record)
             self._tell_workers()
             self._to_look_at[record.number] = record
             self._payloads.send_all(self._hosts, record)
             self._carry_out(self._state.on_room(record.number, record.room, record.workers))
         elif news.kind == "answered":
             number, answers = news.value
-            record.sent_ns.pop(number, None)
+            sent_ns = record.sent_ns.pop(number, 0)
             self._to_look_at[record.number] = record
             for said, beside in answers:
-                self._answered(record, said, beside)
+                if said[0] == HostReport.COUNTS:
+                    self._trainer.host_cells.count(record.cell, clock.monotonic_ns() - sent_ns, *said[1:])
+                else:
+                    self._answered(record, said, beside)
             self._let_go(record)
         else:
             self._lose(record, news.value)
@@ -320,13 +329,13 @@ class Dispatcher:
         elif kind == HostReport.NOT_VISIBLE:
             self._fail_to_see(said[1], record, beside)
         else:
-            self._break(ClusterError, f"on {record.where}: {beside}")
+            self._break(ClusterError, f"on {record.place.address}: {beside}")
 
     def _fail_to_see(self, loader: int, record: HostRecord, paths: Sequence[str]) -> None:
         others = f", nor {len(paths) - 1} others" if len(paths) > 1 else ""
         text = (
-            f"node {record.where} does not see {paths[0]}{others}, which the source names: have all nodes mount the "
-            "same file system at the same place, or leave that node out (RayPool(resources=...))"
+            f"node {record.place.address} does not see {paths[0]}{others}, which the source names: have all nodes "
+            "mount the same file system at the same place, or leave that node out (RayPool(resources=...))"
         )
         self._trainer.tell(encode(Notice.BROKEN, loader), (DataNotVisibleError.__name__, text))
         self._carry_out(self._state.on_load_failed(loader))
@@ -334,7 +343,7 @@ class Dispatcher:
     def _complete(self, record: HostRecord, words: Words, status: int, busy_ns: int, beside: Any) -> None:
         slot = self._state.ledger.slots[words[6]]
         status = self._trainer.complete(words, record.number, status, beside, slot)
-        self._trainer.count(record.cell, words, busy_ns)
+        self._trainer.host_cells.count_ticket(record.cell, words, busy_ns, status, beside)
         count, attempt = split32(words[4])
         self._report(words[1], record, status, busy_ns, count * split32(words[5])[1], count, attempt)
 
@@ -351,21 +360,26 @@ class Dispatcher:
 
     def _lose(self, record: HostRecord, why: str, is_silent: bool = False) -> None:
         """Have others make what a host had that is dead, or as good as dead."""
-        print(f"loaderpool: a host was lost, on {record.where or 'a node'}: {why}", file=sys.stderr, flush=True)
+        print(f"loaderpool: a host was lost, on {record.place.address or 'a node'}: {why}", file=sys.stderr, flush=True)
         self._gone(record, is_explained=False, is_silent=is_silent)
 
     def _gone(self, record: HostRecord, is_explained: bool, is_silent: bool = False) -> None:
         del self._records[record.number]
         self._to_look_at.pop(record.number, None)
         self._hosts.end(record.number, is_silent)
-        restarts = self._state.restarts
+        lost, redone = self._state.restarts, self._state.redone
+        restarts = self._trainer.host_cells.restarts(record.cell)  # before another host has the cell
         self._state.on_worker_dead(record.number)
         last = LastCell(has_begun=record.workers > 0)
         instructions = self._state.on_worker_gone(record.number, last, clock.monotonic_ns(), is_explained)
-        was_lost = self._state.restarts > restarts
-        self._trainer.send(encode(Notice.WORKER_ENDED, record.number, 0, int(was_lost)))
+        lost, redone = self._state.restarts - lost, self._state.redone - redone
+        # Over the socket, as that it has started: or it could overtake that.
+        self._trainer.send_with(encode(Notice.WORKER_ENDED, record.number, 0, lost, redone, restarts), b"")
         self._tell_workers()
         self._carry_out(instructions)
+
+    def _tell_place(self, record: HostRecord) -> None:
+        self._trainer.tell(encode(Notice.WORKER_STARTED, record.number, 0, record.cell), record.place)
 
     def _tell_workers(self) -> None:
         hosts = [record for record in self._records.values() if record.workers]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.memory.extents import Extent
+from loaderpool.ray.host_counts import HostCounts
 from loaderpool.ray.host_messages import HostCommand, HostReport, Message
 from loaderpool.ray.hosted_loader import HostedLoader, StagedPayload
 from loaderpool.ray.hosted_run import HostedRun, Portion, RunWords
@@ -35,6 +36,7 @@ class Host:
 
     def __init__(self, workers: int, max_restarts: tuple[int, float] | None, patience_s: float) -> None:
         self._session = Session(workers, max_restarts)
+        self._counts = HostCounts(self._session)
         self._patience_ns = int(patience_s * 1e9)
         self._loaders: dict[int, HostedLoader] = {}
         self._runs: dict[int, HostedRun] = {}
@@ -73,7 +75,7 @@ class Host:
         Raises:
             SupervisorLostError: the host's own supervisors die again and again.
         """
-        session = self._session
+        session, began_ns = self._session, clock.monotonic_ns()
         with self._turn:
             self._turn.wait_for(lambda: self._next == number and all(map(self._is_staged, commands)))
             try:
@@ -94,7 +96,7 @@ class Host:
             with session.lock:
                 self._waiting.remove(number)
         with session.lock:
-            return self._answers.take()
+            return [self._counts.message(began_ns), *self._answers.take()]
 
     def _is_to_return(self, number: int, until_ns: int) -> bool:
         return clock.monotonic_ns() > until_ns or number in list(self._waiting)[:-_MOST_WAITING]

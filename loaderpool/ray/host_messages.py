@@ -47,6 +47,8 @@ class HostReport(enum.IntEnum):
     PART = 7  # ticket; beside it pieces of its slot, of which the others follow
     NOT_VISIBLE = 6  # loader; beside it paths that are no files on this node
     BROKEN = 5  # beside it, in words, why nothing will ever be made here
+    # with each exchange: how long the host had it, how long its workers have waited for work in all, its restarts
+    COUNTS = 8
 
 
 class Piece(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 from loaderpool.ray.host_messages import HostCommand, Message, Piece
 from loaderpool.supervisor.host_room import GROUP_BYTES, group_of, room_of
 from loaderpool.system import clock
+from loaderpool.trainer.session.running_workers import HostPlace
 from loaderpool.transport.messages import Words
 
 # Calls that wait at a host for answers. One: none is there while an answer travels.
@@ -25,8 +26,7 @@ class HostRecord:
         sent_ns: by exchange, when it was sent.
         object_bytes: so much travels from it at once.
         linger_ns: how long it lets answers wait for others, as it was told; 0: it was not told.
-        workers: how many it has; 0: it is starting.
-        where: the node, for messages to people.
+        place: where it runs; of one that is starting it says nothing.
 
     Args:
         number: the dispatcher's.
@@ -37,7 +37,7 @@ class HostRecord:
     def __init__(self, number: int, cell: int, looked_at: dict[int, HostRecord]) -> None:
         self.number, self.cell = number, cell
         self._looked_at = looked_at
-        self.workers, self.where = 0, ""
+        self.place = HostPlace("", "", 0)
         self.object_bytes, self.linger_ns = GROUP_BYTES, 0
         self.tickets: dict[int, Words] = {}
         self.loaders: set[int] = set()
@@ -51,6 +51,11 @@ class HostRecord:
         self._oldest_ns = 0  # since when the first of them waits
         self._has_other = False
         self._next = 0
+
+    @property
+    def workers(self) -> int:
+        """How many it has; 0: it is starting."""
+        return self.place.workers
 
     @property
     def room(self) -> int:

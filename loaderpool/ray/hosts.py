@@ -11,8 +11,8 @@ from loaderpool.ray.host_messages import Message
 class News(NamedTuple):
     """Something that happened to a host; or to all, where the kind is "hosts" or "over".
 
-    Kinds: "started" (its workers, its node, how many bytes shall travel from it at once), "answered" (the exchange's
-    number, its answers), "lost" (why), "hosts" (how many there shall be), "over" (why there never will be any).
+    Kinds: "started" (its `HostPlace`, how many bytes shall travel from it at once), "answered" (the exchange's number,
+    its answers), "lost" (why), "hosts" (how many there shall be), "over" (why there never will be any).
     """
 
     host: int

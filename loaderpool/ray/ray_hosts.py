@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loaderpool.ray.actor import HostActor, versions
+from loaderpool.ray.actor import AboutHost, HostActor, versions
 from loaderpool.ray.host_messages import Message
 from loaderpool.ray.hosts import News
 from loaderpool.supervisor.host_room import GROUP_BYTES
 from loaderpool.system import clock, machine
+from loaderpool.trainer.session.running_workers import HostPlace
 
 _PIECES_AT_ONCE = 4
 # How often the cluster is asked for nodes that have joined or left.
@@ -231,8 +232,7 @@ class RayHosts:
         patience = settings.host_timeout_s / _BEATS
         actor = self._actor_class.options(**options).remote(workers, settings.max_restarts, patience)
         self._placed[host] = _Placed(actor, where)
-        address = nodes[where]["NodeManagerAddress"] if where else "a new node"
-        self._when_done(host, actor.versions.remote(), lambda there: self._check(host, there, workers, address))
+        self._when_done(host, actor.about.remote(), lambda there: self._check(host, actor, there, workers))
 
     def _free_cpus(self, node: str) -> float:
         from ray._private.state import available_resources_per_node
@@ -240,13 +240,15 @@ class RayHosts:
         by_node: dict[str, Any] = available_resources_per_node()
         return float(by_node.get(node, {}).get("CPU", 1))
 
-    def _check(self, host: int, there: dict[str, Any], workers: int, address: str) -> tuple[int, str, int]:
-        self._pids[host] = there["process"]
+    def _check(self, host: int, actor: Any, there: AboutHost, workers: int) -> tuple[HostPlace, int]:
+        self._pids[host] = there.process
+        if host in self._placed:
+            self._placed[host] = _Placed(actor, there.node)
         for name, here in versions().items():
-            if there[name] != here:
-                text = f"node {address} has {name} {there[name]}, the trainer has {here}: they must be the same"
-                self._tell(News(0, "over", text))
-        return workers, address, self._object_bytes
+            if there.versions[name] != here:
+                text = f"node {there.address} has {name} {there.versions[name]}, the trainer has {here}: they must be "
+                self._tell(News(0, "over", f"{text}the same"))
+        return HostPlace(there.node, there.address, workers), self._object_bytes
 
     def _try_to_stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         try:

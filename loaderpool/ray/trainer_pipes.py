@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.board import Field
+from loaderpool.ray.host_cells import HostCells
 from loaderpool.ray.host_messages import Piece
 from loaderpool.supervisor.records import SlotRecord
 from loaderpool.system import machine
-from loaderpool.transport.messages import READ_BYTES, Notice, Status, Words, decode_all, encode, join32, split32
+from loaderpool.transport.messages import READ_BYTES, Notice, Status, Words, decode_all, encode, join32
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.pipes import Outlet, SocketOutlet
@@ -27,6 +27,7 @@ class TrainerPipes:
 
     Attributes:
         is_gone: the trainer is dead, or takes nothing any more.
+        host_cells: where the trainer reads what hosts have done.
 
     Args:
         start: the settings of the dispatcher's start.
@@ -38,6 +39,7 @@ class TrainerPipes:
         self._pid: int = start["trainer_pid"]
         to_trainer = socket.socket(fileno=start["socket"])
         self.arena = Arena(start["arena"], start["arena_bytes"])
+        self.host_cells = HostCells(self.arena.board)
         self.payloads = Payloads(self.arena, ReceivedDescriptors(to_trainer))
         os.set_blocking(self._control, False)
         poll.register(self._control, select.POLLIN)
@@ -118,14 +120,6 @@ class TrainerPipes:
         else:
             self._pipe.send(completion)
         return status
-
-    def count(self, cell: int, words: Words, busy_ns: int) -> None:
-        """Count on the board what a host has made of a ticket."""
-        count = split32(words[4])[0]
-        numbers, base = self.arena.board.numbers, self.arena.board.base(cell)
-        numbers[base + Field.SAMPLES] += count * split32(words[5])[1]
-        numbers[base + Field.BATCHES] += count
-        numbers[base + Field.BUSY_NS] += busy_ns
 
 
 def _memory_file(pieces: list[Piece], failures: bytes) -> int:

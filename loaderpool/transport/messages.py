@@ -103,8 +103,11 @@ class Notice(enum.IntEnum):
     RUN_ENDED = 3  # run
     SLOT_RETIRED = 4  # slot
     LOADED = 5  # loader
-    WORKER_STARTED = 6  # worker, pid, cell; of a host pid 0, and bytes: the pickled address of its node
-    WORKER_ENDED = 7  # worker, pid, was_lost
+    # worker, pid, cell; of a host, of which it comes twice, as it starts and as it runs, pid 0, and bytes: the pickled
+    # HostPlace
+    WORKER_STARTED = 6
+    # worker, pid, was_lost; of a host pid 0, and batches of it that others make, and its workers that were replaced
+    WORKER_ENDED = 7
     UNLOADED = 9  # loader
     SPEC_FAILED = 10  # loader, worker; bytes: the pickled Failure of the first sample
     LOAD_FAILED = 11  # loader (0: all); bytes: pickled (Failure, advice)

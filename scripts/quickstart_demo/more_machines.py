@@ -89,7 +89,7 @@ def _train(
         network.fit(loader.for_keras(), epochs=epochs, verbose=0, callbacks=callbacks)
         elapsed_s = time.monotonic() - started_s
         digest = hashlib.sha256(b"".join(weight.tobytes() for weight in network.get_weights())).hexdigest()
-        return _Trained(how, epochs * len(items), elapsed_s, digest, loader.statistics().restarts)
+        return _Trained(how, epochs * len(items), elapsed_s, digest, loader.statistics().hosts_lost)
 
 
 class _Once(keras.callbacks.Callback):

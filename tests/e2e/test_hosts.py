@@ -280,3 +280,76 @@ def test_a_file_that_a_node_does_not_see_is_named_before_the_first_batch(tmp_pat
     told = pytest.raises(lp.DataNotVisibleError, match=f"node here does not see {re.escape(str(files[-1]))}, which")
     with pool, lp.Loader(files, called.append, batch_size=2, workers=pool) as loader, told:
         next(iter(loader))
+
+
+def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.Statistics:
+    """Statistics once they are so; a host tells with its next answer, or within a third of its timeout."""
+    until_s = time.monotonic() + 20
+    while not is_so(told := loader.statistics()):
+        assert time.monotonic() < until_s, told.hosts
+        time.sleep(0.01)
+    return told
+
+
+def test_statistics_say_what_each_host_has_done() -> None:
+    with lp.Pool(2, _program=local_hosts(2, 2)) as pool, loader_of(pool) as loader:
+        made = sum(batch["noise"].nbytes + batch["item"].nbytes for batch in loader)
+        read(loader)
+        told = loader.statistics()
+    assert sorted((host.node, host.address) for host in told.hosts) == [("node 0", "here"), ("node 1", "here")]
+    assert [(host.workers, host.state, host.restarts) for host in told.hosts] == [(2, "running", 0)] * 2
+    assert sum(host.batches for host in told.hosts) >= told.batches == 200
+    assert sum(host.bytes for host in told.hosts) >= told.bytes == 2 * made
+    assert all(host.busy_s > 0.05 and host.wait_s > 0 and 0 < host.round_trip_s < 5 for host in told.hosts)
+    assert told.worker_wait_s == pytest.approx(sum(host.wait_s for host in told.hosts))
+    assert (told.hosts_lost, told.batches_redone, told.restarts) == (0, 0, 0)
+
+
+def test_statistics_count_hosts_that_were_lost_and_what_others_made_of_theirs() -> None:
+    with lp.Pool(2, _program=local_hosts(2, 2)) as pool, loader_of(pool) as loader:
+        read_while(loader, {20: kill_a_worker})
+        told_when(loader, lambda told: told.restarts == 1)
+        read_while(loader, {40: lose_a_host})
+        told = told_when(loader, lambda told: told.hosts_lost == 1)
+        assert 0 < told.batches_redone <= 100
+        read_while(loader, {40: lose_a_host})
+        told = told_when(loader, lambda told: told.hosts_lost == 2)
+    assert told.restarts == 1  # of a host that is gone
+    assert len(told.hosts) == 2 and told.supervisor_restarts == 0
+
+
+def test_a_host_that_leaves_is_none_that_was_lost_and_its_workers_restarts_still_count() -> None:
+    with lp.Pool(2, _program=local_hosts(2, 1)) as pool, loader_of(pool) as loader:
+        read_while(loader, {20: kill_a_worker})
+        told_when(loader, lambda told: told.restarts == 1)
+        pool.resize(1)
+        told = told_when(loader, lambda told: len(told.hosts) == 1)
+    assert (told.hosts_lost, told.restarts) == (0, 1)
+
+
+def test_a_host_that_starts_is_told_of_as_such() -> None:
+    """One that waits for CPUs, say; it has no share of the work yet."""
+    with lp.Pool(2, _program=local_hosts(2, 1, late=1)) as pool, loader_of(pool, items=60) as loader:
+        read(loader)
+        told = loader.statistics()
+    assert sorted(host.state for host in told.hosts) == ["running", "starting"]
+    assert next(host for host in told.hosts if host.state == "starting") == lp.HostStatistics(
+        node="",
+        address="",
+        workers=0,
+        state="starting",
+        batches=0,
+        bytes=0,
+        busy_s=0.0,
+        wait_s=0.0,
+        restarts=0,
+        round_trip_s=0.0,
+    )
+    assert len(told.workers) == 1
+
+
+def test_workers_of_this_machine_are_no_hosts() -> None:
+    with loader_of(2, items=60) as loader:
+        read(loader)
+        told = loader.statistics()
+    assert (told.hosts, told.hosts_lost, told.batches_redone) == ((), 0, 0)

@@ -43,6 +43,10 @@ def test_the_same_bits_and_a_saved_place_both_ways(cluster: RayCluster, expected
         state = loader.state_dict()
         del batches
         assert pool.workers == 3
+        told = loader.statistics()
+        assert len({host.node for host in told.hosts}) == 3 and all(len(host.node) == 56 for host in told.hosts)
+        assert {host.address for host in told.hosts} == {cluster.address.partition(":")[0]}
+        assert all(host.workers == 1 and host.batches and host.bytes and host.round_trip_s for host in told.hosts)
     with loader_of(2) as loader:
         loader.load_state_dict(state)
         assert_same(got + read(loader), expected)
@@ -88,6 +92,8 @@ def test_a_death_changes_no_bit(cluster: RayCluster, expected: list[Any], what: 
 
     with lp.RayPool(cluster.address, host_timeout_s=5) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: kill}) + read(loader), expected)
+        told = loader.statistics()
+        assert (told.hosts_lost, told.supervisor_restarts) == (what == "a host", what == "the dispatcher")
 
 
 def test_a_host_that_is_stopped_is_replaced(cluster: RayCluster, expected: list[Any]) -> None:

@@ -33,6 +33,7 @@ from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog
 from loaderpool.trainer.session.routing import Routing
+from loaderpool.trainer.session.running_workers import RunningWorkers
 from loaderpool.transport.messages import (
     Command,
     Control,
@@ -95,8 +96,8 @@ class HandSession:
         self.todo: collections.deque[Callable[[], None]] = collections.deque()
         self.routing = Routing()
         self.is_closed = False
-        self.deliveries = self.restarts = self.supervisor_restarts = 0
-        self.workers: dict[int, Any] = {}
+        self.deliveries = self.supervisor_restarts = 0
+        self.workers = RunningWorkers(self.arena.board)
         self.obstacles: tuple[Any, ...] = ()
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)

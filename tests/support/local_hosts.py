@@ -19,12 +19,13 @@ from loaderpool.ray.hosts import News
 from loaderpool.supervisor.host_room import GROUP_BYTES
 from loaderpool.supervisor.program import begin
 from loaderpool.trainer.session.launch import Program
+from loaderpool.trainer.session.running_workers import HostPlace
 
 __all__ = ["LocalHosts", "local_hosts", "main"]
 
 
 def local_hosts(
-    hosts: int, workers: int, timeout_s: float = 15.0, note: str = "", object_bytes: int = GROUP_BYTES
+    hosts: int, workers: int, timeout_s: float = 15.0, note: str = "", object_bytes: int = GROUP_BYTES, late: int = 0
 ) -> Program:
     """A program with so many hosts of so many workers; their supervisors' pids are appended to a file.
 
@@ -34,6 +35,7 @@ def local_hosts(
         timeout_s: without a word, after which a host is given up.
         note: that file; none where it is empty.
         object_bytes: so much travels at once.
+        late: so many of them start, and are never there.
     """
     settings = {
         "hosts": hosts,
@@ -41,6 +43,7 @@ def local_hosts(
         "timeout_s": timeout_s,
         "note": note,
         "object_bytes": object_bytes,
+        "late": late,
     }
     return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings)
 
@@ -50,6 +53,7 @@ class LocalHosts:
 
     def __init__(self, start: dict[str, Any], tell: Any) -> None:
         self._start, self._tell = start, tell
+        self._late = start["late"]
         self._hosts: dict[int, Host] = {}
         tell(News(0, "hosts", start["hosts"] or start["workers"]))
 
@@ -63,6 +67,9 @@ class LocalHosts:
         self._tell(News(0, "hosts", hosts))
 
     def start(self, host: int) -> None:
+        if self._late:
+            self._late -= 1
+            return
         threading.Thread(target=self._begin, args=(host,), daemon=True).start()
 
     def _begin(self, host: int) -> None:
@@ -70,7 +77,8 @@ class LocalHosts:
         if self._start["note"]:
             with open(self._start["note"], "a") as file:
                 file.write(f"{made._session._supervisor.pid}\n")
-        self._tell(News(host, "started", (self._start["workers_of_host"], "here", self._start["object_bytes"])))
+        place = HostPlace(f"node {host}", "here", self._start["workers_of_host"])
+        self._tell(News(host, "started", (place, self._start["object_bytes"])))
 
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         for at, content in pieces:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from loaderpool.cache.counters import CacheCounts
 from loaderpool.trainer.engine.delivery import Engine
-from loaderpool.trainer.engine.engine_statistics import EngineStatistics, WorkerStatistics
+from loaderpool.trainer.engine.engine_statistics import EngineStatistics, HostStatistics, WorkerStatistics
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 
 
@@ -38,7 +38,7 @@ class Statistics:
     skipped_indices: tuple[int, ...]  # source indices left out by on_error="skip" (the latest 1000)
     replaced_indices: tuple[int, ...]  # source indices replaced by on_error="replace" (the latest 1000)
     errors: int  # samples skipped or replaced in the batches handed to consumers
-    restarts: int  # workers that died and were replaced
+    restarts: int  # workers that died and were replaced; of a `RayPool` those of all hosts
     supervisor_restarts: int  # supervisors that died and were replaced
     items_packed: int  # of the source, which workers read from bytes and not as objects
     captured_packed: tuple[str, ...]  # long lists and dicts of functions and objects that are packed, with their bytes
@@ -56,6 +56,9 @@ class Statistics:
     # exec: modules start threads on import; spawn: Pool(start="spawn"), or no fork; None: workers=0
     workers_start: Literal["fork", "exec", "spawn"] | None
     workers: tuple[WorkerStatistics, ...]
+    hosts: tuple[HostStatistics, ...]  # of a `RayPool`, those that run or start; of workers of this machine ()
+    hosts_lost: int  # hosts that died, were silent for too long, or whose node left, and were replaced where possible
+    batches_redone: int  # batches of hosts that are gone, which other hosts made
 
 
 def take_statistics(tracker: EpochTracker, engine: Engine | None) -> Statistics:

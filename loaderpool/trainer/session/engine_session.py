@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from loaderpool.memory.arena import Arena
 from loaderpool.trainer.session.routing import Routing
+from loaderpool.trainer.session.running_workers import HostPlace
 from loaderpool.transport.messages import Control
 
 if TYPE_CHECKING:
@@ -38,8 +39,19 @@ class WorkerProcess(Protocol):
         """Its cell of the board."""
 
     @property
-    def host(self) -> str:
-        """The address of its node, where it is a host; else empty."""
+    def place(self) -> HostPlace | None:
+        """Where it runs, if it is a host; else None."""
+
+
+class Workers(Protocol):
+    """Those of a session, and how many were lost."""
+
+    restarts: int  # of workers
+    hosts_lost: int
+    batches_redone: int  # of such hosts
+
+    def values(self) -> Iterable[WorkerProcess]:
+        """Those that run."""
 
 
 class EngineSession(Protocol):
@@ -58,7 +70,6 @@ class EngineSession(Protocol):
     hands_over_files: bool  # whether descriptors can be sent to the workers, by `send_files`
     is_closed: bool
     deliveries: int  # batches that consumers have taken; engines count
-    restarts: int  # of workers
     supervisor_restarts: int
     obstacles: tuple[ForkObstacle, ...]  # why workers are not forked
 
@@ -67,8 +78,8 @@ class EngineSession(Protocol):
         """The way back for slots, from finalizers."""
 
     @property
-    def workers(self) -> Mapping[int, WorkerProcess]:
-        """Those that run, by number."""
+    def workers(self) -> Workers:
+        """Its workers."""
 
     @property
     def is_foreign(self) -> bool:

@@ -22,7 +22,7 @@ from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR, Program
 from loaderpool.trainer.session.open_sessions import live
 from loaderpool.trainer.session.routing import Routing
-from loaderpool.trainer.session.running_worker import RunningWorker
+from loaderpool.trainer.session.running_workers import RunningWorkers
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
 from loaderpool.trainer.session.supervisor_ends import Ready, Starter, SupervisorEnds
 from loaderpool.trainer.session.supervisor_process import ProcessStarter
@@ -107,8 +107,7 @@ class Session:
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
         self.is_closed = self._has_let_go = False
         self.routing = Routing()
-        self.workers: dict[int, RunningWorker] = {}
-        self.restarts = 0
+        self.workers = RunningWorkers(self.arena.board)
         self.supervisor_restarts = 0
         self.deliveries = 0  # that consumers have taken
         self._supervisor_deaths = SupervisorDeaths(max_restarts)
@@ -303,7 +302,7 @@ class Session:
         self._read_pipe(old)
         self._drain_socket()
         indices = self._indices_at_work()
-        self.workers.clear()
+        self.workers.all_ended()
         self._note_death(how, indices)
         if self._gave_up or self._supervisor_deaths.are_too_many:
             self._how_broken = how
@@ -354,11 +353,9 @@ class Session:
     def _note_workers(self, words: Words, attachment: Attachment) -> None:
         kind, number = words[:2]
         if kind == Notice.WORKER_STARTED:
-            host = read_attachment(attachment) if attachment else ""
-            self.workers[number] = RunningWorker(number, words[2], words[3], host)
+            self.workers.started(words, attachment)
         elif kind == Notice.WORKER_ENDED:
-            self.workers.pop(number, None)
-            self.restarts += words[3]
+            self.workers.ended(words)
         elif kind == Notice.WORKERS_WANTED:
             self.workers_wanted, self.hosts = words[1:3]
         else:
