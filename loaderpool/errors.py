@@ -44,7 +44,8 @@ class SampleError(LoaderpoolError, RuntimeError):
     Attributes:
         index: index into the source of the failing item, or None where a whole batch failed.
         epoch: epoch in which it failed.
-        worker: number of the worker that ran it (None: it ran in this process).
+        worker: number of the worker that ran it (None: it ran in this process); on a node, that host's number for it.
+        node: address of the node where it ran, of a `RayPool`; else empty.
         remote_traceback: the traceback as text, from the process that ran the function.
         original_type: qualified name of the user's exception class.
     """
@@ -52,6 +53,7 @@ class SampleError(LoaderpoolError, RuntimeError):
     index: int | None = None
     epoch: int | None = None
     worker: int | None = None
+    node: str = ""
     remote_traceback: str = ""
     original_type: str = ""
 
@@ -135,22 +137,26 @@ class WorkerLostError(PoolBrokenError):
         index: source index of the sample that was running, where known.
         epoch: its epoch, where known.
         signal_name: for example "SIGKILL"; empty where the worker exited by itself.
+        node: address of the node where it died, of a `RayPool`; else empty.
     """
 
     index: int | None = None
     epoch: int | None = None
     signal_name: str = ""
+    node: str = ""
 
 
 class HostLostError(WorkerLostError):
-    """Hosts died over the same batch again and again, at last one that had nothing else to do.
+    """Hosts died over the same batch again and again, or so many of them in a short time that the fault is general.
 
     Attributes:
+        hosts: address of the node of each host that died, and why, the latest last.
         batch: which batch of the epoch, from 0; the first of several that were made together. None: it is not known, as
             where the epoch was resumed in its middle.
         indices: source indices of all rows over which the hosts died, where known (at most 1000).
     """
 
+    hosts: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     indices: tuple[int, ...] = ()
 

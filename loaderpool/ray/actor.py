@@ -34,13 +34,15 @@ class HostActor:
     """
 
     def __init__(self, workers: int, max_restarts: tuple[int, float] | None, patience_s: float) -> None:
+        import ray
+
         role.become("host")
         # Or `ray.put` in the user's function makes a job of the cluster of each worker.
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         raylet = os.environ.get("RAY_RAYLET_PID")
         if raylet:
             threading.Thread(target=_end_with, args=(int(raylet),), name="loaderpool-raylet", daemon=True).start()
-        self._host = Host(workers, max_restarts, patience_s)
+        self._host = Host(workers, max_restarts, patience_s, ray.util.get_node_ip_address())
 
     def about(self) -> AboutHost:
         """What a dispatcher must know of it before it is given anything to do."""

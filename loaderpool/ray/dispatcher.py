@@ -14,17 +14,19 @@ import os
 import queue
 import select
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loaderpool.errors import ClusterError, ClusterLostError, DataNotVisibleError
 from loaderpool.memory.board import HostState
+from loaderpool.ray.host_losses import HostLosses
 from loaderpool.ray.host_messages import HostCommand, HostReport
 from loaderpool.ray.host_record import HostRecord
 from loaderpool.ray.hosts import Hosts, News
 from loaderpool.ray.loader_payloads import LoaderPayloads
 from loaderpool.ray.sent_bundles import read_bundles
 from loaderpool.ray.trainer_pipes import TrainerPipes
+from loaderpool.ray.visible_paths import describe_missing
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
@@ -42,7 +44,7 @@ from loaderpool.transport.messages import (
     split32,
 )
 from loaderpool.transport.pickling import get_object, send
-from loaderpool.transport.reports import LostReport, describe_failure
+from loaderpool.transport.reports import describe_failure
 
 # How often clocks are looked at: heartbeats.
 _LOOK_MS = 500
@@ -66,9 +68,8 @@ class Dispatcher:
 
     def __init__(self, start: Mapping[str, Any], host_timeout_s: float, hands_over: int = 0) -> None:
         self._is_first, self._hands_over = start["first_ticket"] == 1, hands_over
-        self._max_restarts: tuple[int, float] | None = start["max_restarts"]
         self._timeout_ns = int(host_timeout_s * 1e9)
-        self._state = SupervisorState(0, self._max_restarts, start["first_ticket"], hosts=True)
+        self._state = SupervisorState(0, start["max_restarts"], start["first_ticket"], hosts=True)
         self._is_over = False
         self._looked_ns = 0
         self._poll = select.poll()
@@ -84,6 +85,7 @@ class Dispatcher:
         self._linger_ns = _LINGER_NS
         self._layouts: dict[int, Words] = {}  # by loader, as the trainer has told them
         self._slot_bytes: dict[int, int] = {}  # of the largest of each loader
+        self._losses = HostLosses(start["max_restarts"])
         self._with_new_room: list[HostRecord] = []  # of which the state is to be told
         self._hosts: Hosts
 
@@ -188,7 +190,7 @@ class Dispatcher:
                 self._slot_bytes.pop(instruction.loader, None)
                 self._payloads.unload(instruction.loader, self._records.values())
             elif isinstance(instruction, s.LoseTicket):
-                self._lose_ticket(instruction)
+                self._trainer.tell(*self._losses.told(instruction))
             elif isinstance(instruction, s.Close):
                 self._is_over = True
             else:
@@ -250,18 +252,6 @@ class Dispatcher:
             self._trainer.host_cells.set_state(record.cell, HostState.LEAVING)
             self._let_go(record)
 
-    def _lose_ticket(self, lost: s.LoseTicket) -> None:
-        report = LostReport(
-            verdict=lost.verdict,
-            index=lost.source_index,
-            epoch=lost.epoch,
-            exit_code=None,
-            pid=None,
-            deaths=lost.deaths,
-            max_restarts=self._max_restarts,
-        )
-        self._trainer.tell(lost.completion or encode(Notice.LOST, lost.loader), report)
-
     # ---- from hosts ----
 
     def _read_news(self) -> None:
@@ -280,7 +270,10 @@ class Dispatcher:
         record = self._records.get(news.host)
         if record is None:
             return  # of a host that was given up
-        if news.kind == "started":
+        if news.kind == "placed":
+            record.place = news.value
+            self._tell_place(record)
+        elif news.kind == "started":
             record.place, record.object_bytes = news.value
             if not record.is_leaving:
                 self._trainer.host_cells.set_state(record.cell, HostState.RUNNING)
@@ -322,23 +315,21 @@ class Dispatcher:
         elif kind == HostReport.LOST:
             self._trainer.send_with(encode(Notice.LOST, 0), beside)
             self._is_over = True
+        elif kind == HostReport.LOAD_FAILED and not said[1]:
+            self._trainer.send_with(encode(Notice.LOAD_FAILED, 0), beside)
+            self._is_over = True
         elif kind == HostReport.LOAD_FAILED:
             if not self._state.ledger.loaders[said[1]].is_failed:  # of each host in turn
                 self._trainer.send_with(encode(Notice.LOAD_FAILED, said[1]), beside)
                 self._carry_out(self._state.on_load_failed(said[1]))
+        elif kind == HostReport.NOT_FORKED:
+            self._trainer.tell(encode(Notice.WORKERS_BY_EXEC), (beside, record.place.address))
         elif kind == HostReport.NOT_VISIBLE:
-            self._fail_to_see(said[1], record, beside)
+            told = DataNotVisibleError.__name__, describe_missing(record.place.address, beside)
+            self._trainer.tell(encode(Notice.BROKEN, said[1]), told)
+            self._carry_out(self._state.on_load_failed(said[1]))
         else:
-            self._break(ClusterError, f"on {record.place.address}: {beside}")
-
-    def _fail_to_see(self, loader: int, record: HostRecord, paths: Sequence[str]) -> None:
-        others = f", nor {len(paths) - 1} others" if len(paths) > 1 else ""
-        text = (
-            f"node {record.place.address} does not see {paths[0]}{others}, which the source names: have all nodes "
-            "mount the same file system at the same place, or leave that node out (RayPool(resources=...))"
-        )
-        self._trainer.tell(encode(Notice.BROKEN, loader), (DataNotVisibleError.__name__, text))
-        self._carry_out(self._state.on_load_failed(loader))
+            self._break(ClusterError, f"on node {record.place.address}: {beside}")
 
     def _complete(self, record: HostRecord, words: Words, status: int, busy_ns: int, beside: Any) -> None:
         slot = self._state.ledger.slots[words[6]]
@@ -360,7 +351,8 @@ class Dispatcher:
 
     def _lose(self, record: HostRecord, why: str, is_silent: bool = False) -> None:
         """Have others make what a host had that is dead, or as good as dead."""
-        print(f"loaderpool: a host was lost, on {record.place.address or 'a node'}: {why}", file=sys.stderr, flush=True)
+        where = self._losses.note(record.place.address, why, record.tickets)
+        print(f"loaderpool: a host was lost, on {where}: {why}", file=sys.stderr, flush=True)
         self._gone(record, is_explained=False, is_silent=is_silent)
 
     def _gone(self, record: HostRecord, is_explained: bool, is_silent: bool = False) -> None:

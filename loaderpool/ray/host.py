@@ -6,6 +6,7 @@ Runs in: an actor, on threads of Ray's, one for each call. Calls may overtake on
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from loaderpool.ray.hosted_run import HostedRun, Portion, RunWords
 from loaderpool.ray.visible_paths import missing
 from loaderpool.ray.waiting_answers import WaitingAnswers
 from loaderpool.system import clock
+from loaderpool.trainer.session.launch import SUPERVISOR
 from loaderpool.trainer.session.session import Session
 
 # So many exchanges wait for answers. An older one returns with nothing, so that there are never calls without end.
@@ -32,10 +34,12 @@ class Host:
         workers: of its supervisor.
         max_restarts: deaths of them that are made good, and within how many seconds; None: any number.
         patience_s: an exchange returns after so long, whether there is an answer or not: that is the host's heartbeat.
+        node: the address that messages to people name.
     """
 
-    def __init__(self, workers: int, max_restarts: tuple[int, float] | None, patience_s: float) -> None:
-        self._session = Session(workers, max_restarts)
+    def __init__(self, workers: int, max_restarts: tuple[int, float] | None, patience_s: float, node: str) -> None:
+        program = dataclasses.replace(SUPERVISOR, settings={"node": node})
+        self._session = Session(workers, max_restarts, program)
         self._counts = HostCounts(self._session)
         self._patience_ns = int(patience_s * 1e9)
         self._loaders: dict[int, HostedLoader] = {}
@@ -96,7 +100,7 @@ class Host:
             with session.lock:
                 self._waiting.remove(number)
         with session.lock:
-            return [self._counts.message(began_ns), *self._answers.take()]
+            return [*self._counts.messages(began_ns), *self._answers.take()]
 
     def _is_to_return(self, number: int, until_ns: int) -> bool:
         return clock.monotonic_ns() > until_ns or number in list(self._waiting)[:-_MOST_WAITING]

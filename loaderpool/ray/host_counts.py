@@ -1,4 +1,4 @@
-"""What a host counts of itself, and tells with each answer."""
+"""What a host tells of itself with each answer: what it counts, and once why its workers are not forked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class HostCounts:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._wait_ns = 0
+        self._told_obstacles = False
         self._seen: dict[int, int] = {}  # by worker, what of its waiting is in the sum
 
-    def message(self, began_ns: int) -> Message:
-        """Return the counts of this moment.
+    def messages(self, began_ns: int) -> list[Message]:
+        """Return what there is to tell at this moment.
 
         Args:
             began_ns: when the call came with which they return, monotonic.
@@ -33,4 +34,10 @@ class HostCounts:
             self._wait_ns += max(0, now - seen.get(worker.number, 0))
             self._seen[worker.number] = now
         restarts = session.workers.restarts + session.supervisor_restarts
-        return (HostReport.COUNTS, clock.monotonic_ns() - began_ns, self._wait_ns, restarts), None
+        messages: list[Message] = [
+            ((HostReport.COUNTS, clock.monotonic_ns() - began_ns, self._wait_ns, restarts), None)
+        ]
+        if session.warnings.obstacles and not self._told_obstacles:
+            self._told_obstacles = True
+            messages.append(((HostReport.NOT_FORKED,), session.warnings.obstacles))
+        return messages

@@ -42,13 +42,14 @@ class HostReport(enum.IntEnum):
     # OVERSIZE all bytes with the same, of what failed the report's pickle
     TICKET = 1
     PROBE = 2  # ticket, whether it failed; beside it the pickled probe, or report
-    LOAD_FAILED = 3  # loader; beside it the pickled (Failure, advice)
+    LOAD_FAILED = 3  # loader (0: all, no worker can be started); beside it the pickled (Failure, advice)
     LOST = 4  # the probe's ticket (0: all is given up); beside it the pickled LostReport
     PART = 7  # ticket; beside it pieces of its slot, of which the others follow
     NOT_VISIBLE = 6  # loader; beside it paths that are no files on this node
     BROKEN = 5  # beside it, in words, why nothing will ever be made here
     # with each exchange: how long the host had it, how long its workers have waited for work in all, its restarts
     COUNTS = 8
+    NOT_FORKED = 9  # beside it the obstacles to a fork; once
 
 
 class Piece(NamedTuple):

@@ -190,7 +190,7 @@ class HostedLoader:
             if self._probes:
                 self.tell((HostReport.PROBE, self._probed(), int(kind == Notice.SPEC_FAILED)), content_of(attachment))
         elif kind == Notice.LOAD_FAILED:
-            self.tell((HostReport.LOAD_FAILED, self._told_as), content_of(attachment))
+            self.tell((HostReport.LOAD_FAILED, self._told_as if words[1] else 0), content_of(attachment))
         elif kind == Notice.LOST:
             ticket = self._probed() if words[1] and self._probes else 0
             self.tell((HostReport.LOST, ticket), content_of(attachment))

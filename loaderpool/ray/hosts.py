@@ -11,12 +11,13 @@ from loaderpool.ray.host_messages import Message
 class News(NamedTuple):
     """Something that happened to a host; or to all, where the kind is "hosts" or "over".
 
-    Kinds: "started" (its `HostPlace`, how many bytes shall travel from it at once), "answered" (the exchange's number,
-    its answers), "lost" (why), "hosts" (how many there shall be), "over" (why there never will be any).
+    Kinds: "placed" (its `HostPlace`, without workers yet), "started" (its `HostPlace`, how many bytes shall travel from
+    it at once), "answered" (the exchange's number, its answers), "lost" (why), "hosts" (how many there shall be),
+    "over" (why there never will be any).
     """
 
     host: int
-    kind: Literal["started", "answered", "lost", "hosts", "over"]
+    kind: Literal["placed", "started", "answered", "lost", "hosts", "over"]
     value: Any
 
 
@@ -27,7 +28,7 @@ class Hosts(Protocol):
         """Have so many hosts; 0: as many as there can be. News: hosts, whenever there shall be another number."""
 
     def start(self, host: int) -> None:
-        """Start a host. News: started (as there), or lost."""
+        """Start a host. News: placed, where its node is chosen; started, or lost."""
 
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         """Send a payload, piece by piece: where each begins, and its bytes."""

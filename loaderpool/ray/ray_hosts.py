@@ -25,6 +25,7 @@ import numpy as np
 from loaderpool.ray.actor import AboutHost, HostActor, versions
 from loaderpool.ray.host_messages import Message
 from loaderpool.ray.hosts import News
+from loaderpool.ray.loss_words import could_not_begin, why_lost
 from loaderpool.supervisor.host_room import GROUP_BYTES
 from loaderpool.system import clock, machine
 from loaderpool.trainer.session.running_workers import HostPlace
@@ -232,6 +233,8 @@ class RayHosts:
         patience = settings.host_timeout_s / _BEATS
         actor = self._actor_class.options(**options).remote(workers, settings.max_restarts, patience)
         self._placed[host] = _Placed(actor, where)
+        if where:
+            self._tell(News(host, "placed", HostPlace(where, nodes[where]["NodeManagerAddress"], 0)))
         self._when_done(host, actor.about.remote(), lambda there: self._check(host, actor, there, workers))
 
     def _free_cpus(self, node: str) -> float:
@@ -254,7 +257,7 @@ class RayHosts:
         try:
             self._stage(host, key, nbytes, pieces)
         except Exception as error:  # half of it there is no use
-            self._tell(News(host, "lost", f"{type(error).__name__}: {error}"))
+            self._tell(News(host, "lost", why_lost(error)))
 
     def _stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         actor = self._placed[host].actor
@@ -297,11 +300,19 @@ class RayHosts:
                     return
                 self._tell(News(host, "answered" if isinstance(value, list) else "started", value_of(value)))
             except BaseException as error:
-                if not isinstance(error, self._ray.exceptions.ActorDiedError) and host in self._placed:
-                    self._doubt(self._placed[host].node)
-                self._tell(News(host, "lost", f"{type(error).__name__}: {error}"))
+                self._failed(host, error)
 
         ref.future().add_done_callback(tell)
+
+    def _failed(self, host: int, error: BaseException) -> None:
+        """A call of a host has raised, and so the host is lost."""
+        why, placed = why_lost(error), self._placed.get(host)
+        if could_not_begin(error) and not self._pids:  # there was never one that could
+            self._tell(News(0, "over", f"no host can be started; of the first one: {why}"))
+            return
+        if placed is not None and not isinstance(error, self._ray.exceptions.ActorDiedError):
+            self._doubt(placed.node)
+        self._tell(News(host, "lost", why))
 
 
 def _kill(pid: int, start_time: int) -> None:

@@ -35,6 +35,15 @@ def missing(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if not os.path.isfile(path)]
 
 
+def describe_missing(node: str, paths: Sequence[str]) -> str:
+    """Return a sentence: a node does not see these, and what to do."""
+    others = f", nor {len(paths) - 1} others" if len(paths) > 1 else ""
+    return (
+        f"node {node} does not see {paths[0]}{others}, which the source names: have all nodes mount the same file "
+        "system at the same place, or leave that node out (RayPool(resources=...))"
+    )
+
+
 def _named_by(item: Any) -> Iterator[str]:
     parts = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else [item]
     for part in parts:

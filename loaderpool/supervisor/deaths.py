@@ -210,6 +210,7 @@ class Deaths:
         run = ticket.run
         epoch = ticket.first if run is None else run.epoch_of(ticket.first)
         completion = b"" if run is None else ticket.completion(Status.LOST, worker.number)
-        self._ledger.out.append(LoseTicket(completion, ticket.loader.number, epoch, index, ticket.lost, verdict))
+        lost = LoseTicket(completion, ticket.loader.number, epoch, index, ticket.lost, verdict, ticket.number)
+        self._ledger.out.append(lost)
         self._ledger.stop_lane(ticket)
         self._ledger.settle(ticket)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.system import role
 from loaderpool.transport.payload.loaded import Payloads
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class CleanStart:
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._common = {name: start[name] for name in ("path", "argv", "arena", "arena_bytes")}
-        self._common["supervisor_pid"] = os.getpid()
+        self._common["supervisor_pid"], self._common["node"] = os.getpid(), role.node()
         self._environment = dict(os.environ)
         self._directory: str | None = None
         with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be

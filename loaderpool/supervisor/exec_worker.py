@@ -20,7 +20,7 @@ from loaderpool.worker.loop import WorkerLoop
 
 def main(start: Mapping[str, Any]) -> None:
     """The worker process, from the first import to its end."""
-    role.become("worker")
+    role.become("worker", start["node"])
     become_worker(start["supervisor_pid"], (), ())
     for name in ("tickets", "reports", "completions", "socket", "stacks", "arena"):
         os.set_inheritable(start[name], False)  # the exec needed them inheritable; what the function starts needs none

@@ -58,6 +58,7 @@ class LoseTicket(NamedTuple):
     source_index: int | None  # source index of the sample that ended its worker alone
     deaths: int
     verdict: Verdict
+    ticket: int = 0  # its number; 0: everything
 
 
 class FailTicket(NamedTuple):

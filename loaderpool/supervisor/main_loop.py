@@ -31,7 +31,7 @@ from loaderpool.supervisor.processes import Processes
 from loaderpool.supervisor.program import begin, end_group
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.supervision import Supervision
-from loaderpool.system import fault_points, machine
+from loaderpool.system import fault_points, machine, role
 from loaderpool.transport.messages import READ_BYTES, Notice, decode_all, encode
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.fork_check import ForkCheck
@@ -195,7 +195,7 @@ class Supervisor(Supervision):
         obstacles = self._fork_check.obstacles()
         if obstacles and not self._has_told_of_exec:  # before anything that such a worker may say
             self._has_told_of_exec = True
-            self._tell(encode(Notice.WORKERS_BY_EXEC), obstacles)
+            self._tell(encode(Notice.WORKERS_BY_EXEC), (obstacles, role.node()))
         return super()._start(number, cell)
 
     def _read_reports(self) -> None:

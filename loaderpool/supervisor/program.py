@@ -13,7 +13,7 @@ from loaderpool.system import machine, role
 
 def begin(new_role: role.Role, start: Mapping[str, Any]) -> bool:
     """Be this from now on, with the settings of the start; returns whether the trainer is there still."""
-    role.become(new_role)
+    role.become(new_role, start.get("node"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() != start["trainer_pid"]:
         return False  # it died while we started

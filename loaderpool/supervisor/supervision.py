@@ -17,7 +17,7 @@ from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import HungSample, SampleWatch, Stacks
-from loaderpool.system import capacity, clock, fault_points
+from loaderpool.system import capacity, clock, fault_points, role
 from loaderpool.system.stop_watch import StopWatch
 from loaderpool.transport.messages import Notice, encode
 from loaderpool.transport.reports import LostReport, describe_failure, describe_timeout
@@ -202,6 +202,7 @@ class Supervision(abc.ABC):
             was_stopped=last is not None and last.was_stopped,
             in_setup=last is not None and last.in_setup,
             max_restarts=self._max_restarts,
+            node=role.node(),
         )
         message = lost.completion or encode(Notice.LOST, lost.loader)
         self._tell(message, report)

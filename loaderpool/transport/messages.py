@@ -118,7 +118,8 @@ class Notice(enum.IntEnum):
     HAND_OVER = 15
     BROKEN = 16  # loader (0: all); bytes: the pickled name of a class in `errors`, and a text
     WORKERS_WANTED = 14  # how many workers share the work, and how many hosts have them: where it is for hosts to say
-    WORKERS_BY_EXEC = 20  # bytes: the pickled obstacles to a fork; sent once, before the first such worker is started
+    # bytes: the pickled obstacles to a fork, and the node where they are; sent before the first such worker is started
+    WORKERS_BY_EXEC = 20
     LOST = 12  # loader (0: all); bytes: the pickled LostReport of a probe, or of workers that die before any ticket
 
 

@@ -12,6 +12,8 @@ import traceback
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
+from loaderpool.system import role
+
 # The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
 LOST_PIPES_STATUS = 86
 # Frames of these modules are left out of remote tracebacks: the user's own frames are what explains the error.
@@ -66,6 +68,7 @@ class Failure:
     is_setup: bool = False  # the `setup` hook raised, not the function
     is_timeout: bool = False  # the sample ran past `Limits.timeout_s`; the traceback is the worker's stacks
     load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
+    node: str = ""  # the address of the node where it was; empty: this machine
 
 
 class RowFailure(NamedTuple):
@@ -83,7 +86,7 @@ class Verdict(enum.Enum):
     TOGETHER = "together"  # none does so alone, and all of them together do again and again
     BEFORE = "before"  # workers end before they have begun any sample
     HOST = "host"  # hosts that had it died again and again, the last while it had nothing else
-    STORM = "storm"  # more workers died in a short time than `Limits.restarts` allows
+    STORM = "storm"  # more workers, or hosts, died in a short time than `restarts` allows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +106,8 @@ class LostReport:
     max_restarts: tuple[int, float] | None = None  # the limit that a storm has passed
     batches: range = range(0)  # of that epoch, over which hosts died; the trainer enters them, and their source indices
     indices: tuple[int, ...] = ()  # where it can name them (at most 1000)
+    node: str = ""  # the address of the last worker's node; empty: this machine
+    hosts: tuple[tuple[str, str], ...] = ()  # of those that died the nodes' addresses, and why, the latest last
 
 
 def describe_failure(
@@ -127,6 +132,7 @@ def describe_failure(
         position=position,
         worker=worker,
         load_advice=load_advice,
+        node=role.node(),
     )
 
 
@@ -148,7 +154,8 @@ def describe_timeout(
             "worker was replaced; what comes behind cannot be had without it, so on_error does not apply"
         )
     shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
-    return Failure("TimeoutError", text, shown, None, index, (), epoch, None, worker, is_timeout=True)
+    node = role.node()
+    return Failure("TimeoutError", text, shown, None, index, (), epoch, None, worker, is_timeout=True, node=node)
 
 
 def _users_frames(stack: str) -> str:
@@ -161,7 +168,7 @@ def _users_frames(stack: str) -> str:
 def describe_lost(*, index: int, epoch: int, worker: int | None, exit_code: int) -> Failure:
     """Describe a sample that ends the worker that runs it."""
     text = f"the sample ended its worker, also when it ran alone: {how_it_ended(exit_code)}"
-    return Failure("loaderpool.WorkerLostError", text, "", None, index, (), epoch, None, worker)
+    return Failure("loaderpool.WorkerLostError", text, "", None, index, (), epoch, None, worker, node=role.node())
 
 
 def how_it_ended(exit_code: int) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import assert_same, read, read_while
+from tests.support.batches import assert_same, read, read_while, told_when
 from tests.support.local_hosts import local_hosts
 from tests.support.processes import parents
 
@@ -245,7 +245,10 @@ def test_an_error_is_the_users_own_wherever_it_was_raised() -> None:
         for batch in loader:
             got += batch.tolist()
     assert got == list(range(40))
-    assert isinstance(caught.value, lp.SampleError) and caught.value.index == 41
+    error = caught.value
+    assert isinstance(error, lp.SampleError) and error.index == 41
+    assert re.search(r"source index 41, epoch 0, in worker 0 on node 10\.0\.0\.[12]\.", str(error))
+    assert error.node in ("10.0.0.1", "10.0.0.2") and f"on node {error.node}:\nTraceback" in str(error)
 
 
 def test_a_sample_that_hangs_and_one_that_kills() -> None:
@@ -277,18 +280,9 @@ def test_a_file_that_a_node_does_not_see_is_named_before_the_first_batch(tmp_pat
 
     called: list[Path] = []
     pool = Looking(1, _program=local_hosts(1, 1))
-    told = pytest.raises(lp.DataNotVisibleError, match=f"node here does not see {re.escape(str(files[-1]))}, which")
+    told = pytest.raises(lp.DataNotVisibleError, match=f"node 10.0.0.1 does not see {re.escape(str(files[-1]))}, which")
     with pool, lp.Loader(files, called.append, batch_size=2, workers=pool) as loader, told:
         next(iter(loader))
-
-
-def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.Statistics:
-    """Statistics once they are so; a host tells with its next answer, or within a third of its timeout."""
-    until_s = time.monotonic() + 20
-    while not is_so(told := loader.statistics()):
-        assert time.monotonic() < until_s, told.hosts
-        time.sleep(0.01)
-    return told
 
 
 def test_statistics_say_what_each_host_has_done() -> None:
@@ -296,7 +290,7 @@ def test_statistics_say_what_each_host_has_done() -> None:
         made = sum(batch["noise"].nbytes + batch["item"].nbytes for batch in loader)
         read(loader)
         told = loader.statistics()
-    assert sorted((host.node, host.address) for host in told.hosts) == [("node 0", "here"), ("node 1", "here")]
+    assert sorted((host.node, host.address) for host in told.hosts) == [("node 0", "10.0.0.1"), ("node 1", "10.0.0.2")]
     assert [(host.workers, host.state, host.restarts) for host in told.hosts] == [(2, "running", 0)] * 2
     assert sum(host.batches for host in told.hosts) >= told.batches == 200
     assert sum(host.bytes for host in told.hosts) >= told.bytes == 2 * made
@@ -353,3 +347,117 @@ def test_workers_of_this_machine_are_no_hosts() -> None:
         read(loader)
         told = loader.statistics()
     assert (told.hosts, told.hosts_lost, told.batches_redone) == ((), 0, 0)
+
+
+def test_a_sample_that_ends_its_worker_is_told_with_the_node() -> None:
+    def ends(item: int) -> int:
+        if item == 9:
+            os._exit(3)
+        return item
+
+    pool = lp.Pool(1, _program=local_hosts(1, 1))
+    with pool, lp.Loader(range(40), ends, batch_size=4, workers=pool) as loader, pytest.raises(lp.WorkerLostError) as e:
+        list(loader)
+    assert re.match(r"a worker \(pid \d+, node 10\.0\.0\.1\) exited with status 3 at source index 9", str(e.value))
+    assert (e.value.node, e.value.index) == ("10.0.0.1", 9)
+
+
+def test_a_setup_hook_that_raises_is_told_with_the_node() -> None:
+    def hook() -> None:
+        raise OSError("no such device")
+
+    pool = lp.Pool(1, _program=local_hosts(1, 1))
+    with pool, lp.Loader(range(40), abs, batch_size=4, workers=pool, setup=hook) as loader:
+        with pytest.raises(lp.SetupError, match="the setup hook raised: OSError: no such device") as caught:
+            next(iter(loader))
+        assert "Traceback in worker 0 on node 10.0.0.1:" in str(caught.value)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[ModuleType, Path]]]:
+    """Makes a module of a text, and imports it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def made(text: str) -> tuple[ModuleType, Path]:
+        (tmp_path / "hosts_own_module.py").write_text(text)
+        return importlib.import_module("hosts_own_module"), tmp_path / "hosts_own_module.py"
+
+    yield made
+    sys.modules.pop("hosts_own_module", None)
+
+
+def test_a_module_that_a_node_does_not_have_is_named_with_the_node(module: Any) -> None:
+    made, file = module("def double(item):\n    return 2 * item\n")
+    file.unlink()
+    pool = lp.Pool(2, _program=local_hosts(2, 1))
+    loader = lp.Loader(range(40), made.double, batch_size=4, workers=pool)
+    with pool, loader, pytest.raises(lp.SetupError) as caught:
+        next(iter(loader))
+    text = str(caught.value)
+    place = re.match(r"the supervisor on node (10\.0\.0\.[12]) could not load function and source: ModuleNotF", text)
+    assert place
+    assert f"Node {place[1]} does not have the module 'hosts_own_module', which the function or the source" in text
+    assert 'RayPool(runtime_env={"py_modules": [hosts_own_module]})' in text
+
+
+def test_workers_that_are_not_forked_there_are_warned_of_once_with_the_node(module: Any) -> None:
+    text = "import os, threading, time\nif os.environ.get('LOADERPOOL_ROLE'):\n"
+    text += "    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    made, _ = module(text + "def double(item):\n    return 2 * item\n")
+    pool = lp.Pool(2, _program=local_hosts(2, 1))
+    with pool, lp.Loader(range(40), made.double, batch_size=4, workers=pool) as loader:
+        said = r"the workers on node 10\.0\.0\.[12] are not forked: importing 'hosts_own_module' started 1 thread"
+        with pytest.warns(lp.WorkersNotForkedWarning, match=said) as caught:
+            assert sum(batch.sum() for _ in range(2) for batch in loader) == 3120
+        assert len(caught) == 1 and caught[0].filename == __file__
+        assert loader.statistics().workers_start == "exec"
+
+
+def test_a_storm_of_hosts_says_which_nodes_and_why() -> None:
+    with lp.Pool(2, restarts=(2, 60), _program=local_hosts(2, 1)) as pool, loader_of(pool) as loader:
+        said = (
+            r"3 hosts were lost within 60 s, more than restarts=\(2, 60\) allows; the last on node 10\.0\.0\.\d: a "
+            r"test has ended it\. The nodes were 10\.0\.0\..* \(1\)\. So many mean that the fault is general"
+        )
+        with pytest.raises(lp.HostLostError, match=said) as caught:
+            for _ in range(3):
+                lost = loader.statistics().hosts_lost
+                read_while(loader, {40: lose_a_host})
+                told_when(loader, lambda told, lost=lost: told.hosts_lost > lost)  # type: ignore[misc]
+            read(loader)  # the third was the last pass's end
+        assert [why for _, why in caught.value.hosts] == ["a test has ended it"] * 3
+        assert caught.value.batch is None and caught.value.node == caught.value.hosts[-1][0]
+
+
+def test_hosts_that_never_begin_are_told_as_hosts() -> None:
+    said = (
+        r"\d hosts in a row were lost before they had begun any batch, the last on node 10\.0\.0\.\d: its environment "
+        r"could not be set up\. The nodes were 10\.0\.0\..* \(1\)\. Look"
+    )
+    pool, told = lp.Pool(1, _program=local_hosts(1, 1, born=False)), pytest.raises(lp.HostLostError, match=said)
+    with pool, loader_of(pool) as loader, told:
+        next(iter(loader))
+
+
+def end_my_host(item: int) -> int:
+    """The dispatcher is the parent of this worker's parent, and has one host."""
+    if item == 17:
+        with open(f"/proc/{os.getppid()}/stat") as file:
+            os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGUSR1)
+        time.sleep(60)
+    return item
+
+
+def test_a_batch_that_ends_host_after_host_is_told_with_the_nodes_and_why() -> None:
+    limits = lp.Limits(restarts_per_item=2)
+    pool = lp.Pool(1, _program=local_hosts(1, 1))
+    with pool, lp.Loader(range(60), end_my_host, batch_size=4, workers=pool, limits=limits) as loader:
+        got = []
+        with pytest.raises(lp.HostLostError, match=r"3 hosts died over batch 4 of epoch 0") as caught:
+            for batch in loader:
+                got += batch.tolist()
+    assert "it had nothing else to do, on node 10.0.0.3: a test has ended it. A sample that ends its" in str(
+        caught.value
+    )
+    assert [node for node, _ in caught.value.hosts] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert (caught.value.batch, caught.value.indices, got) == (4, (16, 17, 18, 19), list(range(16)))

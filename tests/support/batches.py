@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,10 @@ from loaderpool.element.ragged import RaggedArray
 from tests.support import leaks
 from tests.support.processes import status_of_fork
 
-__all__ = ["Place", "assert_same", "copied", "indices_in", "let_go_in_a_fork", "read", "read_while", "shared_pools"]
+__all__ = [
+    "Place", "assert_same", "copied", "indices_in", "let_go_in_a_fork", "read", "read_while", "shared_pools",
+    "told_when",
+]  # fmt: skip
 
 # Arguments of a Loader that say where it runs: a pool's workers, or (0) this process.
 Place = Callable[[int], dict[str, Any]]
@@ -106,3 +110,12 @@ def let_go_in_a_fork(loader: lp.Loader, held: list[Iterator[Any]]) -> None:
         loader.close()
 
     assert status_of_fork(let_go) == 0
+
+
+def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.Statistics:
+    """Statistics once they are so: hosts tell of themselves with their next answer, and Ray of a death in its time."""
+    until_s = time.monotonic() + 20
+    while not is_so(told := loader.statistics()):
+        assert time.monotonic() < until_s, told.hosts
+        time.sleep(0.01)
+    return told

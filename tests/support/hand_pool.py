@@ -34,6 +34,7 @@ from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.running_workers import RunningWorkers
+from loaderpool.trainer.session.warnings import PendingWarnings
 from loaderpool.transport.messages import (
     Command,
     Control,
@@ -98,7 +99,7 @@ class HandSession:
         self.is_closed = False
         self.deliveries = self.supervisor_restarts = 0
         self.workers = RunningWorkers(self.arena.board)
-        self.obstacles: tuple[Any, ...] = ()
+        self.warnings = PendingWarnings()
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)
         self.slow_one = False  # the first worker moves only where nobody else can
@@ -114,8 +115,6 @@ class HandSession:
     def check_owner(self) -> None: ...
 
     def catch_up(self) -> None: ...
-
-    def warn(self) -> None: ...
 
     def check_usable(self) -> None:
         if self.is_closed:

@@ -25,7 +25,13 @@ __all__ = ["LocalHosts", "local_hosts", "main"]
 
 
 def local_hosts(
-    hosts: int, workers: int, timeout_s: float = 15.0, note: str = "", object_bytes: int = GROUP_BYTES, late: int = 0
+    hosts: int,
+    workers: int,
+    timeout_s: float = 15.0,
+    note: str = "",
+    object_bytes: int = GROUP_BYTES,
+    late: int = 0,
+    born: bool = True,
 ) -> Program:
     """A program with so many hosts of so many workers; their supervisors' pids are appended to a file.
 
@@ -36,6 +42,7 @@ def local_hosts(
         note: that file; none where it is empty.
         object_bytes: so much travels at once.
         late: so many of them start, and are never there.
+        born: whether any is; else each is lost as it starts.
     """
     settings = {
         "hosts": hosts,
@@ -44,6 +51,7 @@ def local_hosts(
         "note": note,
         "object_bytes": object_bytes,
         "late": late,
+        "born": born,
     }
     return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings)
 
@@ -70,14 +78,19 @@ class LocalHosts:
         if self._late:
             self._late -= 1
             return
+        if not self._start["born"]:
+            self._tell(News(host, "placed", HostPlace("node", f"10.0.0.{host + 1}", 0)))
+            self._tell(News(host, "lost", "its environment could not be set up."))
+            return
         threading.Thread(target=self._begin, args=(host,), daemon=True).start()
 
     def _begin(self, host: int) -> None:
-        self._hosts[host] = made = Host(self._start["workers_of_host"], (20, 60.0), self._start["timeout_s"] / 3)
+        patience_s, node = self._start["timeout_s"] / 3, f"10.0.0.{host + 1}"
+        self._hosts[host] = made = Host(self._start["workers_of_host"], (20, 60.0), patience_s, node)
         if self._start["note"]:
             with open(self._start["note"], "a") as file:
                 file.write(f"{made._session._supervisor.pid}\n")
-        place = HostPlace(f"node {host}", "here", self._start["workers_of_host"])
+        place = HostPlace(f"node {host}", node, self._start["workers_of_host"])
         self._tell(News(host, "started", (place, self._start["object_bytes"])))
 
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:

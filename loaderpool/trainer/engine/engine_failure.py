@@ -10,6 +10,7 @@ from loaderpool.errors import LoaderpoolError, SupervisorLostError
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
 from loaderpool.transport.messages import Notice, Words
 from loaderpool.transport.notices import Attachment, read_attachment
+from loaderpool.transport.reports import Failure
 
 
 class EngineFailure:
@@ -42,12 +43,18 @@ class EngineFailure:
         elif words[0] == Notice.BROKEN:
             name, text = report
             self.note(functools.partial(getattr(errors, name), text))
-        elif is_of_one:
-            what, place = "the supervisor could not load function and source", "the supervisor"
-            self.note(functools.partial(setup_error, report[0], what, report[1], place))
         else:
-            what = "no worker could be started"
-            self.note(functools.partial(setup_error, report[0], what, report[1], has_traceback=False))
+            self._note_start_failed(report[0], report[1], is_of_one)
+
+    def _note_start_failed(self, why: Failure, advice: str, is_of_one: bool) -> None:
+        where = f" on node {why.node}" if why.node else ""
+        if is_of_one:
+            place = f"the supervisor{where}"
+            what = f"{place} could not load function and source"
+            self.note(functools.partial(setup_error, why, what, advice, place))
+        else:
+            what = f"no worker could be started{where}"
+            self.note(functools.partial(setup_error, why, what, advice, has_traceback=False))
 
     def note_load_died(self, how: str) -> None:
         """The supervisor died while it loaded function and source."""

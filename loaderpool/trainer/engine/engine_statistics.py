@@ -37,8 +37,8 @@ class WorkerStatistics:
 class HostStatistics:
     """One host's counts since it started; a `RayPool` has one on each node that helps."""
 
-    node: str  # the node's id, as Ray names it; empty while the host starts
-    address: str  # of the node; empty while the host starts
+    node: str  # the node's id, as Ray names it; empty while none is chosen
+    address: str  # of the node; empty while none is chosen
     workers: int  # worker processes that it has; 0 while it starts
     state: Literal["starting", "running", "leaving"]  # starting: also where it waits for CPUs; leaving: is not replaced
     batches: int  # batches that it has answered with
@@ -114,7 +114,7 @@ def with_counts(
         batches_oversize=counts.oversize,
         restarts=session.workers.restarts + sum(host.restarts for host in hosts),
         supervisor_restarts=session.supervisor_restarts,
-        workers_start="spawn" if not session.hands_over_files else "exec" if session.obstacles else "fork",
+        workers_start="spawn" if not session.hands_over_files else "exec" if session.warnings.obstacles else "fork",
         workers=workers,
         hosts=hosts,
         hosts_lost=session.workers.hosts_lost,

@@ -149,7 +149,7 @@ class PoolEngine:
                     self.failure.check()
                     if self.layout is None:
                         self._lay_out()
-        self.session.warn()
+        self.session.warnings.say()
         assert self.layout is not None
         return self.layout.form
 

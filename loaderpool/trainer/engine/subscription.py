@@ -82,8 +82,8 @@ class PoolSubscription:
                 started = clock.monotonic_ns()
                 session.wait_for(self._has_news)
                 waited_ns += clock.monotonic_ns() - started
-            if session.obstacles:
-                session.warn()  # of a form that `element_spec` states the first workers may begin later
+            if session.warnings.are_due:
+                session.warnings.say()  # of a form that `element_spec` states the first workers may begin later
             with session.lock:
                 if self._layout.ring.lender.returned:  # a Ctrl-C broke a finalizer off, or a fork held it back
                     self._layout.ring.lender.settle()

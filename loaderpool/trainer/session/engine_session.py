@@ -5,15 +5,13 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from loaderpool.memory.arena import Arena
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.running_workers import HostPlace
+from loaderpool.trainer.session.warnings import PendingWarnings
 from loaderpool.transport.messages import Control
-
-if TYPE_CHECKING:
-    from loaderpool.transport.payload.fork_check import ForkObstacle
 
 
 class ReleasePipe(Protocol):
@@ -71,7 +69,7 @@ class EngineSession(Protocol):
     is_closed: bool
     deliveries: int  # batches that consumers have taken; engines count
     supervisor_restarts: int
-    obstacles: tuple[ForkObstacle, ...]  # why workers are not forked
+    warnings: PendingWarnings  # what the user should know of the workers
 
     @property
     def pipe(self) -> ReleasePipe:
@@ -111,6 +109,3 @@ class EngineSession(Protocol):
 
     def check_owner(self) -> None:
         """Raise in a fork."""
-
-    def warn(self) -> None:
-        """Say once, in the caller's line, what the user should know of the workers."""

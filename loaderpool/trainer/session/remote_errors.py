@@ -7,7 +7,6 @@ import sys
 from typing import Any, TypeVar
 
 from loaderpool.errors import (
-    HostLostError,
     LoaderpoolError,
     SampleError,
     SampleTimeoutError,
@@ -18,6 +17,7 @@ from loaderpool.errors import (
     WorkerLostError,
 )
 from loaderpool.plan.generator_positions import generated_item, item_name
+from loaderpool.trainer.session.host_errors import host_lost_error
 from loaderpool.trainer.session.source_lines import with_source_lines
 from loaderpool.transport.bundles import OURS, OwnError
 from loaderpool.transport.reports import (
@@ -59,6 +59,7 @@ def sample_error(
         "index": _index_told(failure.index),
         "epoch": failure.epoch,
         "worker": failure.worker,
+        "node": failure.node,
         "remote_traceback": failure.traceback_text,
         "original_type": failure.type_name,
     }
@@ -125,11 +126,11 @@ def setup_error(
 
 def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -> WorkerLostError:
     """The exception for work given up because workers died over it; `preface` and `can_replay` as in `sample_error`."""
-    if report.verdict is Verdict.HOST:
-        return _host_lost_error(report, preface)
+    if report.hosts:
+        return host_lost_error(report, preface, _how_to_replay(None, report.epoch))
     ended = how_it_ended(report.exit_code or 0)
     name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
-    worker = f"a worker (pid {report.pid}) was {ended}" if name else f"a worker (pid {report.pid}) {ended}"
+    worker = f"a worker (pid {report.pid}{f', node {report.node}' if report.node else ''}){' was' * bool(name)} {ended}"
     if report.in_setup and report.verdict is not Verdict.STORM:
         text = f"{worker} in the setup hook; {report.deaths} in a row died before their first sample. "
     elif report.verdict is Verdict.ALONE and report.index is not None:
@@ -160,24 +161,7 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
         text += f"\n\nThe worker's last words:\n{with_source_lines(report.stacks).strip()}"
     error = WorkerLostError(preface + text)
     error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
-    error.__dict__["report"] = report
-    return error
-
-
-def _host_lost_error(report: LostReport, preface: str) -> HostLostError:
-    batches, shown = report.batches, ", ".join(map(str, report.indices[:8]))
-    what = f"batch {batches.start}" if len(batches) == 1 else f"batches {batches.start} to {batches.stop - 1}"
-    work = f"{what} of epoch {report.epoch}" if batches else f"the same work in epoch {report.epoch}"
-    if report.indices:
-        work += f" (source indices [{shown}{', ...' if len(report.indices) > 8 else ''}])"
-    error = HostLostError(
-        f"{preface}{report.deaths} hosts died over {work}, the last of them while it had nothing else to do. A sample "
-        "that ends its worker, or hangs, ends no host: the likely cause is memory that runs out on the node, or what "
-        "the function does to processes other than its own. Lower `batch_size`, have fewer workers on each host, or "
-        f"give it more memory.{_how_to_replay(None, report.epoch)}"
-    )
-    error.epoch, error.indices = report.epoch, report.indices
-    error.batch = batches.start if batches else None
+    error.node = report.node
     error.__dict__["report"] = report
     return error
 
@@ -281,7 +265,9 @@ def _with_source_lines(failure: Failure) -> Failure:
 
 
 def _place(failure: Failure) -> str:
-    return f"worker {failure.worker}" if failure.worker is not None else "this process"
+    if failure.worker is None:
+        return "this process"
+    return f"worker {failure.worker}" + (f" on node {failure.node}" if failure.node else "")
 
 
 def _dual(ours: type[_Error], original: Original, message: str, told: dict[str, Any]) -> _Error | None:

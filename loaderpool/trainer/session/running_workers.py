@@ -13,7 +13,7 @@ from loaderpool.transport.notices import Attachment, read_attachment
 class HostPlace(NamedTuple):
     """Where a host runs, as its dispatcher tells it."""
 
-    node: str  # its id, as Ray names it; empty while the host starts
+    node: str  # its id, as Ray names it; empty while none is chosen
     address: str
     workers: int  # that the host has there; 0 while it starts
 

@@ -12,7 +12,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
 from loaderpool.memory.board import Field
@@ -26,12 +25,9 @@ from loaderpool.trainer.session.running_workers import RunningWorkers
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
 from loaderpool.trainer.session.supervisor_ends import Ready, Starter, SupervisorEnds
 from loaderpool.trainer.session.supervisor_process import ProcessStarter
-from loaderpool.trainer.session.warnings import warn_of
+from loaderpool.trainer.session.warnings import PendingWarnings
 from loaderpool.transport.messages import Control, Notice, Words, encode
 from loaderpool.transport.notices import Attachment, Lost, read_attachment
-
-if TYPE_CHECKING:
-    from loaderpool.transport.payload.fork_check import ForkObstacle
 
 # Completions in a row that could not be received before the session ends: they are made again, and a descriptor may
 # become free meanwhile.
@@ -111,8 +107,7 @@ class Session:
         self.supervisor_restarts = 0
         self.deliveries = 0  # that consumers have taken
         self._supervisor_deaths = SupervisorDeaths(max_restarts)
-        self.obstacles: tuple[ForkObstacle, ...] = ()  # why workers are not forked
-        self._has_warned = False
+        self.warnings = PendingWarnings()
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
         self._numbers = 0
         live.add(self)
@@ -211,12 +206,6 @@ class Session:
             )
         if self._how_broken:
             raise self._supervisor_deaths.error(self._supervisor.name, self._how_broken)
-
-    def warn(self) -> None:
-        """Say once, in the caller's line, that workers are not forked. Not while the lock is held: it may raise."""
-        if self.obstacles and not self._has_warned:
-            self._has_warned = True
-            warn_of(self.obstacles)
 
     @property
     def is_foreign(self) -> bool:
@@ -359,7 +348,7 @@ class Session:
         elif kind == Notice.WORKERS_WANTED:
             self.workers_wanted, self.hosts = words[1:3]
         else:
-            self.obstacles = read_attachment(attachment)
+            self.warnings.note_obstacles(*read_attachment(attachment))
 
     # ---- ending ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -15,24 +16,54 @@ if TYPE_CHECKING:
 _OWN_PREFIX = "loaderpool"
 
 
-def warn_of(obstacles: tuple[ForkObstacle, ...]) -> None:
-    """Warn in the line of the user's that has led here.
+class PendingWarnings:
+    """What came up in other processes, for the user to be warned of in a line of his.
 
-    Raises:
-        WorkersNotForkedWarning: where a filter makes an error of it.
+    Attributes:
+        obstacles: why workers are not forked.
     """
+
+    def __init__(self) -> None:
+        self.obstacles: tuple[ForkObstacle, ...] = ()
+        self._due: collections.deque[tuple[type[Warning], str]] = collections.deque()
+
+    @property
+    def are_due(self) -> bool:
+        """Whether there is one that was not said."""
+        return bool(self._due)
+
+    def note_obstacles(self, obstacles: tuple[ForkObstacle, ...], node: str) -> None:
+        """Workers are not forked, on this node or (where it is empty) this machine; said of the first such node."""
+        if not self.obstacles:
+            self.obstacles = obstacles
+            self._due.append((WorkersNotForkedWarning, _why_not_forked(obstacles, node)))
+
+    def say(self) -> None:
+        """Warn in the line of the user's that has led here. Not while a lock is held: it may raise.
+
+        Raises:
+            Warning: where a filter makes an error of it.
+        """
+        while self._due:
+            try:
+                category, text = self._due.popleft()
+            except IndexError:  # another thread has said it
+                return
+            warnings.warn(text, category, stacklevel=level_outside())
+
+
+def _why_not_forked(obstacles: tuple[ForkObstacle, ...], node: str) -> str:
     causes = "; ".join(obstacle.describe() for obstacle in obstacles[:3])
     more = f"; and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
     advice = "start threads in setup=, which runs once in each worker, instead of on import"
     if any(obstacle.runtimes for obstacle in obstacles):
         no_operation = "run no operation of a framework on import, capture NumPy arrays in place of its tensors"
         advice = f"{no_operation}, and {advice}"
-    warnings.warn(
-        f"the workers are not forked: {causes}{more}, and a fork would copy the locks of such threads without the "
-        "threads. So each worker is an interpreter of its own, which imports everything anew: safe, but slower to "
-        f"start, and without shared memory for what modules hold. To have them forked, {advice}.",
-        WorkersNotForkedWarning,
-        stacklevel=level_outside(),
+    where = f" on node {node}" if node else ""
+    return (
+        f"the workers{where} are not forked: {causes}{more}, and a fork would copy the locks of such threads without "
+        "the threads. So each worker is an interpreter of its own, which imports everything anew: safe, but slower to "
+        f"start, and without shared memory for what modules hold. To have them forked, {advice}."
     )
 
 

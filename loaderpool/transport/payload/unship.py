@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from loaderpool.system import role
 from loaderpool.transport.payload.open_handles import OpenHandleError
 from loaderpool.transport.pickling import Importing, receive, unwatched
 
@@ -47,6 +48,14 @@ def describe_load_error(error: BaseException, place: str = "the supervisor") -> 
             f"Importing the function's modules has left something open that workers must not inherit: {error}. Open it "
             "in setup=, which runs once in each worker; for the rows of an HDF5 file give loaderpool.HDF5(path, keys) "
             "as the source."
+        )
+    if isinstance(error, ModuleNotFoundError) and role.node():
+        return (
+            f"Node {role.node()} does not have the module {error.name!r}, which the function or the source needs. Have "
+            f'it go along, RayPool(runtime_env={{"py_modules": [{(error.name or "").partition(".")[0]}]}}) or '
+            'runtime_env={"working_dir": "."}, install it on each node (runtime_env={"pip": [...]} does), or define '
+            f"the function in the script itself. There os.getcwd() is {_working_directory()!r} and sys.path is "
+            f"{sys.path!r}."
         )
     if isinstance(error, ModuleNotFoundError):
         return (

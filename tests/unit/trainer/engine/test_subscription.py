@@ -232,7 +232,7 @@ def test_a_batch_over_which_hosts_died_is_named_with_its_indices(shuffle: bool) 
             if words[3] != 3:
                 make(session, worker, words)
                 return
-            report = LostReport(Verdict.HOST, None, 0, None, None, deaths=4)
+            report = LostReport(Verdict.HOST, None, 0, None, None, deaths=4, hosts=(("10.0.0.7", "silent"),))
             completion = (Notice.COMPLETION, *words[1:7], join32(Status.LOST, worker))
             session.notices.append((completion, pickle.dumps(report)))
             session.obey(session.state.on_report((Report.DONE, words[1], worker, Status.LOST, 0, 0, 1, 0)))

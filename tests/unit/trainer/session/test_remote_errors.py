@@ -8,9 +8,11 @@ from loaderpool.errors import HostLostError, WorkerLostError
 from loaderpool.trainer.session.remote_errors import lost_error
 from loaderpool.transport.reports import LostReport, Verdict
 
+LOST = (("10.0.0.7", "no answer for 15 s"), ("10.0.0.8", "its node has died"))
+
 
 def host_lost(batches: range = range(0), indices: tuple[int, ...] = ()) -> LostReport:
-    return LostReport(Verdict.HOST, None, 3, None, None, deaths=4, batches=batches, indices=indices)
+    return LostReport(Verdict.HOST, None, 3, None, None, deaths=4, batches=batches, indices=indices, hosts=LOST)
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,35 @@ def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
     assert said in str(error) and str(error).startswith("Buckets.by: ")
     assert (error.epoch, error.indices) == (3, indices)
     assert error.batch == (batches.start if batches else None)
+
+
+def test_the_last_node_is_named_and_why_a_host_was_lost_there() -> None:
+    error = lost_error(host_lost())
+    assert "nothing else to do, on node 10.0.0.8: its node has died. A sample" in str(error)
+    assert isinstance(error, HostLostError)
+    assert (error.hosts, error.node) == (LOST, "10.0.0.8")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        (
+            Verdict.STORM,
+            "7 hosts were lost within 600 s, more than restarts=(6, 600) allows; the last on node 10.0.0.8: its node ",
+        ),
+        (
+            Verdict.BEFORE,
+            "7 hosts in a row were lost before they had begun any batch, the last on node 10.0.0.8: its node ",
+        ),
+    ],
+)
+def test_storms_of_hosts_speak_of_hosts(verdict: Verdict, said: str) -> None:
+    error = lost_error(LostReport(verdict, None, 0, None, None, deaths=7, max_restarts=(6, 600.0), hosts=LOST))
+    assert isinstance(error, HostLostError) and str(error).startswith(said)
+    assert "worker" not in str(error) and "pid" not in str(error)
+
+
+def test_a_workers_death_is_told_with_its_node() -> None:
+    error = lost_error(LostReport(Verdict.ALONE, 5, 0, -9, 77, deaths=3, node="10.0.0.7"))
+    assert str(error).startswith("a worker (pid 77, node 10.0.0.7) was killed by SIGKILL at source index 5, epoch 0; ")
+    assert (error.node, error.index, error.signal_name) == ("10.0.0.7", 5, "SIGKILL")
