@@ -22,8 +22,17 @@ import loaderpool as lp
 from benchlib.machine import machine_line
 
 from .abandon import run_abandoned
+from .cluster_storm import CLUSTER_SHAPES, run_cluster_storm
 from .readings import can_be_dataset
-from .report import print_growth, print_results, print_trainer_deaths, summary
+from .report import (
+    cluster_summary,
+    print_cluster_results,
+    print_gaps,
+    print_growth,
+    print_results,
+    print_trainer_deaths,
+    summary,
+)
 from .rounds import Plan, Result, plan_rounds
 from .shapes import SHAPES
 from .storm import run_round
@@ -47,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=200)
     _say(f"seed {options.seed}")
+    if options.ray:
+        return _storm_cluster(options, console)
     results = _storm(options)
     mismatches = [f"round {each.round.number}: {line}" for each in results for line in each.mismatches]
     if results:
@@ -80,6 +91,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
     return 1 if mismatches or leaks or late else 0
+
+
+def _storm_cluster(options: argparse.Namespace, console: Console) -> int:
+    plan = Plan(options.seed, kills=options.kills_a_round, shapes=options.shape)
+    results = run_cluster_storm(plan, options.kills, options.only, options.deadline, _say)
+    print_cluster_results(console, results, options.markdown)
+    print_gaps(console, results, options.markdown)
+    print(f"{cluster_summary(results)}.\n")
+    print(f"{machine_line()}. Seed {options.seed}.")
+    mismatches = [f"round {each.round.number}: {line}" for each in results for line in each.mismatches]
+    for line in mismatches:
+        print(f"MISMATCH {line}", file=sys.stderr)
+    if mismatches:  # only the last round can have any
+        same = f"--kills-a-round {options.kills_a_round}"
+        shapes = "".join(f" --shape '{name}'" for name in options.shape if len(options.shape) < len(CLUSTER_SHAPES))
+        number = results[-1].round.number
+        print(f"Again: scripts/stress --ray --seed {options.seed} --only {number} {same}{shapes}", file=sys.stderr)
+    return 1 if mismatches else 0
 
 
 def _storm(options: argparse.Namespace) -> list[Result]:
@@ -134,7 +163,10 @@ def _same(options: argparse.Namespace) -> str:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/stress", description=__doc__)
     parser.add_argument("--seconds", type=float, help="storm for so long, instead of for a number of kills")
-    parser.add_argument("--kills", type=int, default=1600, metavar="N", help="of workers, at least (1,600)")
+    parser.add_argument(
+        "--kills", type=int, metavar="N", help="at least, of workers (1,600), or --ray: of all kinds (500)"
+    )
+    parser.add_argument("--ray", action="store_true", help="storm a Ray cluster on this machine, and a RayPool on it")
     parser.add_argument("--supervisor-kills", type=int, default=50, metavar="N", help="at least (50)")
     parser.add_argument("--reader-kills", type=int, default=2, metavar="N", help="in a round that has a reader (2)")
     parser.add_argument("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
@@ -145,7 +177,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--stops-every", type=int, default=4, metavar="N", help="rounds, one has a SIGSTOP (4); 0: none"
     )
-    parser.add_argument("--kills-a-round", type=int, default=30, metavar="N", help="with --seconds (30)")
+    parser.add_argument("--kills-a-round", type=int, default=0, metavar="N", help="with --seconds (30) or --ray (12)")
     parser.add_argument("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     parser.add_argument(
@@ -154,7 +186,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="take passes from as_dataset() and save them by LoaderState, where that can be",
     )
     options = parser.parse_args(arguments)
-    names = options.shape or SHAPES
+    options.kills = options.kills or (500 if options.ray else 1600)
+    options.kills_a_round = options.kills_a_round or (12 if options.ray else 30)
+    names = options.shape or (CLUSTER_SHAPES if options.ray else SHAPES)
     options.shape = tuple(name for name in names if not options.tensorflow or can_be_dataset(SHAPES[name]))
     return options
 

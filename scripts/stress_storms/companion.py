@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import loaderpool as lp
 
 from .shapes import SHAPES, Faults, make
@@ -15,10 +17,17 @@ _SHAPES = ("single batches", "tiny items, read on a thread", "generators of shar
 
 
 class Companion:
-    """A loader from which a batch is taken now and then; ordered, compared as it comes."""
+    """A loader from which a batch is taken now and then; ordered, compared as it comes.
 
-    def __init__(self, pool: lp.Pool, faults: Faults, seed: int) -> None:
-        shape = SHAPES[_SHAPES[seed % len(_SHAPES)]]
+    Args:
+        pool: of both.
+        faults: of both.
+        seed: of both; says which shape it has.
+        shapes: one of these.
+    """
+
+    def __init__(self, pool: lp.Pool, faults: Faults, seed: int, shapes: Sequence[str] = _SHAPES) -> None:
+        shape = SHAPES[shapes[seed % len(shapes)]]
         self._loader = make(shape, faults, seed + 1, workers=pool)
         self._twin = Twin(shape, faults, seed + 1)
         self._batches = iter(self._loader)

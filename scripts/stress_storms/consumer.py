@@ -11,7 +11,7 @@ from typing import Any
 import loaderpool as lp
 
 from .companion import Beside, Companion
-from .killer import Killer
+from .killer import AnyKiller
 from .readings import Reading
 from .rounds import WORKERS, Result, Round
 from .streams import Twin, compare, digest
@@ -37,7 +37,7 @@ class Consumer:
     """
 
     def __init__(
-        self, loaders: Succession, twin: Twin, this: Round, killer: Killer, draw: random.Random, result: Result,
+        self, loaders: Succession, twin: Twin, this: Round, killer: AnyKiller, draw: random.Random, result: Result,
         companion: Companion | None,
     ) -> None:  # fmt: skip
         self._loaders, self._twin, self._round, self._killer = loaders, twin, this, killer
@@ -152,7 +152,7 @@ class Consumer:
         elif draw.random() < 0.02 and self._held:
             self._held.popleft()
         if self._round.is_resized and draw.random() < 0.01:
-            self._loaders.loader.resize(draw.randrange(1, WORKERS[-1] + 1))
+            self._loaders.resize(draw.randrange(1, WORKERS[-1] + 1))
             self._result.resizes += 1
         if self._companion is not None and draw.random() < 0.3:
             self._companion.take()

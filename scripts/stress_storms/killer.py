@@ -9,10 +9,11 @@ import random
 import signal
 import threading
 import time
+from typing import Protocol
 
 from .targets import find_readers, find_supervisors, find_workers, held, send, send_through
 
-__all__ = ["Budget", "Counts", "Killer"]
+__all__ = ["AnyKiller", "Budget", "Counts", "Killer"]
 
 _BRIEF_STOP_S = (0.02, 0.6)  # a worker that is stopped for so long is left alone
 _LONG_STOP_COSTS_S = 6.0  # until it is replaced, and somewhat more
@@ -44,6 +45,20 @@ class Budget:
     every_s: float  # on average
     waits_for_first: bool = False  # batch; nobody dies before it
     reader_kills: int = 0
+
+
+class AnyKiller(Protocol):
+    """Kills on a thread of its own.
+
+    Attributes:
+        has_first_batch: whether the loader that is stormed has given a batch.
+    """
+
+    has_first_batch: bool
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was killed that should be."""
 
 
 class Killer(threading.Thread):

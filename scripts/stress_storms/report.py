@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import collections
+import statistics
 from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from .cluster_storm import ClusterResult
 from .holdings import Growth
 from .killer import Counts
 from .rounds import Result
 from .trainers import Death
 
-__all__ = ["print_growth", "print_results", "print_trainer_deaths", "summary"]
+__all__ = [
+    "cluster_summary", "print_cluster_results", "print_gaps", "print_growth", "print_results", "print_trainer_deaths",
+    "summary",
+]  # fmt: skip
 
 _HEADINGS = (
     "shape", "ordered", "workers", "passes", "resumed", "batches", "kills", "stopped", "restarts",
     "supervisor restarts", "readers killed", "mismatches", "seconds",
 )  # fmt: skip
 _DEATH_HEADINGS = ("the trainer dies by", "workers are", "trainers", "their processes", "slowest end, ms", "left")
+_CLUSTER_HEADINGS = ("shape", "ordered", "passes", "resumed", "batches", "kills", "mismatches", "seconds")
+_GAP_HEADINGS = ("what was ended, and how", "times", "median gap, s", "longest gap, s")
 _GROWTH_HEADINGS = ("held by all processes", "before", "after", "may be")
 
 
@@ -28,6 +35,57 @@ def print_results(console: Console, results: list[Result], as_markdown: bool) ->
     """One row for each shape, ordered and not."""
     rows = _rows(results)
     _print(console, _HEADINGS, rows, left=1, as_markdown=as_markdown)
+
+
+def print_cluster_results(console: Console, results: list[ClusterResult], as_markdown: bool) -> None:
+    """One row for each shape, ordered and not."""
+    by_kind: dict[tuple[str, bool], list[ClusterResult]] = collections.defaultdict(list)
+    for result in results:
+        by_kind[result.round.shape.name, result.round.is_ordered].append(result)
+    kinds = [(name, "yes" if is_ordered else "no", found) for (name, is_ordered), found in sorted(by_kind.items())]
+    rows = [[name, ordered, *_of_cluster(found)] for name, ordered, found in [*kinds, ("all", "", results)]]
+    _print(console, _CLUSTER_HEADINGS, rows, left=1, as_markdown=as_markdown)
+
+
+def _of_cluster(found: list[ClusterResult]) -> list[str]:
+    numbers = [
+        sum(each.passes for each in found),
+        sum(each.saves for each in found),
+        sum(each.batches + each.companion_batches for each in found),
+        sum(len(each.strikes) + each.faults for each in found),
+        sum(len(each.mismatches) for each in found),
+    ]
+    return [*(f"{number:,}" for number in numbers), f"{sum(each.seconds for each in found):.1f}"]
+
+
+def print_gaps(console: Console, results: list[ClusterResult], as_markdown: bool) -> None:
+    """One row for each kind of kill: how long a consumer that asked for a batch waited for it, where calls are not lost
+    and where they are.
+    """
+    rows = []
+    for loses_calls in (False, True):
+        by_kind: dict[str, list[float]] = collections.defaultdict(list)
+        for result in results:
+            for strike in result.strikes:
+                if result.loses_calls == loses_calls:
+                    by_kind[strike.kind].append(strike.gap_s)
+        for kind, gaps in sorted(by_kind.items()):
+            name = f"{kind}{', while calls are lost' * loses_calls}"
+            rows.append([name, f"{len(gaps):,}", f"{statistics.median(gaps):.2f}", f"{max(gaps):.2f}"])
+    _print(console, _GAP_HEADINGS, rows, left=1, as_markdown=as_markdown)
+
+
+def cluster_summary(results: list[ClusterResult]) -> str:
+    """All of it in a sentence."""
+    kills, faults = sum(len(each.strikes) for each in results), sum(each.faults for each in results)
+    return (
+        f"{kills:,} kills, and {faults:,} segmentation faults of the function; "
+        f"{sum(each.resizes for each in results):,} times another number of hosts, "
+        f"{sum(each.saves for each in results):,} times another loader at a saved place; "
+        f"{sum(each.batches + each.companion_batches for each in results):,} batches compared, "
+        f"{sum(len(each.mismatches) for each in results):,} mismatches; nothing was left on any node "
+        f"{max((each.emptied_s for each in results), default=0):.2f} s after the pool's end"
+    )
 
 
 def print_growth(console: Console, found: list[Growth], as_markdown: bool) -> None:

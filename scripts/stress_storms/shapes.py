@@ -13,7 +13,7 @@ import loaderpool as lp
 from .shape import Faults, Function, Shape, make, shape_of
 from .stream_shapes import STREAM_SHAPES
 
-__all__ = ["SHAPES", "Faults", "Shape", "make"]
+__all__ = ["ON_HOSTS", "SHAPES", "Faults", "Shape", "make"]
 
 _SEQUENCE_BATCHES = 60
 
@@ -200,3 +200,5 @@ _SHAPES = (
     shape_of("cached on disk", _Decoded, 800, augment=_Cropped, cache="disk", batch_size=8, shuffle=True),
 )
 SHAPES = {shape.name: shape for shape in (*_SHAPES, *STREAM_SHAPES)}
+# What a RayPool runs.
+ON_HOSTS = tuple(shape.name for shape in _SHAPES if not shape.cache)

@@ -14,14 +14,14 @@ from tests.support.processes import descendants, describe, wait_gone
 
 from .companion import Companion
 from .consumer import Consumer
-from .killer import Killer
+from .killer import AnyKiller, Killer
 from .rounds import Result, Round
 from .shapes import Faults
 from .streams import Twin
 from .succession import Succession
 from .watchdog import watched
 
-__all__ = ["run_round"]
+__all__ = ["run_round", "take_passes"]
 
 _PASSES = 2  # at least, so that an edge between epochs is met
 _GONE_S = 10.0  # after close
@@ -50,12 +50,7 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
         consumer = Consumer(loaders, twin, this, killer, random.Random(draw.random()), result, companion)
         killer.start()
         try:
-            while True:
-                with watched(deadline_s, f"{what}, pass {result.passes}"):
-                    consumer.take_pass()
-                is_late = time.monotonic() >= stop_at_s
-                if result.mismatches or is_late or (result.passes >= _PASSES and killer.is_done):
-                    break
+            take_passes(consumer, killer, result, what, deadline_s, stop_at_s)
         except Exception:
             result.mismatches.append(f"pass {result.passes} raised\n{traceback.format_exc()}")
         finally:
@@ -75,3 +70,29 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
     gc.collect()
     result.seconds = time.monotonic() - started
     return result
+
+
+def take_passes(
+    consumer: Consumer,
+    killer: AnyKiller,
+    result: Result,
+    what: str,
+    deadline_s: float,
+    stop_at_s: float = float("inf"),
+) -> None:
+    """Take passes until the killer is done, or something differs.
+
+    Args:
+        consumer: takes them.
+        killer: at work.
+        result: of the round.
+        what: the round, for people.
+        deadline_s: of each pass; past it the watchdog ends this process.
+        stop_at_s: no pass is begun after this, by the monotonic clock.
+    """
+    while True:
+        with watched(deadline_s, f"{what}, pass {result.passes}"):
+            consumer.take_pass()
+        is_late = time.monotonic() >= stop_at_s
+        if result.mismatches or is_late or (result.passes >= _PASSES and killer.is_done):
+            return

@@ -9,7 +9,6 @@ from typing import Any
 import loaderpool as lp
 from tests.support.processes import descendants, describe, wait_gone
 
-from .killer import Killer
 from .readings import DatasetReading, LoopReading, Reading
 from .rounds import WORKERS, Result, Round
 from .shapes import Faults, make
@@ -38,7 +37,7 @@ class Succession:
     """
 
     def __init__(
-        self, this: Round, faults: Faults, seed: int, pool: lp.Pool | None, killer: Killer, draw: random.Random,
+        self, this: Round, faults: Faults, seed: int, pool: lp.Pool | None, killer: Any, draw: random.Random,
         result: Result,
     ) -> None:  # fmt: skip
         self._round, self._faults, self._seed, self._pool = this, faults, seed, pool
@@ -56,6 +55,10 @@ class Succession:
     def read(self, place: Any) -> Reading:
         """Begin to take a pass, from a saved place on if there is one."""
         return (DatasetReading if self._round.is_dataset else LoopReading)(self.loader, place, self._faults.folder)
+
+    def resize(self, workers: int) -> None:
+        """Have another number of workers."""
+        self.loader.resize(workers)
 
     def succeed(self) -> None:
         """Have another loader."""

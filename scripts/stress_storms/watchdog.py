@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -51,8 +52,34 @@ def _watch(over: threading.Event, seconds: float, what: str) -> None:
         os.kill(supervisor, signal.SIGABRT)  # PYTHONFAULTHANDLER: it prints its stack, and ends
         os.kill(supervisor, signal.SIGCONT)
         time.sleep(0.5)
+    for pid in filter(_is_of_a_cluster, tree):
+        print(f"---- {describe(pid)} ----\n{_last_words(pid)}", file=sys.stderr, flush=True)
     end_all(tree)
     os._exit(1)
+
+
+def _is_of_a_cluster(pid: int) -> bool:
+    """Whether it is a dispatcher, a host or something of a host's."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in (b"loaderpool-dispatcher", b"loaderpool-supervisor", b"ray::HostActor"))
+
+
+def _last_words(pid: int) -> str:
+    """The stacks that a process leaves on its stderr, where that is a file, as Ray has them for hosts."""
+    try:
+        with open(f"/proc/{pid}/fd/2", "rb") as stderr:
+            is_file = stat.S_ISREG(os.fstat(stderr.fileno()).st_mode)
+            if is_file:
+                stderr.seek(0, os.SEEK_END)
+            os.kill(pid, signal.SIGABRT)  # PYTHONFAULTHANDLER: it prints its stack, and ends
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)
+            return stderr.read().decode(errors="replace") if is_file else "(on its stderr)"
+    except OSError as error:
+        return f"({error})"
 
 
 def _stacks_of_worker(pid: int) -> str:

@@ -2,9 +2,10 @@
 
     with RayCluster(nodes=2) as cluster: cluster.address; cluster.remove(1); cluster.add()
 
-Node 0 is the head, where the user's dispatchers are; it offers no CPUs unless it is told to. Nothing is left of a
-cluster when it is closed, or when its user's process has ended: no process, and no file. What "auto" finds on this
-machine stays what it was.
+Node 0 is the head, where the user's dispatchers are; it offers no CPUs unless it is told to. What it knows (GCS) is
+in its memory, and gone with it, or in a folder: then it can be ended and started again. Nothing is left of a cluster
+when it is closed, or when its user's process has ended: no process, and no file. What "auto" finds on this machine
+stays what it was.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,10 @@ try:
         elif what == "add":
             known.append(cluster.add_node(num_cpus=cpus, object_store_memory=store))
             answer = len(known) - 1
+        elif what == "end head":
+            cluster.head_node.kill_gcs_server()
+        elif what == "start head":
+            cluster.head_node.start_gcs_server()
         elif what == "pids":
             answer = {name: [each.process.pid for each in kind] for name, kind in known[rest[0]].all_processes.items()}
         print(json.dumps(answer), file=out, flush=True)
@@ -65,17 +71,25 @@ finally:
 
 
 class RayCluster:
-    """A cluster of a head and so many other nodes.
+    """A cluster of a head and so many other nodes. What it is asked for may be asked on any thread.
 
     Attributes:
         address: "host:port".
         pid: of a process from which all of the cluster descend.
+
+    Args:
+        nodes: how many there are beside the head.
+        head_cpus: that the head offers.
+        cpus: that each other node offers.
+        can_lose_head: the head keeps what it knows in a folder.
     """
 
-    def __init__(self, nodes: int = 2, head_cpus: int = 0, cpus: int = 1) -> None:
+    def __init__(self, nodes: int = 2, head_cpus: int = 0, cpus: int = 1, can_lose_head: bool = False) -> None:
         # Sockets lie there, whose paths have room for some 50 characters of it: so not where TMPDIR may say.
         self._folder = tempfile.mkdtemp(prefix="lp-ray-", dir="/tmp")
         arguments = json.dumps([self._folder, nodes, head_cpus, cpus, STORE_BYTES, str(_ROOT)])
+        keeping = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self._folder}/gcs"}
+        self._turn = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVE, arguments],
             stdin=subprocess.PIPE,
@@ -83,6 +97,7 @@ class RayCluster:
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,  # Ctrl-C in a terminal is its user's, who closes it
+            env={**os.environ, **(keeping if can_lose_head else {})},
         )
         self.pid = self._process.pid
         self.address: str = self._read()
@@ -102,6 +117,14 @@ class RayCluster:
     def add(self) -> int:
         """Have another node join; returns its number."""
         return int(self._ask("add"))
+
+    def end_head(self) -> None:
+        """End what knows the cluster (GCS); the head's node goes on without."""
+        self._ask("end head")
+
+    def start_head(self) -> None:
+        """Start again what was ended; it knows what it knew."""
+        self._ask("start head")
 
     def pids(self, node: int) -> dict[str, list[int]]:
         """Pids of a node's own processes, by what they are: "raylet", "gcs_server"."""
@@ -125,8 +148,9 @@ class RayCluster:
 
     def _ask(self, *words: Any) -> Any:
         assert self._process.stdin is not None
-        print(json.dumps(words), file=self._process.stdin, flush=True)
-        return self._read()
+        with self._turn:
+            print(json.dumps(words), file=self._process.stdin, flush=True)
+            return self._read()
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
