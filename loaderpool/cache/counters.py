@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import NamedTuple
 
 from loaderpool.config import MAX_WORKERS
 
@@ -27,6 +28,7 @@ class _Field(enum.IntEnum):
     MISSES = 1
     DAMAGED = 2
     TROUBLES = 3  # a bit for each that there was
+    BYTES = 4  # that a host's cache takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +75,54 @@ class CacheCell:
         self._numbers[self._base + _Field.TROUBLES] |= 1 << trouble
 
 
+class CacheNews(NamedTuple):
+    """What has come to a host's counts since it was told last."""
+
+    hits: int
+    misses: int
+    damaged: int
+    troubles: int  # a bit for each
+    bytes: int  # taken now
+
+
+class HostCacheCell:
+    """A host's counters, as its dispatcher keeps them.
+
+    Args:
+        numbers: all cells, as u64.
+        cell: which.
+    """
+
+    def __init__(self, numbers: memoryview, cell: int) -> None:
+        self._numbers, self._base = numbers, cell * _FIELDS_PER_CELL
+
+    def add(self, news: CacheNews) -> None:
+        """Count what a host tells."""
+        numbers, base = self._numbers, self._base
+        numbers[base + _Field.HITS] += news.hits
+        numbers[base + _Field.MISSES] += news.misses
+        numbers[base + _Field.DAMAGED] += news.damaged
+        numbers[base + _Field.TROUBLES] |= news.troubles
+        numbers[base + _Field.BYTES] = news.bytes
+
+    def end(self) -> None:
+        """The host has gone, and what it kept in memory with it."""
+        self._numbers[self._base + _Field.BYTES] = 0
+
+
+def news_between(before: CacheCounts, now: CacheCounts) -> CacheNews:
+    """Return what has come since."""
+    return CacheNews(
+        now.hits - before.hits,
+        now.misses - before.misses,
+        now.damaged - before.damaged,
+        sum(1 << trouble for trouble in now.troubles),
+        now.bytes,
+    )
+
+
 def count(numbers: memoryview, nbytes: int) -> CacheCounts:
-    """Return the sum over all cells."""
-    hits, misses, damaged, troubles = (numbers[field::_FIELDS_PER_CELL].tolist() for field in _Field)
+    """Return the sum over all cells, and over what hosts take beside these bytes."""
+    hits, misses, damaged, troubles, elsewhere = (numbers[field::_FIELDS_PER_CELL].tolist() for field in _Field)
     met = frozenset(trouble for trouble in Trouble if any(bits >> trouble & 1 for bits in troubles))
-    return CacheCounts(sum(hits), sum(misses), sum(damaged), nbytes, met)
+    return CacheCounts(sum(hits), sum(misses), sum(damaged), nbytes + sum(elsewhere), met)

@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import mmap
 import os
+from collections.abc import Mapping
 from typing import Protocol
 
-from loaderpool.cache.counters import COUNTER_BYTES, CacheCell, CacheCounts, Trouble, count
+from loaderpool.cache.counters import COUNTER_BYTES, CacheCell, CacheCounts, HostCacheCell, Trouble, count
 from loaderpool.cache.memory_store import MOST_BYTES, MemoryStore, table_items
 from loaderpool.cache.setting import MEMORY, Cache
 from loaderpool.errors import CacheError
@@ -41,6 +42,7 @@ class CachePlan:
     max_bytes: int | None
     items: int  # of the source
     mark: bytes  # eight bytes that stand for the function and the source
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what these are, of a cache on disk
 
     @property
     def in_memory(self) -> bool:
@@ -64,9 +66,9 @@ def plan_in_memory(cache: Cache, items: int) -> CachePlan:
     return CachePlan(cache.where, min(bound, MOST_BYTES - COUNTER_BYTES), items, os.urandom(8))
 
 
-def plan_on_disk(cache: Cache, items: int, mark: bytes) -> CachePlan:
-    """Make the plan of a cache on disk, whose store has been prepared."""
-    return CachePlan(cache.where, cache.max_bytes, items, mark)
+def plan_on_disk(cache: Cache, items: int, mark: bytes, fields: Mapping[str, str]) -> CachePlan:
+    """Make the plan of a cache on disk."""
+    return CachePlan(cache.where, cache.max_bytes, items, mark, fields)
 
 
 class SharedCache:
@@ -96,11 +98,16 @@ class SharedCache:
 
     @staticmethod
     def create(plan: CachePlan) -> SharedCache:
-        """Return a new one. Runs in: the trainer.
+        """Return a new one, whose store is there now. Runs in: the trainer; and each host.
 
         Raises:
-            CacheError: no descriptor or no address space is left, or this machine has no such memory files.
+            CacheError: the directory is another function's or source's, or cannot be used; no descriptor or no address
+                space is left, or this machine has no such memory files.
         """
+        if not plan.in_memory:
+            from loaderpool.cache.disk_store import prepare
+
+            prepare(plan.where, plan.fields)
         if plan.in_memory and not machine.LINUX:
             raise CacheError('cache="memory" needs Linux; give a directory')
         descriptor = -1
@@ -118,6 +125,10 @@ class SharedCache:
     def cell(self, number: int) -> CacheCell:
         """Return the counters of a worker."""
         return CacheCell(self._counters, number)
+
+    def host_cell(self, number: int) -> HostCacheCell:
+        """Return the counters of a host. Runs in: its dispatcher."""
+        return HostCacheCell(self._counters, number)
 
     def counts(self) -> CacheCounts:
         """Return what all processes have counted."""

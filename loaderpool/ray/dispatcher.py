@@ -17,8 +17,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from loaderpool.errors import ClusterError, ClusterLostError, DataNotVisibleError
+from loaderpool.cache.counters import CacheNews
+from loaderpool.errors import CacheError, ClusterError, ClusterLostError, DataNotVisibleError
 from loaderpool.memory.board import HostState
+from loaderpool.ray.exchange_pace import ExchangePace
 from loaderpool.ray.host_losses import HostLosses
 from loaderpool.ray.host_messages import HostCommand, HostReport
 from loaderpool.ray.host_record import HostRecord
@@ -48,13 +50,6 @@ from loaderpool.transport.reports import describe_failure
 
 # How often clocks are looked at: heartbeats.
 _LOOK_MS = 500
-# Tickets, and what hosts answer, wait for others to travel with no longer than this; longer where there are many hosts,
-# each of which has little of what there is to do: for 10 ms each, so that there are some hundred calls a second.
-_LINGER_NS = 50_000_000
-_LINGER_OF_HOST_NS = 10_000_000
-_MOST_LINGER_NS = 1_000_000_000
-# While no more than one slot in so many is free or to be filled, tickets may wait.
-_SATED_SHARE = 4
 
 
 class Dispatcher:
@@ -81,8 +76,7 @@ class Dispatcher:
         os.set_blocking(self._woken, False)
         self._poll.register(self._woken, select.POLLIN)
         self._records: dict[int, HostRecord] = {}
-        self._to_look_at: dict[int, HostRecord] = {}  # that may be due an exchange
-        self._linger_ns = _LINGER_NS
+        self._pace = ExchangePace(self._state.ledger)
         self._layouts: dict[int, Words] = {}  # by loader, as the trainer has told them
         self._slot_bytes: dict[int, int] = {}  # of the largest of each loader
         self._losses = HostLosses(start["max_restarts"])
@@ -100,8 +94,7 @@ class Dispatcher:
         self._hosts = hosts
         try:
             while not self._is_over and not self._trainer.is_gone:
-                until_ms = self._linger_ns / 1e6 if self._to_look_at else _LOOK_MS
-                ready = [descriptor for descriptor, _ in self._poll.poll(until_ms)]
+                ready = [descriptor for descriptor, _ in self._poll.poll(self._pace.look_within_ms(_LOOK_MS))]
                 self._look_at_clock()
                 for descriptor in ready:
                     if descriptor == self._woken:
@@ -109,7 +102,7 @@ class Dispatcher:
                     else:
                         for words in self._trainer.answer(descriptor):
                             self._obey(words)
-                self._call_hosts()
+                self._pace.call_hosts(self._hosts)
         finally:
             hosts.close()
 
@@ -123,25 +116,6 @@ class Dispatcher:
         for record in list(self._records.values()):
             if record.sent_ns and min(record.sent_ns.values()) < silent_since:
                 self._lose(record, f"no answer for {self._timeout_ns / 1e9:g} s", is_silent=True)
-
-    def _call_hosts(self) -> None:
-        """Send what is due to hosts of which something has changed."""
-        if not self._to_look_at:
-            return
-        is_sated = self._is_sated
-        for record in list(self._to_look_at.values()):
-            while record.is_due(is_sated, self._linger_ns):
-                number, commands = record.take_commands(clock.monotonic_ns())
-                self._hosts.exchange(record.number, number, commands)
-            if not record.has_waiting:
-                del self._to_look_at[record.number]
-
-    @property
-    def _is_sated(self) -> bool:
-        """Whether most slots hold what the consumer has not taken, or keeps."""
-        ledger = self._state.ledger
-        elsewhere = sum(len(loader.free) + loader.outstanding for loader in ledger.loaders.values())
-        return elsewhere * _SATED_SHARE < len(ledger.slots)
 
     # ---- from the trainer, and from the state ----
 
@@ -176,7 +150,7 @@ class Dispatcher:
                 self._trainer.send(instruction.message)
             elif isinstance(instruction, s.Fork):
                 number = instruction.worker
-                self._records[number] = record = HostRecord(number, instruction.cell, self._to_look_at)
+                self._records[number] = record = HostRecord(number, instruction.cell, self._pace.to_look_at)
                 self._trainer.host_cells.begin(record.cell)
                 self._tell_place(record)
                 self._hosts.start(instruction.worker)
@@ -279,13 +253,13 @@ class Dispatcher:
                 self._trainer.host_cells.set_state(record.cell, HostState.RUNNING)
             self._tell_place(record)
             self._tell_workers()
-            self._to_look_at[record.number] = record
+            self._pace.note(record)
             self._payloads.send_all(self._hosts, record)
             self._carry_out(self._state.on_room(record.number, record.room, record.workers))
         elif news.kind == "answered":
             number, answers = news.value
             sent_ns = record.sent_ns.pop(number, 0)
-            self._to_look_at[record.number] = record
+            self._pace.note(record)
             for said, beside in answers:
                 if said[0] == HostReport.COUNTS:
                     self._trainer.host_cells.count(record.cell, clock.monotonic_ns() - sent_ns, *said[1:])
@@ -300,7 +274,10 @@ class Dispatcher:
         if kind == HostReport.TICKET:
             if parts := record.parts.pop(said[1], None):
                 beside = [*parts, *beside[0]], beside[1]
-            self._complete(record, record.tickets.pop(said[1]), said[2], said[3], beside)
+            words = record.tickets.pop(said[1])
+            if said[4:]:
+                self._payloads.count_cached(record.runs[words[2]], record.cell, CacheNews(*said[4:]))
+            self._complete(record, words, said[2], said[3], beside)
         elif kind == HostReport.PART:
             record.parts.setdefault(said[1], []).extend(beside)
         elif kind == HostReport.PROBE:
@@ -325,11 +302,15 @@ class Dispatcher:
         elif kind == HostReport.NOT_FORKED:
             self._trainer.tell(encode(Notice.WORKERS_BY_EXEC), (beside, record.place.address))
         elif kind == HostReport.NOT_VISIBLE:
-            told = DataNotVisibleError.__name__, describe_missing(record.place.address, beside)
-            self._trainer.tell(encode(Notice.BROKEN, said[1]), told)
-            self._carry_out(self._state.on_load_failed(said[1]))
+            self._refuse(said[1], DataNotVisibleError, describe_missing(record.place.address, beside))
+        elif kind == HostReport.NO_CACHE:
+            self._refuse(said[1], CacheError, f"on node {record.place.address}: {beside}")
         else:
             self._break(ClusterError, f"on node {record.place.address}: {beside}")
+
+    def _refuse(self, loader: int, error: type[Exception], text: str) -> None:
+        self._trainer.tell(encode(Notice.BROKEN, loader), (error.__name__, text))
+        self._carry_out(self._state.on_load_failed(loader))
 
     def _complete(self, record: HostRecord, words: Words, status: int, busy_ns: int, beside: Any) -> None:
         slot = self._state.ledger.slots[words[6]]
@@ -357,7 +338,8 @@ class Dispatcher:
 
     def _gone(self, record: HostRecord, is_explained: bool, is_silent: bool = False) -> None:
         del self._records[record.number]
-        self._to_look_at.pop(record.number, None)
+        self._pace.forget(record)
+        self._payloads.forget_host(record.cell)
         self._hosts.end(record.number, is_silent)
         lost, redone = self._state.restarts, self._state.redone
         restarts = self._trainer.host_cells.restarts(record.cell)  # before another host has the cell
@@ -377,12 +359,7 @@ class Dispatcher:
         hosts = [record for record in self._records.values() if record.workers]
         if hosts:
             self._trainer.send(encode(Notice.WORKERS_WANTED, sum(host.workers for host in hosts), len(hosts)))
-        linger_ns = min(_MOST_LINGER_NS, max(_LINGER_NS, _LINGER_OF_HOST_NS * len(hosts)))
-        for host in hosts:
-            if host.linger_ns != linger_ns:
-                host.linger_ns = linger_ns
-                host.command(HostCommand.PACE, host.object_bytes, linger_ns)
-        self._linger_ns = linger_ns
+        self._pace.fit_to(hosts)
 
     def _end(self, why: str) -> None:
         """Nothing will come any more: tell the trainer why, or have local workers go on."""

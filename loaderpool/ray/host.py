@@ -9,9 +9,10 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
+from loaderpool.cache.shared import SharedCache
+from loaderpool.errors import CacheError
 from loaderpool.memory.extents import Extent
 from loaderpool.ray.host_counts import HostCounts
 from loaderpool.ray.host_messages import HostCommand, HostReport, Message
@@ -22,6 +23,7 @@ from loaderpool.ray.waiting_answers import WaitingAnswers
 from loaderpool.system import clock
 from loaderpool.trainer.session.launch import SUPERVISOR
 from loaderpool.trainer.session.session import Session
+from loaderpool.transport.payload.placement import AboutShipment
 
 # So many exchanges wait for answers. An older one returns with nothing, so that there are never calls without end.
 _MOST_WAITING = 2
@@ -162,12 +164,18 @@ class Host:
         (kind, *_), beside = command
         return kind != HostCommand.LOAD or (beside[0] in self._blocks and not self._blocks[beside[0]][1])
 
-    def _load(self, loader: int, words: tuple[int, int, int], beside: tuple[int, StagedPayload, Sequence[str]]) -> None:
-        key, where, paths = beside
-        if not_there := missing(paths):
+    def _load(self, loader: int, words: tuple[int, int, int], beside: tuple[int, StagedPayload, AboutShipment]) -> None:
+        key, where, about = beside
+        if not_there := missing(about.names):
             self._answer(((HostReport.NOT_VISIBLE, loader), not_there))
+        cache = None
+        try:
+            if about.cache is not None:
+                cache = SharedCache.create(about.cache)
+        except CacheError as error:
+            self._answer(((HostReport.NO_CACHE, loader), str(error)))
         block, _ = self._blocks.pop(key)
-        self._loaders[loader] = HostedLoader(self._session, loader, words, block, where, self._answer)
+        self._loaders[loader] = HostedLoader(self._session, loader, words, block, where, cache, self._answer)
 
     def close(self) -> None:
         """End the supervisor and its workers."""

@@ -16,7 +16,8 @@ import numpy.typing as npt
 class HostCommand(enum.IntEnum):
     """Commands of a dispatcher to a host: the words behind the kind, and what comes beside them."""
 
-    LOAD = 1  # loader, deaths per ticket, timeout_ns, flags; beside it the key and table of what was staged, and paths
+    # loader, deaths per ticket, timeout_ns, flags; beside it the key and table of what was staged, and `AboutShipment`
+    LOAD = 1
     UPDATE = 2  # loader; beside it (pickle, arrays' bytes) of changed attributes
     UNLOAD = 3  # loader
     # loader, slot bytes, max_chunk|threads.., batch rows|last batch's rows, full_batches, batch_ns, as Control.LAYOUT;
@@ -38,14 +39,15 @@ class HostCommand(enum.IntEnum):
 class HostReport(enum.IntEnum):
     """Answers of a host to a dispatcher: the words behind the kind, and what comes beside them."""
 
-    # ticket, status, busy_ns; beside it of FINISHED the pieces of the slot with the row failures' pickle (or b""), of
-    # OVERSIZE all bytes with the same, of what failed the report's pickle
+    # ticket, status, busy_ns, and where there is a cache its `CacheNews`; beside it of FINISHED the pieces of the slot
+    # with the row failures' pickle (or b""), of OVERSIZE all bytes with the same, of what failed the report's pickle
     TICKET = 1
     PROBE = 2  # ticket, whether it failed; beside it the pickled probe, or report
     LOAD_FAILED = 3  # loader (0: all, no worker can be started); beside it the pickled (Failure, advice)
     LOST = 4  # the probe's ticket (0: all is given up); beside it the pickled LostReport
     PART = 7  # ticket; beside it pieces of its slot, of which the others follow
     NOT_VISIBLE = 6  # loader; beside it paths that are no files on this node
+    NO_CACHE = 10  # loader; beside it, in words, why its cache cannot be had on this node
     BROKEN = 5  # beside it, in words, why nothing will ever be made here
     # with each exchange: how long the host had it, how long its workers have waited for work in all, its restarts
     COUNTS = 8

@@ -6,6 +6,8 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from loaderpool.cache.counters import CacheCounts, news_between
+from loaderpool.cache.shared import SharedCache
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.batch_form import SlotPlaces
 from loaderpool.memory.board import Field
@@ -20,6 +22,7 @@ from loaderpool.trainer.engine.source_updates import SourceUpdates
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, Notice, Words, split32
 from loaderpool.transport.notices import Attachment, content_of
+from loaderpool.transport.payload.placement import AboutShipment
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import put_object
 
@@ -59,6 +62,7 @@ class HostedLoader:
         words: deaths for a ticket, timeout_ns and flags, as Control.LOAD has them.
         block: where its payload was staged; it is this object's from now on.
         staged: what is where in it.
+        cache: of the loader, if it has one; this object's from now on.
         answer: takes what is to be told the dispatcher.
     """
 
@@ -69,6 +73,7 @@ class HostedLoader:
         words: tuple[int, int, int],
         block: Extent,
         staged: StagedPayload,
+        cache: SharedCache | None,
         answer: Callable[[Message], None],
     ) -> None:
         self.session, self._told_as, self._words, self._answer = session, told_as, words, answer
@@ -80,14 +85,19 @@ class HostedLoader:
         self.ring: Ring | None = None
         self._busy: dict[int, int] = {}  # by worker, what of its time was told
         self._is_loaded = self.was_loaded = False
+        self._cache, self._told_of_cache = cache, CacheCounts()
         pickled = block.offset + staged.pickled[0], staged.pickled[1]
-        table, nbytes = put_object(session.arena, (pickled, (block.offset, staged.arrays), staged.places, [], ()))
+        table, nbytes = put_object(
+            session.arena, (pickled, (block.offset, staged.arrays), staged.places, [], AboutShipment())
+        )
         self._extents = [block, table]
         self._table = table.offset, nbytes
         session.routing.by_loader[self.number] = self
         self._load()
 
     def _load(self) -> None:
+        if self._cache is not None:
+            self.session.send_files(self.number, [self._cache.descriptor])
         self.session.send(Control.LOAD, self.number, *self._table, 0, *self._words)
 
     # ---- commands ----
@@ -154,6 +164,9 @@ class HostedLoader:
         return split32(self._layout.words[1])[0]
 
     def tell(self, said: Said, beside: Any) -> None:
+        if said[0] == HostReport.TICKET and self._cache is not None:
+            before, self._told_of_cache = self._told_of_cache, self._cache.counts()
+            said = (*said, *news_between(before, self._told_of_cache))
         self._answer((said, beside))
 
     def busy_ns(self, worker: int) -> int:
@@ -233,6 +246,9 @@ class HostedLoader:
             run.forget()
         while self._probes:
             self._probed()
+        if self._cache is not None:
+            self._cache.clear()
+            self._cache.close()
         self._updates.give_back_all()
         for extent in self._extents:
             self.session.arena.give_back(extent)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from loaderpool.cache.counters import CacheNews
+from loaderpool.cache.shared import SharedCache
 from loaderpool.memory.layout import aligned
 from loaderpool.ray.host_messages import HostCommand
 from loaderpool.ray.host_record import HostRecord
@@ -13,13 +15,14 @@ from loaderpool.ray.hosts import Hosts
 from loaderpool.supervisor.instructions import Load, Update
 from loaderpool.transport.payload.changes import Change, LatestChanges
 from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.placement import AboutShipment
 
 
 class _Payload(NamedTuple):
     words: tuple[int, ...]  # deaths of a ticket, timeout_ns and flags, as Control.LOAD has them
     staged: StagedPayload
     pieces: list[tuple[int, Any]]  # where each begins in the block, and its bytes
-    paths: Sequence[str]  # files that a node must see
+    about: AboutShipment  # files that a node must see, and the cache
 
 
 class LoaderPayloads:
@@ -34,6 +37,7 @@ class LoaderPayloads:
         self._words: dict[int, tuple[int, ...]] = {}
         self._loaded: dict[int, _Payload] = {}
         self._changes: LatestChanges[Change] = LatestChanges()
+        self._caches: dict[int, SharedCache] = {}  # for the counters, which the trainer reads
 
     def note(self, loader: int, words: tuple[int, ...]) -> None:
         """Note what Control.LOAD says of a loader."""
@@ -45,14 +49,17 @@ class LoaderPayloads:
         Raises:
             OSError: no descriptors are left, or the payload's files do not come.
         """
-        pickled, buffers, _, paths = self._payloads.read(load.loader, load.offset, load.nbytes)
+        pickled, buffers, files, about = self._payloads.read(load.loader, load.offset, load.nbytes)
+        if about.cache is not None:
+            cache = SharedCache(about.cache, self._payloads.cache_file(load.loader, files))
+            self._caches[load.loader] = cache
         places, pieces, end = [], [], 0
         for buffer in buffers:
             places.append((0, end, buffer.nbytes))
             pieces.append((end, buffer))
             end += aligned(buffer.nbytes)
         staged = StagedPayload(end + len(pickled), end, (end, len(pickled)), places)
-        self._loaded[load.loader] = _Payload(self._words[load.loader], staged, [*pieces, (end, pickled)], paths)
+        self._loaded[load.loader] = _Payload(self._words[load.loader], staged, [*pieces, (end, pickled)], about)
 
     def send_all(self, hosts: Hosts, record: HostRecord) -> None:
         """Send a host all that it does not have."""
@@ -60,7 +67,7 @@ class LoaderPayloads:
             if loader not in record.loaders:
                 record.loaders.add(loader)
                 hosts.stage(record.number, loader, payload.staged.nbytes, iter(payload.pieces))
-                record.command(HostCommand.LOAD, loader, *payload.words, beside=(loader, payload.staged, payload.paths))
+                record.command(HostCommand.LOAD, loader, *payload.words, beside=(loader, payload.staged, payload.about))
                 for change in self._changes:
                     if change.loader == loader:
                         _command(record, change)
@@ -77,6 +84,8 @@ class LoaderPayloads:
         """Forget a loader, and have hosts do so."""
         self._words.pop(loader, None)
         self._loaded.pop(loader, None)
+        if loader in self._caches:
+            self._caches.pop(loader).close()
         self._payloads.unload(loader)
         self._changes.drop(lambda change: change.loader == loader)
         for record in records:
@@ -84,6 +93,16 @@ class LoaderPayloads:
                 record.loaders.discard(loader)
                 record.slot_bytes.pop(loader, None)
                 record.command(HostCommand.UNLOAD, loader)
+
+    def count_cached(self, loader: int, cell: int, news: CacheNews) -> None:
+        """Count what a host tells of a loader's cache."""
+        if loader in self._caches:
+            self._caches[loader].host_cell(cell).add(news)
+
+    def forget_host(self, cell: int) -> None:
+        """A host has gone, with what it kept."""
+        for cache in self._caches.values():
+            cache.host_cell(cell).end()
 
 
 def _command(record: HostRecord, change: Change) -> None:

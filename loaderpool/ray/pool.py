@@ -111,12 +111,7 @@ class RayPool(Pool):
         return int(self._settings["hosts"] * self._settings["workers_per_host"])
 
     def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
-        """Refuse what cannot be made on other machines, and note which files these must see."""
-        if checked.payload["cache"] is not None:
-            raise ArgumentError(
-                "cache= is shared by the workers of one machine, and a RayPool's are on several: leave it out, or use "
-                "workers=N on this machine"
-            )
+        """Note which files the nodes must see."""
         return dataclasses.replace(checked, paths=paths_of(checked.payload["source"]))
 
     def resize(self, hosts: int | Literal["auto"]) -> None:

@@ -194,7 +194,7 @@ def test_an_augment_that_fails_has_fn_kept(place: Place, where: Any, log: Log) -
             with pytest.raises(ZeroDivisionError, match="at 0") as error:
                 next(iter(loader))
             assert isinstance(error.value, lp.SampleError) and error.value.index == 0
-    assert log.take() == [0]
+    assert log.take().count(0) == 1  # of the next batch, one may have been begun
 
 
 class TestRandomFunctions:

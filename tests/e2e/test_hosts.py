@@ -52,6 +52,8 @@ SHAPES = (
     "generators of shards",
     "generators of whole elements",
     "generators, global random streams",
+    "cached in memory",
+    "cached on disk",
 )
 
 
@@ -202,6 +204,41 @@ def test_shards_over_two_pools() -> None:
             shard = lp.Shard(2, index)
             with loader_of(pool, shard=shard) as loader, loader_of(0, shard=shard) as expected:
                 assert_same(read(loader), read(expected))
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_each_host_keeps_what_it_has_made(where: str, tmp_path: Path) -> None:
+    def squared(item: int) -> np.ndarray:
+        with open(tmp_path / "calls", "a") as calls:
+            calls.write(".")
+        return np.full(100, item * item)
+
+    cache = "memory" if where == "memory" else str(tmp_path / "kept")
+    with (
+        lp.Pool(2, _program=local_hosts(2, 2)) as pool,
+        lp.Loader(range(200), squared, batch_size=10, cache=cache, shuffle=True, seed=1, workers=pool) as loader,
+        lp.Loader(range(200), lambda item: np.full(100, item * item), batch_size=10, shuffle=True, seed=1) as expected,
+    ):
+        assert_same(read(loader, passes=4), read(expected, passes=4))
+        found = loader.statistics()
+    calls = (tmp_path / "calls").stat().st_size
+    assert calls < 2 * 200 + 40  # once on each of the hosts, where each has its own; some are made twice at once
+    assert found.cache_hits + found.cache_misses >= 4 * 200 and found.cache_hits >= 4 * 200 - calls
+    assert found.cache_bytes > 200 * 100 * 8
+
+
+def test_a_cache_that_a_node_cannot_have_is_an_error_that_names_the_node(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    program = local_hosts(1, 1)
+    with (
+        lp.Pool(1, _program=program) as pool,
+        lp.Loader(range(20), abs, batch_size=5, cache=str(tmp_path / "kept"), workers=pool) as loader,
+    ):
+        (tmp_path / "kept" / "a.txt").touch()  # as it may look on another node
+        with pytest.raises(
+            lp.CacheError, match=r"on node [0-9.]+: cache: the directory .* has files that are no cache's"
+        ):
+            next(iter(loader))
 
 
 def test_without_an_order_each_batch_comes_once() -> None:

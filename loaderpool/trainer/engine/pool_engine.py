@@ -31,7 +31,7 @@ from loaderpool.trainer.stream.feed import Ahead, Feed
 from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
-from loaderpool.transport.payload.placement import place, put_shipment
+from loaderpool.transport.payload.placement import AboutShipment, place, put_shipment
 from loaderpool.transport.payload.ship import Shipment, ship
 
 # The thread that holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for
@@ -93,7 +93,8 @@ class PoolEngine:
             self._probing = Probing(session, self.number, checked, first_epoch)
             self._updates = SourceUpdates(session, self.number, shipment.without)
             self._placement = place(shipment, session.hands_over_files)
-            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement, checked.paths)
+            about = AboutShipment(checked.paths, None if cache is None else cache.plan)
+            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement, about)
             try:
                 if stream is not None:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)

@@ -12,7 +12,7 @@ from loaderpool.memory.extents import Extent
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.transport.messages import Control
 from loaderpool.transport.payload.changes import LatestChanges
-from loaderpool.transport.payload.placement import put_shipment
+from loaderpool.transport.payload.placement import AboutShipment, put_shipment
 from loaderpool.transport.payload.ship import Shipment, ship
 
 
@@ -46,7 +46,7 @@ class SourceUpdates:
 
     def send_shipped(self, names: frozenset[str], shipment: Shipment) -> None:
         """Send changes of the attributes with these names as they are to travel."""
-        extents, offset, nbytes = put_shipment(self._session.arena, shipment, names=names)
+        extents, offset, nbytes = put_shipment(self._session.arena, shipment, about=AboutShipment(tuple(names)))
         self._unread.append(_Update(names, extents, offset, nbytes))
         self._session.send(Control.UPDATE, self._loader, offset, nbytes)
 

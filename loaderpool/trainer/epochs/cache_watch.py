@@ -34,14 +34,13 @@ def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCa
     if cache.in_memory:
         return SharedCache.create(plan_in_memory(cache, items))
     try:
-        from loaderpool.cache.disk_store import prepare
+        import sqlite3  # noqa: F401
     except ImportError as error:
         raise CacheError(f"cache: this Python has no sqlite3 ({error}), which a cache on disk needs") from error
     from loaderpool.cache.identity import describe, mark_of
 
     fields = describe(payload["fn"], payload["setup"], payload["source"])
-    prepare(cache.where, fields)
-    return SharedCache.create(plan_on_disk(cache, items, mark_of(fields)))
+    return SharedCache.create(plan_on_disk(cache, items, mark_of(fields), fields))
 
 
 class CacheWatch:

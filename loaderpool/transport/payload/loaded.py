@@ -11,6 +11,7 @@ from typing import Any
 from loaderpool.memory.arena import Arena, map_private
 from loaderpool.transport.payload.changes import Change, Changes
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
+from loaderpool.transport.payload.placement import AboutShipment
 from loaderpool.transport.payload.unship import unship
 from loaderpool.transport.pickling import Importing, get_object, unwatched
 
@@ -46,26 +47,25 @@ class Payloads:
         if payload.get("cache") is not None:
             from loaderpool.cache.shared import SharedCache  # most loaders have none, and their start is shorter for it
 
-            # Its memory file comes behind those of the arrays.
-            payload["cache"] = SharedCache(payload["cache"], self.received.of(loader, files + 1)[files])
+            payload["cache"] = SharedCache(payload["cache"], self.cache_file(loader, files))
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
 
-    def read(self, loader: int, offset: int, nbytes: int) -> tuple[bytes, list[memoryview], int, Sequence[str]]:
-        """Return a payload as it travelled: its pickle, the bytes of its arrays, how many data files hold some, names.
+    def read(self, loader: int, offset: int, nbytes: int) -> tuple[bytes, list[memoryview], int, AboutShipment]:
+        """Return a payload as it travelled: its pickle, its arrays' bytes, how many data files hold some, about it.
 
         The trainer keeps the arrays' extent until the loader is unloaded. Blocks: until the data files are there.
 
         Raises:
             OSError: this process has no descriptors left, or they do not come.
         """
-        pickled, (start, length), places, sizes, names = self._read(offset, nbytes)
+        pickled, (start, length), places, sizes, about = self._read(offset, nbytes)
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, start, length)]
         files = self.received.of(loader, len(sizes))[: len(sizes)]
         parts += ((file, 0, size) for file, size in zip(files, sizes, strict=True))
         views = [self._view(*part) if part[2] else memoryview(b"") for part in parts]
-        return pickled, [views[part][at : at + size] for part, at, size in places], len(sizes), names
+        return pickled, [views[part][at : at + size] for part, at, size in places], len(sizes), about
 
     def _view(self, descriptor: int, start: int, nbytes: int) -> memoryview:
         """Return a part of a file, so that writes to it stay this process's own."""
@@ -85,15 +85,24 @@ class Payloads:
 
     def read_change(self, loader: int, offset: int, nbytes: int) -> Change:
         """Copy changed attributes out of the arena, as they travelled."""
-        pickled, (start, _), places, _, names = self._read(offset, nbytes)
+        pickled, (start, _), places, _, about = self._read(offset, nbytes)
         view = memoryview(self._arena.map)
         buffers = [bytearray(view[start + at : start + at + size]) for _, at, size in places]
-        return Change(loader, pickled, buffers, frozenset(names))
+        return Change(loader, pickled, buffers, frozenset(about.names))
 
     def apply(self, change: Change) -> None:
         """Make a change."""
         changes = unship(change.pickled, [memoryview(buffer) for buffer in change.buffers], self._importing)
         self.loaded[change.loader]["source"].update(changes)
+
+    def cache_file(self, loader: int, files: int) -> int:
+        """Return the memory file of a loader's cache: it comes behind those of the arrays.
+
+        Args:
+            loader: whose cache it is.
+            files: how many data files hold arrays.
+        """
+        return self.received.of(loader, files + 1)[files]
 
     def unload(self, loader: int) -> None:
         """Forget a payload."""
@@ -106,7 +115,7 @@ class Payloads:
 
     def _read(
         self, offset: int, nbytes: int
-    ) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int], Sequence[str]]:
-        """Read a shipment's table: its pickle, where arrays are in the arena, places of all, files' sizes, names."""
-        (start, length), arrays, places, sizes, names = get_object(self._arena, offset, nbytes)
-        return self._arena.map[start : start + length], arrays, places, sizes, names
+    ) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int], AboutShipment]:
+        """Read a shipment's table: its pickle, where its arrays are, places of all, files' sizes, about it."""
+        (start, length), arrays, places, sizes, about = get_object(self._arena, offset, nbytes)
+        return self._arena.map[start : start + length], arrays, places, sizes, about

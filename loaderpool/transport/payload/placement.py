@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderpool.memory.adoption import is_in_passing, place_of, why_copied
 from loaderpool.memory.arena import Arena
@@ -17,6 +18,9 @@ from loaderpool.memory.layout import aligned
 from loaderpool.system.interrupts import checkpoint
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import put_object
+
+if TYPE_CHECKING:
+    from loaderpool.cache.shared import CachePlan
 
 # Files of one shipment. More would not fit one message to the supervisor (253 descriptors), and each is a descriptor
 # here and there.
@@ -72,8 +76,18 @@ def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
     return found
 
 
+class AboutShipment(NamedTuple):
+    """What is said of a shipment to those who do not unpickle it."""
+
+    names: Sequence[str] = ()  # of an update the attributes that it changes, of a payload files that must be there
+    cache: CachePlan | None = None  # of a payload's loader
+
+
+_NOTHING_ABOUT_IT = AboutShipment()
+
+
 def put_shipment(
-    arena: Arena, shipment: Shipment, placement: Placement | None = None, names: Collection[str] = ()
+    arena: Arena, shipment: Shipment, placement: Placement | None = None, about: AboutShipment = _NOTHING_ABOUT_IT
 ) -> tuple[list[Extent], int, int]:
     """Copy a shipment into the arena; returns all its extents, and offset and length of its table (see `Payloads`).
 
@@ -84,8 +98,7 @@ def put_shipment(
         arena: where to.
         shipment: what.
         placement: which of its arrays stand in data files, and are not copied. None: all are copied.
-        names: for who does not unpickle it: of an update the attributes that it changes, of a payload the files that
-            must be there.
+        about: it, for who does not unpickle it.
     """
     placement = placement or Placement()
     places: list[tuple[int, int, int]] = []  # part (0: what is copied, then the files), offset in it, length
@@ -113,7 +126,7 @@ def put_shipment(
                 arena.map[extent.offset + at : extent.offset + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
         where = pickled.offset, len(shipment.pickled)
-        table, nbytes = put_object(arena, (where, arrays, places, sizes, tuple(names)))
+        table, nbytes = put_object(arena, (where, arrays, places, sizes, about))
     except BaseException:
         for extent in extents:
             arena.give_back(extent)

@@ -30,8 +30,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedCac
     if request.param == "memory":
         cache = SharedCache.create(plan_in_memory(Cache("memory", "8MiB"), 1000))
     else:
-        prepare(str(tmp_path / "cache"), FIELDS)
-        cache = SharedCache.create(CachePlan(str(tmp_path / "cache"), 8 << 20, 1000, MARK))
+        cache = SharedCache.create(CachePlan(str(tmp_path / "cache"), 8 << 20, 1000, MARK, FIELDS))
     yield cache
     cache.close()
 

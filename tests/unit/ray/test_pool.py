@@ -63,11 +63,6 @@ def drawn(rng: np.random.Generator) -> Iterator[int]:
             lp.ArgumentError,
             "as many copies of drawn run as there are workers, and on a cluster these come and go: say copies=",
         ),
-        (
-            lambda pool: lp.Loader(range(8), abs, batch_size=4, workers=pool, cache="memory"),
-            lp.ArgumentError,
-            "cache= is shared by the workers of one machine",
-        ),
     ],
 )
 def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, error: type[Exception], words: str) -> None:
