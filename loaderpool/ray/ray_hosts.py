@@ -38,6 +38,10 @@ _KNOCK_S = 3.0
 _CONNECT_S = 30.0
 # What could not be done, or had no node, is tried again after this long.
 _AGAIN_S = 1.0
+# A node whose CPUs another pool has just taken; another one may have some.
+_PLACE_AGAIN_S = 0.25
+# A host that has no node for so long is told of, for others may have all CPUs for long.
+_PATIENCE_S = 20.0
 # Of a node that does not answer Ray takes 15 s to say that it is dead.
 _DOUBT_S = 20.0
 # Calls that a host may be in: exchanges, and pieces of payloads.
@@ -82,6 +86,7 @@ class RayHosts:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._placed: dict[int, _Placed] = {}
         self._ended: set[int] = set()
+        self._unplaced: dict[int, float] = {}  # hosts that no node had CPUs for: since when, or when it was told
         self._doubtful: dict[str, float] = {}  # nodes that may have gone, and until when nothing is started there
         self._pids: dict[int, tuple[int, int]] = {}  # of hosts' processes, and when these began
         self._told_hosts = -1
@@ -139,8 +144,8 @@ class RayHosts:
             print(f"loaderpool: the cluster did not do what it was asked for: {error}", file=sys.stderr, flush=True)
             self._later(job)
 
-    def _later(self, job: Callable[[], None]) -> None:
-        timer = threading.Timer(_AGAIN_S, self._jobs.put, [job])
+    def _later(self, job: Callable[[], None], after_s: float = _AGAIN_S) -> None:
+        timer = threading.Timer(after_s, self._jobs.put, [job])
         timer.daemon = True
         timer.start()
 
@@ -217,10 +222,12 @@ class RayHosts:
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS}
         workers, where = settings.workers_per_host or 1, ""
         if free:
-            where = free[0]
-            options["scheduling_strategy"] = self._affinity(where, soft=False)
+            cpus = self._free_cpus()
+            where = max(free, key=lambda node: cpus.get(node, 0.0))
+            # Else it would wait there for CPUs that another pool has taken just now.
+            options["scheduling_strategy"] = self._affinity(where, soft=False, _fail_on_unavailable=True)
             if not settings.workers_per_host:
-                workers = max(1, int(self._free_cpus(where)))
+                workers = max(1, int(cpus.get(where, 0.0)))
         else:  # more hosts than nodes: an autoscaler may bring one
             options["scheduling_strategy"] = "SPREAD"
         options["num_cpus"] = workers
@@ -237,14 +244,26 @@ class RayHosts:
             self._tell(News(host, "placed", HostPlace(where, nodes[where]["NodeManagerAddress"], 0)))
         self._when_done(host, actor.about.remote(), lambda there: self._check(host, actor, there, workers))
 
-    def _free_cpus(self, node: str) -> float:
+    def _free_cpus(self) -> dict[str, float]:
+        """CPUs that are free, by node; the books are a second late."""
         from ray._private.state import available_resources_per_node
 
-        by_node: dict[str, Any] = available_resources_per_node()
-        return float(by_node.get(node, {}).get("CPU", 1))
+        return {node: float(free.get("CPU", 0)) for node, free in available_resources_per_node().items()}
+
+    def _place_again(self, host: int) -> None:
+        """Start a host once more, for the node that it was to be on had no CPUs free any more."""
+        if self._placed.pop(host, None) is None:
+            return
+        now_s = clock.monotonic_s()
+        if now_s > self._unplaced.setdefault(host, now_s) + _PATIENCE_S:
+            self._unplaced[host] = now_s
+            needs = self._needs({})
+            print(f"loaderpool: a host waits for a node that has {needs} free", file=sys.stderr, flush=True)
+        self._later(functools.partial(self._start, host), _PLACE_AGAIN_S)
 
     def _check(self, host: int, actor: Any, there: AboutHost, workers: int) -> tuple[HostPlace, int]:
         self._pids[host] = there.process
+        self._unplaced.pop(host, None)
         if host in self._placed:
             self._placed[host] = _Placed(actor, there.node)
         for name, here in versions().items():
@@ -299,6 +318,8 @@ class RayHosts:
                 if value_of is None:
                     return
                 self._tell(News(host, "answered" if isinstance(value, list) else "started", value_of(value)))
+            except self._ray.exceptions.ActorUnschedulableError:
+                self._jobs.put(functools.partial(self._place_again, host))
             except BaseException as error:
                 self._failed(host, error)
 

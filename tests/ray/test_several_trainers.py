@@ -1,0 +1,106 @@
+"""Several trainers over one cluster, each with a pool and a shard of its own: the bits of one loader for all."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import assert_same, read, read_while
+from tests.support.ray_cluster import RayCluster
+
+_ROOT = Path(__file__).resolve().parents[2]
+_BATCH, _TRAINERS = 4, 2
+
+
+# Trainers have it by name: they are other programs.
+def sample(item: int, rng: np.random.Generator) -> dict[str, Any]:
+    return {"item": np.full((20, 30), item, np.float32), "noise": rng.random(3)}
+
+
+def make_loader(workers: int | lp.Pool, trainers: int = 1, index: int = 0) -> lp.Loader:
+    return lp.Loader(
+        range(160), sample, batch_size=_BATCH * _TRAINERS // trainers, shuffle=True, seed=7,
+        shard=lp.Shard(trainers, index), workers=workers,
+    )  # fmt: skip
+
+
+def read_shard(address: str, folder: str, index: int) -> bytes:
+    """Two passes of a trainer, which has one host; in the first one it waits until all trainers have come so far.
+
+    Args:
+        address: of the cluster.
+        folder: where each trainer leaves a file when it has its first batch.
+        index: of the shard.
+    """
+
+    def meet() -> None:
+        Path(folder, str(index)).touch()
+        deadline_s = time.monotonic() + 60
+        while len(list(Path(folder).iterdir())) < _TRAINERS:
+            assert time.monotonic() < deadline_s, "the other trainer has no batch: it has no host"
+            time.sleep(0.05)
+
+    with lp.RayPool(address, hosts=1) as pool, make_loader(pool, _TRAINERS, index) as loader:
+        return pickle.dumps(read_while(loader, {0: meet}) + read(loader))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    """Of one loader of twice the batch."""
+    with make_loader(0) as loader:
+        return read(loader, passes=2)
+
+
+def assert_are_shards_of(shards: list[list[Any]], expected: list[Any]) -> None:
+    """Batch k of all shards, one below the other, is batch k."""
+    together = [{key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+                for parts in zip(*shards, strict=True)]  # fmt: skip
+    assert_same(together, expected)
+
+
+def test_two_trainers_at_once(cluster: RayCluster, tmp_path: Path, expected: list[Any]) -> None:
+    code = """
+        import sys
+        from tests.ray.test_several_trainers import read_shard
+        sys.stdout.buffer.write(read_shard(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), cluster.address, str(tmp_path)]
+    trainers = [
+        subprocess.Popen([*command, str(index)], stdout=subprocess.PIPE, cwd=_ROOT) for index in range(_TRAINERS)
+    ]
+    output = [trainer.communicate(timeout=100)[0] for trainer in trainers]
+    assert [trainer.returncode for trainer in trainers] == [0, 0]
+    assert_are_shards_of([pickle.loads(each) for each in output], expected)
+
+
+def test_trainers_that_are_actors_as_under_ray_train(cluster: RayCluster, tmp_path: Path, expected: list[Any]) -> None:
+    """The user's program is a driver itself, and its trainers are actors on nodes of the cluster."""
+    code = """
+        import pickle, sys
+        import ray
+        from tests.ray.test_several_trainers import read_shard
+
+        class Trainer:
+            def train(self, address, folder, index):
+                return read_shard(address, folder, index)
+
+        address, folder = sys.argv[1:]
+        ray.init(address=address, log_to_driver=False)
+        trainers = [ray.remote(num_cpus=0)(Trainer).remote() for _ in range(2)]
+        shards = ray.get([trainer.train.remote(address, folder, index) for index, trainer in enumerate(trainers)])
+        sys.stdout.buffer.write(pickle.dumps([pickle.loads(shard) for shard in shards]))
+        ray.get(trainers[0].__ray_ready__.remote())  # this program's Ray is its own still
+        ray.shutdown()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), cluster.address, str(tmp_path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=100, cwd=_ROOT, check=True)
+    assert_are_shards_of(pickle.loads(done.stdout), expected)
