@@ -185,6 +185,10 @@ class WorkersNotForkedWarning(RuntimeWarning):
     """A module started threads while it was imported, so each worker is an interpreter of its own: slower, but safe."""
 
 
+class ClusterWarning(RuntimeWarning):
+    """A cluster does not have what a pool asks for, or not yet; the message says what that is, and what there is."""
+
+
 class LargeDataWarning(RuntimeWarning):
     """Much data travels in a form that takes far more memory, or time, than another; the message says which."""
 

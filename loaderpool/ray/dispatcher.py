@@ -18,15 +18,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loaderpool.cache.counters import CacheNews
-from loaderpool.errors import CacheError, ClusterError, ClusterLostError, DataNotVisibleError
+from loaderpool.errors import CacheError, ClusterError, ClusterLostError, ClusterWarning, DataNotVisibleError
 from loaderpool.memory.board import HostState
 from loaderpool.ray.exchange_pace import ExchangePace
+from loaderpool.ray.host_commands import HostCommands
 from loaderpool.ray.host_losses import HostLosses
 from loaderpool.ray.host_messages import HostCommand, HostReport
 from loaderpool.ray.host_record import HostRecord
 from loaderpool.ray.hosts import Hosts, News
 from loaderpool.ray.loader_payloads import LoaderPayloads
-from loaderpool.ray.sent_bundles import read_bundles
 from loaderpool.ray.trainer_pipes import TrainerPipes
 from loaderpool.ray.visible_paths import describe_missing
 from loaderpool.supervisor import instructions as s
@@ -45,7 +45,6 @@ from loaderpool.transport.messages import (
     encode,
     split32,
 )
-from loaderpool.transport.pickling import get_object, send
 from loaderpool.transport.reports import describe_failure
 
 # How often clocks are looked at: heartbeats.
@@ -77,8 +76,7 @@ class Dispatcher:
         self._poll.register(self._woken, select.POLLIN)
         self._records: dict[int, HostRecord] = {}
         self._pace = ExchangePace(self._state.ledger)
-        self._layouts: dict[int, Words] = {}  # by loader, as the trainer has told them
-        self._slot_bytes: dict[int, int] = {}  # of the largest of each loader
+        self._commands = HostCommands(self._state.ledger, self._trainer.arena)
         self._losses = HostLosses(start["max_restarts"])
         self._with_new_room: list[HostRecord] = []  # of which the state is to be told
         self._hosts: Hosts
@@ -127,14 +125,11 @@ class Dispatcher:
             return
         if kind == Control.LOAD:
             self._payloads.note(number, words[5:])
-        elif kind == Control.LAYOUT:
-            self._layouts[number] = words
-        elif kind == Control.SLOT_ADD:
-            self._slot_bytes[number] = max(self._slot_bytes.get(number, 0), words[4])
         elif kind == Control.RUN_END:
             for record in self._records.values():
                 if number in record.runs:
                     record.command(HostCommand.ABANDON, number)
+        self._commands.note(words)
         self._carry_out(self._state.on_control(words))
 
     def _carry_out(self, instructions: Iterable[s.Instruction]) -> None:
@@ -160,8 +155,7 @@ class Dispatcher:
                 self._payloads.update(instruction, self._records.values())
                 pending.extend(self._state.on_loaded(instruction.loader))
             elif isinstance(instruction, s.Unload):
-                self._layouts.pop(instruction.loader, None)
-                self._slot_bytes.pop(instruction.loader, None)
+                self._commands.forget(instruction.loader)
                 self._payloads.unload(instruction.loader, self._records.values())
             elif isinstance(instruction, s.LoseTicket):
                 self._trainer.tell(*self._losses.told(instruction))
@@ -187,44 +181,14 @@ class Dispatcher:
 
     def _command(self, record: HostRecord, words: Words) -> None:
         """Tell a host what the state tells a worker."""
-        kind, number = words[:2]
-        if kind == Command.TICKET:
-            _, _, run, first, count_attempt, rows, slot, _ = words
-            loader, capacity = record.runs[run], self._state.ledger.slots[slot].nbytes
-            if capacity > record.slot_bytes[loader]:
-                record.slot_bytes[loader] = capacity
-                record.command(HostCommand.SLOT_BYTES, loader, capacity)
-            record.tickets[number] = words
-            count, feed = split32(count_attempt)[0], self._state.ledger.runs[run].feed
-            items = read_bundles(self._trainer.arena.map, feed, range(first, first + count)) if feed else None
-            record.command(HostCommand.TICKET, number, run, first, count, split32(rows)[1], beside=items)
-        elif kind == Command.PROBE:
-            record.tickets[number] = words
-            items = read_bundles(self._trainer.arena.map, words[4], [0]) if words[4] else None
-            record.command(HostCommand.PROBE, number, words[2], words[3], words[5], beside=items)
-        elif kind == Command.RUN:
-            _, run, loader, epoch, per_epoch, after, _, nbytes = words
-            arena = self._trainer.arena.map
-            start = bytes(arena[after : after + nbytes]) if nbytes else send(after) if after else None
-            record.runs[run] = loader
-            told = self._state.ledger.runs[run]
-            lanes = 0 if told.lanes is None else len(told.lanes.next)
-            rest = told.full_batches, told.last_rows
-            record.command(
-                HostCommand.RUN, run, loader, epoch, per_epoch, *rest, lanes, int(told.feed > 0), beside=start
-            )
-        elif kind == Command.RUN_OVER:
-            del record.runs[number]
-            record.command(HostCommand.RUN_OVER, number)
-        elif kind == Command.LAYOUT:
-            places, form = get_object(self._trainer.arena, words[2], words[3])
-            slot_bytes = record.slot_bytes[number] = self._slot_bytes[number]
-            record.command(HostCommand.LAYOUT, number, slot_bytes, *self._layouts[number][4:], beside=(places, form))
-            self._with_new_room.append(record)
-        elif kind == Command.EXIT:
+        if words[0] == Command.EXIT:
             record.is_leaving = True
             self._trainer.host_cells.set_state(record.cell, HostState.LEAVING)
             self._let_go(record)
+            return
+        self._commands.give(record, words)
+        if words[0] == Command.LAYOUT:
+            self._with_new_room.append(record)
 
     # ---- from hosts ----
 
@@ -237,6 +201,9 @@ class Dispatcher:
     def _take_in(self, news: News) -> None:
         if news.kind == "over":
             self._end(news.value)
+            return
+        if news.kind == "warning":
+            self._trainer.tell(encode(Notice.WARNING), (ClusterWarning.__name__, news.value))
             return
         if news.kind == "hosts":
             self._carry_out(self._state.on_control((Control.RESIZE, news.value, 0, 0, 0, 0, 0, 0)))

@@ -9,15 +9,15 @@ from loaderpool.ray.host_messages import Message
 
 
 class News(NamedTuple):
-    """Something that happened to a host; or to all, where the kind is "hosts" or "over".
+    """Something that happened to a host; or to all, where the kind is "hosts", "over" or "warning".
 
     Kinds: "placed" (its `HostPlace`, without workers yet), "started" (its `HostPlace`, how many bytes shall travel from
     it at once), "answered" (the exchange's number, its answers), "lost" (why), "hosts" (how many there shall be),
-    "over" (why there never will be any).
+    "over" (why there never will be any), "warning" (what the user should know).
     """
 
     host: int
-    kind: Literal["placed", "started", "answered", "lost", "hosts", "over"]
+    kind: Literal["placed", "started", "answered", "lost", "hosts", "over", "warning"]
     value: Any
 
 

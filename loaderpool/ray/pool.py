@@ -21,6 +21,8 @@ from loaderpool.transport.messages import Control
 
 # Deaths of hosts that are made good: machines die less often than processes, and come back more slowly.
 _HOSTS_LOST = (20, 600.0)
+# Without a host, after this long a warning says what there is. Shorter: it would come while an autoscaler brings one.
+_NO_HOST_S = 60.0
 # A host says something three times within its timeout; shorter, and a busy machine would be taken for a dead one.
 _LEAST_TIMEOUT_S = 1.0
 
@@ -93,6 +95,7 @@ class RayPool(Pool):
             "runtime_env": dict(runtime_env or {}),
             "host_timeout_s": timeout_s,
             "max_restarts": DEFAULT_RESTARTS,
+            "no_host_s": _NO_HOST_S,
         }
         after = whole_number("fallback_workers", fallback_workers, at_least=0, at_most=MAX_WORKERS)
         own = {"cluster": self._settings, "hands_over": after}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 import queue
 import signal
@@ -26,6 +27,7 @@ from loaderpool.ray.actor import AboutHost, HostActor, versions
 from loaderpool.ray.host_messages import Message
 from loaderpool.ray.hosts import News
 from loaderpool.ray.loss_words import could_not_begin, why_lost
+from loaderpool.ray.offers import STATUS, can_have, describe_needs, describe_offers, is_scaled
 from loaderpool.supervisor.host_room import GROUP_BYTES
 from loaderpool.system import clock, machine
 from loaderpool.trainer.session.running_workers import HostPlace
@@ -66,6 +68,7 @@ class ClusterSettings(NamedTuple):
     runtime_env: dict[str, Any]
     host_timeout_s: float
     max_restarts: tuple[int, float] | None
+    no_host_s: float  # without a host, after this long a warning says what there is
 
 
 class _Placed(NamedTuple):
@@ -90,6 +93,7 @@ class RayHosts:
         self._doubtful: dict[str, float] = {}  # nodes that may have gone, and until when nothing is started there
         self._pids: dict[int, tuple[int, int]] = {}  # of hosts' processes, and when these began
         self._told_hosts = -1
+        self._drought_s = 0.0  # since when there is no host; 0: there is one
         self._wanted = settings.hosts
         self._ray: Any = None
         threading.Thread(target=self._work, name="loaderpool-cluster", daemon=True).start()
@@ -130,11 +134,13 @@ class RayHosts:
         except BaseException as error:
             self._tell(News(0, "over", str(error)))
             return
+        look_s = clock.monotonic_s() + _LOOK_S
         while True:
             with contextlib.suppress(queue.Empty):
-                self._do(self._jobs.get(timeout=_LOOK_S))
-                continue
-            self._do(self._look_at_nodes)
+                self._do(self._jobs.get(timeout=max(0.0, look_s - clock.monotonic_s())))
+            if clock.monotonic_s() >= look_s:
+                self._do(self._look_at_nodes)
+                look_s = clock.monotonic_s() + _LOOK_S
 
     def _do(self, job: Callable[[], None]) -> None:
         """Do a job; one that fails is tried again. Where the cluster is lost for good, Ray ends this process."""
@@ -176,9 +182,7 @@ class RayHosts:
         return {
             node["NodeID"]: node
             for node in self._ray.nodes()
-            if node["Alive"]
-            and (self._settings.trainer_node or node["NodeID"] != me)
-            and all(node["Resources"].get(name, 0) >= amount for name, amount in self._needs(node).items())
+            if (self._settings.trainer_node or node["NodeID"] != me) and can_have(node, self._needs)
         }
 
     @property
@@ -187,8 +191,11 @@ class RayHosts:
         stores = [node["Resources"].get("object_store_memory", 0) for node in self._ray.nodes() if node["Alive"]]
         return max(_LEAST_OBJECT_BYTES, min(GROUP_BYTES, int(min(stores)) // _SHARE_OF_STORE))
 
-    def _needs(self, node: dict[str, Any]) -> dict[str, float]:
-        return {"CPU": self._settings.workers_per_host or 1, **self._settings.resources}
+    @property
+    def _needs(self) -> dict[str, float]:
+        settings = self._settings
+        memory = {"memory": settings.memory_per_host} if settings.memory_per_host else {}
+        return {"CPU": settings.workers_per_host or 1, **memory, **settings.resources}
 
     def _look_at_nodes(self) -> None:
         """Have as many hosts as there are nodes, or as are wanted."""
@@ -196,17 +203,42 @@ class RayHosts:
         for host, placed in list(self._placed.items()):
             if placed.node and placed.node not in nodes and host not in self._ended:
                 self._tell(News(host, "lost", "its node has left the cluster"))
-        wanted = self._wanted or len(nodes)
+        if not nodes and not self._pids and not self._is_scaled():
+            self._tell(News(0, "over", f"no node of the cluster can have a host: {self._offers()}"))
+            return
+        wanted = self._wanted or len(nodes) or int(not self._pids)  # one that is asked for may bring a node
         if wanted and wanted != self._told_hosts:
             self._told_hosts = wanted
             self._tell(News(0, "hosts", wanted))
-        elif not wanted and self._told_hosts < 0:
-            self._tell(News(0, "over", self._nothing_placed()))
+        if self._pids.keys() - self._ended:
+            self._drought_s = 0.0
+        elif not self._drought_s:
+            self._drought_s = clock.monotonic_s()
+        elif clock.monotonic_s() > self._drought_s + self._settings.no_host_s:
+            self._drought_s = math.inf  # once
+            text = (
+                f"there has been no host for {self._settings.no_host_s:g} s: {self._offers()}. Ask for less "
+                "(workers_per_host=, resources=, memory_per_host=), or end what has the rest: it is waited for"
+            )
+            self._tell(News(0, "warning", text))
 
-    def _nothing_placed(self) -> str:
-        offers = [f"{node['NodeManagerAddress']}: {node['Resources']}" for node in self._ray.nodes() if node["Alive"]]
-        asked = self._needs({})
-        return f"no node of the cluster can have a host (each needs {asked}); there are {'; '.join(offers)}"
+    def _offers(self) -> str:
+        """What each host needs, and what there is."""
+        from ray._private.state import available_resources_per_node
+
+        me = "" if self._settings.trainer_node else self._ray.get_runtime_context().get_node_id()
+        offers = describe_offers(self._ray.nodes(), available_resources_per_node(), me)
+        return f"each needs {describe_needs(self._needs)}, and of the nodes {offers}"
+
+    def _is_scaled(self) -> bool:
+        """Whether an autoscaler may bring nodes. There is no way to ask for that which Ray promises to keep."""
+        try:
+            from ray.autoscaler.v2.utils import is_autoscaler_v2
+            from ray.experimental.internal_kv import _internal_kv_get
+
+            return is_scaled(_internal_kv_get(STATUS), is_autoscaler_v2())
+        except Exception:  # then it is waited for, and a warning says so
+            return True
 
     def _start(self, host: int) -> None:
         settings, now_s = self._settings, clock.monotonic_s()
@@ -216,7 +248,8 @@ class RayHosts:
         nodes = self._nodes()
         left = {node for node, until_s in self._doubtful.items() if now_s < until_s}
         free = [node for node in nodes if node not in taken | left]
-        if not free and (not self._wanted or left & nodes.keys()):  # one may come, or be found to be alive
+        is_first = not nodes and not self._pids  # an autoscaler brings a node to who asks for one
+        if not free and not is_first and (not self._wanted or left & nodes.keys()):  # one may come, or be alive
             self._later(functools.partial(self._start, host))
             return
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS}
@@ -257,7 +290,7 @@ class RayHosts:
         now_s = clock.monotonic_s()
         if now_s > self._unplaced.setdefault(host, now_s) + _PATIENCE_S:
             self._unplaced[host] = now_s
-            needs = self._needs({})
+            needs = describe_needs(self._needs)
             print(f"loaderpool: a host waits for a node that has {needs} free", file=sys.stderr, flush=True)
         self._later(functools.partial(self._start, host), _PLACE_AGAIN_S)
 

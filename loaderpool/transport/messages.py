@@ -117,6 +117,7 @@ class Notice(enum.IntEnum):
     # the program in the supervisor's place ends, and shall not be started again: the one after it goes on
     HAND_OVER = 15
     BROKEN = 16  # loader (0: all); bytes: the pickled name of a class in `errors`, and a text
+    WARNING = 17  # bytes: the pickled name of a class in `errors`, and a text
     WORKERS_WANTED = 14  # how many workers share the work, and how many hosts have them: where it is for hosts to say
     # bytes: the pickled obstacles to a fork, and the node where they are; sent before the first such worker is started
     WORKERS_BY_EXEC = 20

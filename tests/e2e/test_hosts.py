@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -498,3 +499,35 @@ def test_a_batch_that_ends_host_after_host_is_told_with_the_nodes_and_why() -> N
     )
     assert [node for node, _ in caught.value.hosts] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     assert (caught.value.batch, caught.value.indices, got) == (4, (16, 17, 18, 19), list(range(16)))
+
+
+def test_a_warning_of_the_dispatcher_comes_while_a_batch_is_waited_for(recwarn: pytest.WarningsRecorder) -> None:
+    """In the user's line; as an error it comes out of the wait, and the next one goes on waiting."""
+    program = local_hosts(1, 1, late=1, warns="there has been no host for 60 s: each needs 4 CPUs")
+    with lp.Pool(1, _program=program) as pool, loader_of(pool) as loader:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", lp.ClusterWarning)
+            with pytest.raises(lp.ClusterWarning, match="no host for 60 s: each needs 4 CPUs"):
+                next(iter(loader))
+        pool.resize(2)
+        read(loader)
+    assert not recwarn.list
+
+
+def test_a_budget_that_is_too_small_for_all_hosts_is_told_with_the_one_that_would_do() -> None:
+    def made(memory: int) -> str:
+        limits = lp.Limits(memory=memory)
+        with lp.Pool(2, _program=local_hosts(2, 2)) as pool, loader_of(pool, items=120, limits=limits) as loader:
+            read(loader)
+            return told_when(loader, lambda told: sum(host.workers for host in told.hosts) == 4).hosts_wait_because
+
+    short = made(1 << 20)
+    said = (
+        r"Limits\(memory=1,048,576\) has room for (\d+) slots of ([\d,]+) bytes, and 2 hosts with 4 workers may have "
+    )
+    found = re.match(said + r"(\d+) in use at once\. Limits\(memory=(\d+)\) \(\d+ MiB\) would do", short)
+    assert found and int(found[1]) < int(found[3])
+    assert made(int(found[4])) == made(1 << 30) == ""
+    with loader_of(2, items=60, limits=lp.Limits(memory=1 << 20)) as loader:
+        read(loader)
+        assert loader.statistics().hosts_wait_because == ""

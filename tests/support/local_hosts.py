@@ -32,6 +32,7 @@ def local_hosts(
     object_bytes: int = GROUP_BYTES,
     late: int = 0,
     born: bool = True,
+    warns: str = "",
 ) -> Program:
     """A program with so many hosts of so many workers; their supervisors' pids are appended to a file.
 
@@ -43,6 +44,7 @@ def local_hosts(
         object_bytes: so much travels at once.
         late: so many of them start, and are never there.
         born: whether any is; else each is lost as it starts.
+        warns: what the user is warned of at once; nothing where it is empty.
     """
     settings = {
         "hosts": hosts,
@@ -52,6 +54,7 @@ def local_hosts(
         "object_bytes": object_bytes,
         "late": late,
         "born": born,
+        "warns": warns,
     }
     return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings)
 
@@ -63,6 +66,8 @@ class LocalHosts:
         self._start, self._tell = start, tell
         self._late = start["late"]
         self._hosts: dict[int, Host] = {}
+        if start["warns"]:
+            tell(News(0, "warning", start["warns"]))
         tell(News(0, "hosts", start["hosts"] or start["workers"]))
 
     def lose_one(self, *_: Any) -> None:

@@ -76,6 +76,7 @@ class EngineStatistics:
     hosts: tuple[HostStatistics, ...] = ()
     hosts_lost: int = 0
     batches_redone: int = 0
+    hosts_wait_because: str = ""
 
 
 def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None) -> EngineStatistics:
@@ -105,6 +106,7 @@ def with_counts(
             slots_lent=len(ring.lender.lent),
             bytes_pinned=ring.pinning.pinned_bytes(list(ring.extents.values())),
             not_pinned_because=ring.pinning.why_not,
+            hosts_wait_because=ring.hosts_wait_because,
         )
     workers, hosts = _workers(session)  # first: it takes in the latest news
     return dataclasses.replace(

@@ -19,6 +19,7 @@ from loaderpool.memory.layout import FixedLayout
 from loaderpool.supervisor.host_room import travelling
 from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER
 from loaderpool.system import capacity
+from loaderpool.trainer.engine.host_slots import why_hosts_wait
 from loaderpool.trainer.engine.slot_pinning import SlotPinning
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.lease import Lender
@@ -171,6 +172,12 @@ class Ring:
         """How many tickets the workers may have, and how many travel to them and from them."""
         session, plan = self._session, self.plan
         return session.workers_wanted * plan.tickets_per_worker + travelling(session.hosts, plan.slot_bytes)
+
+    @property
+    def hosts_wait_because(self) -> str:
+        """Why hosts have to wait for slots; "": they need not, or there are none."""
+        plan, hosts, workers = self.plan, self._session.hosts, self._session.workers_wanted
+        return why_hosts_wait(plan.limit_bytes, plan.slot_bytes, hosts, workers, self.tickets, _CONSUMER_SLOTS)
 
     def reserve(self, quota: int) -> int:
         """Slots that a run with this quota never lends, so that workers always have somewhere to write.

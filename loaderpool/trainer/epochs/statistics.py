@@ -58,6 +58,7 @@ class Statistics:
     workers: tuple[WorkerStatistics, ...]
     hosts: tuple[HostStatistics, ...]  # of a `RayPool`, those that run or start; of workers of this machine ()
     hosts_lost: int  # hosts that died, were silent for too long, or whose node left, and were replaced where possible
+    hosts_wait_because: str  # why hosts have to wait for slots, and the `Limits.memory` with which they need not
     batches_redone: int  # batches of hosts that are gone, which other hosts made
 
 

@@ -143,12 +143,13 @@ class Session:
         self.check_owner()
         while not self._wait_once(is_ready):
             checkpoint()  # with the lock free; the handler may return
+            self.warnings.say()
 
     def _wait_once(self, is_ready: Callable[[], bool]) -> bool:
         before = ctrl_c.note_signals()
         with InterruptsHeld(self._wake_leader) as held, self.lock:
             while not is_ready():
-                if held.is_pending:
+                if held.is_pending or self.warnings.are_due:
                     return False
                 ctrl_c.check_patience(before)
                 self.check_usable()
@@ -329,6 +330,9 @@ class Session:
         kind = words[0]
         if kind in _ABOUT_WORKERS:
             self._note_workers(words, attachment)
+            return
+        if kind == Notice.WARNING:
+            self.warnings.note(*read_attachment(attachment))
             return
         if kind == Notice.HAND_OVER:
             (self._starter.program, self.workers_wanted), self.hosts = self._starter.program.after(), 0

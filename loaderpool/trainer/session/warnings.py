@@ -7,7 +7,9 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
+from loaderpool import errors
 from loaderpool.errors import LargeDataWarning, WorkersNotForkedWarning
+from loaderpool.system import role
 from loaderpool.transport.payload.ship import Shipment
 
 if TYPE_CHECKING:
@@ -36,7 +38,17 @@ class PendingWarnings:
         """Workers are not forked, on this node or (where it is empty) this machine; said of the first such node."""
         if not self.obstacles:
             self.obstacles = obstacles
-            self._due.append((WorkersNotForkedWarning, _why_not_forked(obstacles, node)))
+            self.note(WorkersNotForkedWarning.__name__, _why_not_forked(obstacles, node))
+
+    def note(self, category: str, text: str) -> None:
+        """Something else; what a host is told of its own workers its dispatcher passes on.
+
+        Args:
+            category: the name of a class in `errors`.
+            text: what is said.
+        """
+        if role.is_trainer():
+            self._due.append((getattr(errors, category), text))
 
     def say(self) -> None:
         """Warn in the line of the user's that has led here. Not while a lock is held: it may raise.
