@@ -55,9 +55,9 @@ class HostActor:
         """As `Host.stage`."""
         self._host.stage(key, nbytes, at, piece)
 
-    def exchange(self, number: int, commands: list[Message]) -> list[Message]:
+    def exchange(self, number: int, commands: list[Message], unanswered: list[int]) -> list[Message]:
         """As `Host.exchange`."""
-        return self._host.exchange(number, commands)
+        return self._host.exchange(number, commands, unanswered)
 
 
 def versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ import threading
 from typing import Any, NamedTuple
 
 from loaderpool.errors import ClusterError
-from loaderpool.ray.ray_hosts import find_cluster
+from loaderpool.ray.cluster_address import find_cluster
 from loaderpool.trainer.session.launch import search_path
 
 # Connecting to what listens and is no cluster any more would never end; a cluster that is asked answers in a second.

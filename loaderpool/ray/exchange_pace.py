@@ -58,8 +58,7 @@ class ExchangePace:
         is_sated = self._is_sated
         for record in list(self.to_look_at.values()):
             while record.is_due(is_sated, self._linger_ns):
-                number, commands = record.take_commands(clock.monotonic_ns())
-                hosts.exchange(record.number, number, commands)
+                hosts.exchange(record.number, *record.take_commands(clock.monotonic_ns()))
             if not record.has_waiting:
                 del self.to_look_at[record.number]
 

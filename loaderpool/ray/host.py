@@ -5,10 +5,10 @@ Runs in: an actor, on threads of Ray's, one for each call. Calls may overtake on
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 from loaderpool.cache.shared import SharedCache
@@ -29,6 +29,15 @@ from loaderpool.transport.payload.placement import AboutShipment
 _MOST_WAITING = 2
 
 
+@dataclasses.dataclass
+class _Block:
+    """Where a payload is staged."""
+
+    extent: Extent
+    missing: int  # bytes
+    begun: set[int] = dataclasses.field(default_factory=set)  # where pieces begin that have come
+
+
 class Host:
     """Obeys commands and collects answers.
 
@@ -47,65 +56,94 @@ class Host:
         self._loaders: dict[int, HostedLoader] = {}
         self._runs: dict[int, HostedRun] = {}
         self._answers = WaitingAnswers()
-        self._blocks: dict[int, tuple[Extent, int]] = {}  # by what is staged: where, and what is still missing
+        self._blocks: dict[int, _Block] = {}  # by what is staged
+        self._was_loaded: set[int] = set()  # of keys
         self._next = 0
-        self._waiting: collections.deque[int] = collections.deque()
+        self._unanswered: frozenset[int] = frozenset()  # exchanges, as the latest one says
+        self._waiting: dict[int, object] = {}  # by exchange: the latest call of it
+        self._given: dict[int, list[Message]] = {}  # by exchange: answers that may be lost on their way
         self._turn = threading.Condition()
         self._lingers = threading.Event()
         threading.Thread(target=self._end_lingering, name="loaderpool-host-linger", daemon=True).start()
 
     def stage(self, key: int, nbytes: int, at: int, piece: Any) -> None:
-        """Take in a piece of a payload; the first one to come makes room for all.
+        """Take in a piece of a payload; the first one to come makes room for all. Twice is fine.
 
         Raises:
             MemoryLimitError: the node has no room for it.
         """
         session = self._session
         with session.lock:
+            if key in self._was_loaded:
+                return
             if key not in self._blocks:
-                self._blocks[key] = session.arena.take(nbytes, "the function and its data"), nbytes
-            block, _ = self._blocks[key]
+                self._blocks[key] = _Block(session.arena.take(nbytes, "the function and its data"), nbytes)
+            block = self._blocks[key]
+            if at in block.begun:
+                return
+            block.begun.add(at)
         view = memoryview(piece).cast("B")
-        session.arena.map[block.offset + at : block.offset + at + view.nbytes] = view
+        start = block.extent.offset + at
+        session.arena.map[start : start + view.nbytes] = view
         with self._turn:
-            self._blocks[key] = block, self._blocks[key][1] - view.nbytes
+            block.missing -= view.nbytes
             self._turn.notify_all()
 
-    def exchange(self, number: int, commands: list[Message]) -> list[Message]:
+    def exchange(self, number: int, commands: list[Message], unanswered: Collection[int]) -> list[Message]:
         """Obey commands, and return answers as soon as there are any worth a journey.
+
+        A call that was lost, or whose answers were, is made again: it has the same number, obeys nothing twice, and
+        returns what the other one did, which must not be waited for any more.
 
         Args:
             number: of this exchange: its commands are obeyed behind those of smaller numbers.
             commands: kind and words of each, and what comes beside.
+            unanswered: exchanges before this one, and this one: of all others answers have arrived.
 
         Raises:
             SupervisorLostError: the host's own supervisors die again and again.
         """
         session, began_ns = self._session, clock.monotonic_ns()
         with self._turn:
-            self._turn.wait_for(lambda: self._next == number and all(map(self._is_staged, commands)))
-            try:
-                with session.lock:
-                    self._waiting.append(number)
-                    for said, beside in commands:
-                        self._obey(said, beside)
-            finally:
-                self._next += 1
-                self._turn.notify_all()
-        if commands:
+            self._turn.wait_for(
+                lambda: number < self._next or (number == self._next and all(map(self._is_staged, commands)))
+            )
+            is_again = number < self._next
             with session.lock:
-                session.wake()  # the oldest exchange may have to return
+                if is_again and (number in self._given or number not in self._unanswered):
+                    return self._given.get(number, [])
+                call = self._waiting[number] = object()
+                if not is_again:
+                    self._unanswered = frozenset(unanswered)
+                    self._given = {each: self._given[each] for each in self._given.keys() & self._unanswered}
+            if not is_again:
+                try:
+                    with session.lock:
+                        for said, beside in commands:
+                            self._obey(said, beside)
+                finally:
+                    self._next += 1
+                    self._turn.notify_all()
+        if commands or is_again:
+            with session.lock:
+                session.wake()  # the oldest exchange may have to return, or the other call of this one
         until = clock.monotonic_ns() + self._patience_ns
         try:
-            session.wait_for(lambda: self._are_worth_it() or self._is_to_return(number, until))
+            session.wait_for(lambda: self._are_worth_it() or self._is_to_return(number, call, until))
         finally:
             with session.lock:
-                self._waiting.remove(number)
-        with session.lock:
-            return [*self._counts.messages(began_ns), *self._answers.take()]
+                is_latest = self._waiting.get(number) is call
+                if is_latest:
+                    del self._waiting[number]
+                    self._given[number] = [*self._counts.messages(began_ns), *self._answers.take()]
+        return self._given[number] if is_latest else []
 
-    def _is_to_return(self, number: int, until_ns: int) -> bool:
-        return clock.monotonic_ns() > until_ns or number in list(self._waiting)[:-_MOST_WAITING]
+    def _is_to_return(self, number: int, call: object, until_ns: int) -> bool:
+        return (
+            clock.monotonic_ns() > until_ns
+            or self._waiting.get(number) is not call
+            or number in list(self._waiting)[:-_MOST_WAITING]
+        )
 
     def _are_worth_it(self) -> bool:
         return self._answers.are_worth_it(self._session.workers_wanted)
@@ -162,7 +200,7 @@ class Host:
     def _is_staged(self, command: Message) -> bool:
         """Whether all that belongs to a command has come."""
         (kind, *_), beside = command
-        return kind != HostCommand.LOAD or (beside[0] in self._blocks and not self._blocks[beside[0]][1])
+        return kind != HostCommand.LOAD or (beside[0] in self._blocks and not self._blocks[beside[0]].missing)
 
     def _load(self, loader: int, words: tuple[int, int, int], beside: tuple[int, StagedPayload, AboutShipment]) -> None:
         key, where, about = beside
@@ -174,8 +212,9 @@ class Host:
                 cache = SharedCache.create(about.cache)
         except CacheError as error:
             self._answer(((HostReport.NO_CACHE, loader), str(error)))
-        block, _ = self._blocks.pop(key)
-        self._loaders[loader] = HostedLoader(self._session, loader, words, block, where, cache, self._answer)
+        block = self._blocks.pop(key)
+        self._was_loaded.add(key)
+        self._loaders[loader] = HostedLoader(self._session, loader, words, block.extent, where, cache, self._answer)
 
     def close(self) -> None:
         """End the supervisor and its workers."""

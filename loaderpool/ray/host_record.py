@@ -103,10 +103,10 @@ class HostRecord:
         """Whether there are tickets that wait for others."""
         return self._waiting_tickets > 0
 
-    def take_commands(self, now_ns: int) -> tuple[int, list[Message]]:
-        """Return the number of the next exchange, and its commands."""
+    def take_commands(self, now_ns: int) -> tuple[int, list[Message], list[int]]:
+        """Return the number of the next exchange, its commands, and which exchanges are not answered, this one too."""
         commands, self._commands = self._commands, []
         self._waiting_tickets, self._has_other = 0, False
         number, self._next = self._next, self._next + 1
         self.sent_ns[number] = now_ns
-        return number, commands
+        return number, commands, list(self.sent_ns)

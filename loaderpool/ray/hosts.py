@@ -33,8 +33,11 @@ class Hosts(Protocol):
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         """Send a payload, piece by piece: where each begins, and its bytes."""
 
-    def exchange(self, host: int, number: int, commands: list[Message]) -> None:
-        """Send commands. News: answered (the exchange's number, the answers), or lost."""
+    def exchange(self, host: int, number: int, commands: list[Message], unanswered: list[int]) -> None:
+        """Send commands, as `Host.exchange` takes them; what is lost on its way is sent again.
+
+        News: answered (the exchange's number, the answers), or lost.
+        """
 
     def end(self, host: int, is_silent: bool = False) -> None:
         """End a host, at once; one that is silent may be stopped, and not hear of it."""

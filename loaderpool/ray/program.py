@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.ray.dispatcher import Dispatcher
-from loaderpool.ray.ray_hosts import ClusterSettings, RayHosts
+from loaderpool.ray.cluster_nodes import ClusterSettings
+from loaderpool.ray.ray_hosts import RayHosts
 from loaderpool.supervisor.program import begin, end_group
 from loaderpool.system import machine
 
@@ -19,7 +20,7 @@ def main(start: Mapping[str, Any]) -> None:
     settings = ClusterSettings(**start["cluster"])
     try:
         dispatcher = Dispatcher(start, settings.host_timeout_s, start["hands_over"])
-        dispatcher.run(RayHosts(settings, dispatcher.tell))
+        dispatcher.run(RayHosts(settings, dispatcher.tell, start["first_ticket"] == 1))
     except ProcessLookupError:
         pass  # the trainer died just now
     except BaseException:

@@ -8,35 +8,34 @@ Runs in: the dispatcher's process, which is a driver of Ray's.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from loaderpool.ray.actor import AboutHost, HostActor, versions
+from loaderpool.ray.cluster_address import wait_for_cluster
+from loaderpool.ray.cluster_nodes import ClusterNodes, ClusterSettings
 from loaderpool.ray.host_messages import Message
 from loaderpool.ray.hosts import News
 from loaderpool.ray.loss_words import could_not_begin, why_lost
-from loaderpool.ray.offers import STATUS, can_have, describe_needs, describe_offers, is_scaled
-from loaderpool.supervisor.host_room import GROUP_BYTES
+from loaderpool.ray.offers import describe_needs
 from loaderpool.system import clock, machine
 from loaderpool.trainer.session.running_workers import HostPlace
 
 _PIECES_AT_ONCE = 4
 # How often the cluster is asked for nodes that have joined or left.
 _LOOK_S = 5.0
-_KNOCK_S = 3.0
-# Connecting to what listens and is no cluster any more would never end.
+# Connecting to what listens and is no cluster any more would never end; a head that was lost may be back within this.
 _CONNECT_S = 30.0
 # What could not be done, or had no node, is tried again after this long.
 _AGAIN_S = 1.0
@@ -44,36 +43,27 @@ _AGAIN_S = 1.0
 _PLACE_AGAIN_S = 0.25
 # A host that has no node for so long is told of, for others may have all CPUs for long.
 _PATIENCE_S = 20.0
-# Of a node that does not answer Ray takes 15 s to say that it is dead.
-_DOUBT_S = 20.0
+# A call that Ray has lost is made again for so long; each takes it a second to say so.
+_LOST_CALLS_S = 5.0
 # Calls that a host may be in: exchanges, and pieces of payloads.
 _CALLS = 16
 # Heartbeats within the time after which a host is given up.
 _BEATS = 3
-# Stores begin to write to a disk, in silence, when they are four fifths full, and several objects are there at a time.
-_SHARE_OF_STORE = 4
-_LEAST_OBJECT_BYTES = 1 << 20
-_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
-
-
-class ClusterSettings(NamedTuple):
-    """What a `RayPool` was made with, as plain values."""
-
-    address: str
-    hosts: int  # 0: a host on each node
-    workers_per_host: int  # 0: as many as the node has CPUs free
-    trainer_node: bool
-    resources: dict[str, float]
-    memory_per_host: int
-    runtime_env: dict[str, Any]
-    host_timeout_s: float
-    max_restarts: tuple[int, float] | None
-    no_host_s: float  # without a host, after this long a warning says what there is
 
 
 class _Placed(NamedTuple):
     actor: Any
     node: str
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call of a host, which may be lost on its way: then it is made again."""
+
+    host: int
+    make: Callable[[], Any]  # returns Ray's reference to what comes of it
+    news_of: Callable[[Any], News] | None = None
+    lost_since_s: float = 0.0
 
 
 class RayHosts:
@@ -82,20 +72,21 @@ class RayHosts:
     Args:
         settings: of the pool.
         tell: takes news.
+        is_first: there was no dispatcher before this one: a cluster that does not answer was never there.
     """
 
-    def __init__(self, settings: ClusterSettings, tell: Callable[[News], None]) -> None:
-        self._settings, self._tell = settings, tell
+    def __init__(self, settings: ClusterSettings, tell: Callable[[News], None], is_first: bool) -> None:
+        self._settings, self._tell, self._is_first = settings, tell, is_first
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._placed: dict[int, _Placed] = {}
         self._ended: set[int] = set()
         self._unplaced: dict[int, float] = {}  # hosts that no node had CPUs for: since when, or when it was told
-        self._doubtful: dict[str, float] = {}  # nodes that may have gone, and until when nothing is started there
         self._pids: dict[int, tuple[int, int]] = {}  # of hosts' processes, and when these began
         self._told_hosts = -1
         self._drought_s = 0.0  # since when there is no host; 0: there is one
         self._wanted = settings.hosts
         self._ray: Any = None
+        self._nodes: ClusterNodes
         threading.Thread(target=self._work, name="loaderpool-cluster", daemon=True).start()
 
     # ---- Hosts ----
@@ -113,10 +104,10 @@ class RayHosts:
         """Send a payload in pieces, a few at a time."""
         self._jobs.put(functools.partial(self._try_to_stage, host, key, nbytes, pieces))
 
-    def exchange(self, host: int, number: int, commands: list[Message]) -> None:
+    def exchange(self, host: int, number: int, commands: list[Message], unanswered: list[int]) -> None:
         """Call a host."""
-        placed = self._placed[host]
-        self._when_done(host, placed.actor.exchange.remote(number, commands), lambda answers: (number, answers))
+        make = functools.partial(self._placed[host].actor.exchange.remote, number, commands, unanswered)
+        self._call(_Call(host, make, lambda answers: News(host, "answered", (number, answers))))
 
     def end(self, host: int, is_silent: bool = False) -> None:
         """Kill a host; its supervisor and workers end with it."""
@@ -156,7 +147,7 @@ class RayHosts:
         timer.start()
 
     def _connect(self) -> None:
-        address = find_cluster(self._settings.address)
+        address = wait_for_cluster(self._settings.address, 0.0 if self._is_first else _CONNECT_S)
         done = threading.Event()
 
         def watch() -> None:
@@ -173,38 +164,18 @@ class RayHosts:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self._ray, self._affinity = ray, NodeAffinitySchedulingStrategy
+        self._nodes = ClusterNodes(ray, self._settings)
         self._actor_class: Any = ray.remote(HostActor)
-        self._look_at_nodes()
-
-    def _nodes(self) -> dict[str, dict[str, Any]]:
-        """The nodes on which a host may be, by id."""
-        me = self._ray.get_runtime_context().get_node_id()
-        return {
-            node["NodeID"]: node
-            for node in self._ray.nodes()
-            if (self._settings.trainer_node or node["NodeID"] != me) and can_have(node, self._needs)
-        }
-
-    @property
-    def _object_bytes(self) -> int:
-        """How large an object may be for the smallest of the stores."""
-        stores = [node["Resources"].get("object_store_memory", 0) for node in self._ray.nodes() if node["Alive"]]
-        return max(_LEAST_OBJECT_BYTES, min(GROUP_BYTES, int(min(stores)) // _SHARE_OF_STORE))
-
-    @property
-    def _needs(self) -> dict[str, float]:
-        settings = self._settings
-        memory = {"memory": settings.memory_per_host} if settings.memory_per_host else {}
-        return {"CPU": settings.workers_per_host or 1, **memory, **settings.resources}
+        self._jobs.put(self._look_at_nodes)
 
     def _look_at_nodes(self) -> None:
         """Have as many hosts as there are nodes, or as are wanted."""
-        nodes = self._nodes()
+        nodes = self._nodes.usable()
         for host, placed in list(self._placed.items()):
             if placed.node and placed.node not in nodes and host not in self._ended:
                 self._tell(News(host, "lost", "its node has left the cluster"))
-        if not nodes and not self._pids and not self._is_scaled():
-            self._tell(News(0, "over", f"no node of the cluster can have a host: {self._offers()}"))
+        if not nodes and not self._pids and not self._nodes.is_scaled():
+            self._tell(News(0, "over", f"no node of the cluster can have a host: {self._nodes.offers()}"))
             return
         wanted = self._wanted or len(nodes) or int(not self._pids)  # one that is asked for may bring a node
         if wanted and wanted != self._told_hosts:
@@ -217,36 +188,17 @@ class RayHosts:
         elif clock.monotonic_s() > self._drought_s + self._settings.no_host_s:
             self._drought_s = math.inf  # once
             text = (
-                f"there has been no host for {self._settings.no_host_s:g} s: {self._offers()}. Ask for less "
+                f"there has been no host for {self._settings.no_host_s:g} s: {self._nodes.offers()}. Ask for less "
                 "(workers_per_host=, resources=, memory_per_host=), or end what has the rest: it is waited for"
             )
             self._tell(News(0, "warning", text))
 
-    def _offers(self) -> str:
-        """What each host needs, and what there is."""
-        from ray._private.state import available_resources_per_node
-
-        me = "" if self._settings.trainer_node else self._ray.get_runtime_context().get_node_id()
-        offers = describe_offers(self._ray.nodes(), available_resources_per_node(), me)
-        return f"each needs {describe_needs(self._needs)}, and of the nodes {offers}"
-
-    def _is_scaled(self) -> bool:
-        """Whether an autoscaler may bring nodes. There is no way to ask for that which Ray promises to keep."""
-        try:
-            from ray.autoscaler.v2.utils import is_autoscaler_v2
-            from ray.experimental.internal_kv import _internal_kv_get
-
-            return is_scaled(_internal_kv_get(STATUS), is_autoscaler_v2())
-        except Exception:  # then it is waited for, and a warning says so
-            return True
-
     def _start(self, host: int) -> None:
-        settings, now_s = self._settings, clock.monotonic_s()
+        settings = self._settings
         if host in self._ended:
             return
         taken = {placed.node for number, placed in self._placed.items() if number not in self._ended}
-        nodes = self._nodes()
-        left = {node for node, until_s in self._doubtful.items() if now_s < until_s}
+        nodes, left = self._nodes.usable(), self._nodes.doubtful()
         free = [node for node in nodes if node not in taken | left]
         is_first = not nodes and not self._pids  # an autoscaler brings a node to who asks for one
         if not free and not is_first and (not self._wanted or left & nodes.keys()):  # one may come, or be alive
@@ -255,7 +207,7 @@ class RayHosts:
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS}
         workers, where = settings.workers_per_host or 1, ""
         if free:
-            cpus = self._free_cpus()
+            cpus = self._nodes.free_cpus()
             where = max(free, key=lambda node: cpus.get(node, 0.0))
             # Else it would wait there for CPUs that another pool has taken just now.
             options["scheduling_strategy"] = self._affinity(where, soft=False, _fail_on_unavailable=True)
@@ -275,13 +227,7 @@ class RayHosts:
         self._placed[host] = _Placed(actor, where)
         if where:
             self._tell(News(host, "placed", HostPlace(where, nodes[where]["NodeManagerAddress"], 0)))
-        self._when_done(host, actor.about.remote(), lambda there: self._check(host, actor, there, workers))
-
-    def _free_cpus(self) -> dict[str, float]:
-        """CPUs that are free, by node; the books are a second late."""
-        from ray._private.state import available_resources_per_node
-
-        return {node: float(free.get("CPU", 0)) for node, free in available_resources_per_node().items()}
+        self._call(_Call(host, actor.about.remote, lambda there: self._check(host, actor, there, workers)))
 
     def _place_again(self, host: int) -> None:
         """Start a host once more, for the node that it was to be on had no CPUs free any more."""
@@ -290,11 +236,11 @@ class RayHosts:
         now_s = clock.monotonic_s()
         if now_s > self._unplaced.setdefault(host, now_s) + _PATIENCE_S:
             self._unplaced[host] = now_s
-            needs = describe_needs(self._needs)
+            needs = describe_needs(self._nodes.needs)
             print(f"loaderpool: a host waits for a node that has {needs} free", file=sys.stderr, flush=True)
         self._later(functools.partial(self._start, host), _PLACE_AGAIN_S)
 
-    def _check(self, host: int, actor: Any, there: AboutHost, workers: int) -> tuple[HostPlace, int]:
+    def _check(self, host: int, actor: Any, there: AboutHost, workers: int) -> News:
         self._pids[host] = there.process
         self._unplaced.pop(host, None)
         if host in self._placed:
@@ -303,7 +249,7 @@ class RayHosts:
             if there.versions[name] != here:
                 text = f"node {there.address} has {name} {there.versions[name]}, the trainer has {here}: they must be "
                 self._tell(News(0, "over", f"{text}the same"))
-        return HostPlace(there.node, there.address, workers), self._object_bytes
+        return News(host, "started", (HostPlace(there.node, there.address, workers), self._nodes.object_bytes))
 
     def _try_to_stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         try:
@@ -314,13 +260,12 @@ class RayHosts:
     def _stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         actor = self._placed[host].actor
         ray, under_way = self._ray, []
-        cut = functools.partial(_cut, self._object_bytes)
+        cut = functools.partial(_cut, self._nodes.object_bytes)
         for at, view in itertools.chain.from_iterable(map(cut, pieces)):
             if host in self._ended:
                 return
             piece = ray.put(np.frombuffer(view, np.uint8))
-            under_way.append(actor.stage.remote(key, nbytes, at, piece))
-            self._when_done(host, under_way[-1], None)
+            under_way.append(self._call(_Call(host, functools.partial(actor.stage.remote, key, nbytes, at, piece))))
             if len(under_way) == _PIECES_AT_ONCE:
                 _, under_way = ray.wait(under_way)
 
@@ -329,43 +274,57 @@ class RayHosts:
         if placed is None:
             return
         if is_silent:
-            self._doubt(placed.node)
+            self._nodes.doubt(placed.node)
         self._ray.kill(placed.actor, no_restart=True)
         pid = self._pids.get(host)
         if is_silent and pid:  # Ray asks an actor to end itself, which one that is stopped never hears
             affinity = self._affinity(placed.node, soft=False)
             self._ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=affinity).remote(*pid)
 
-    def _doubt(self, node: str) -> None:
-        """Start nothing on a node for a while: Ray learns late that one has gone."""
-        self._doubtful[node] = clock.monotonic_s() + _DOUBT_S
+    # ---- calls ----
 
-    # ---- answers ----
+    def _call(self, call: _Call) -> Any:
+        """Call a host, and tell what comes of it; returns Ray's reference to that."""
+        reference = call.make()
+        reference.future().add_done_callback(functools.partial(self._settle, call))
+        return reference
 
-    def _when_done(self, host: int, ref: Any, value_of: Callable[[Any], Any] | None) -> None:
-        """Tell what comes of a call. What it raises means that the host is lost."""
+    def _settle(self, call: _Call, future: Any) -> None:
+        """Tell what comes of a call. What it raises means that the host is lost, unless the call itself is."""
+        errors = self._ray.exceptions
+        try:
+            value = future.result()
+            if call.news_of is not None:
+                self._tell(call.news_of(value))
+        except errors.ActorUnschedulableError:
+            self._jobs.put(functools.partial(self._place_again, call.host))
+        except errors.ActorUnavailableError as error:
+            # Where the node has gone, this takes the time that connecting takes: not on a thread of Ray's.
+            threading.Thread(target=self._call_again, args=(call, error), daemon=True).start()
+        except (errors.ActorDiedError, errors.RayTaskError) as error:
+            self._lose(call.host, error)
+        except BaseException as error:
+            self._lose(call.host, error, is_doubtful=True)
 
-        def tell(future: Any) -> None:
-            try:
-                value = future.result()
-                if value_of is None:
-                    return
-                self._tell(News(host, "answered" if isinstance(value, list) else "started", value_of(value)))
-            except self._ray.exceptions.ActorUnschedulableError:
-                self._jobs.put(functools.partial(self._place_again, host))
-            except BaseException as error:
-                self._failed(host, error)
+    def _call_again(self, call: _Call, error: Exception) -> None:
+        """Make a call again that was lost on its way, if the host's node is there."""
+        placed, now_s = self._placed.get(call.host), clock.monotonic_s()
+        if placed is None:
+            return
+        call.lost_since_s = call.lost_since_s or now_s
+        if now_s > call.lost_since_s + _LOST_CALLS_S or not self._nodes.answers(placed.node):
+            self._lose(call.host, error, is_doubtful=True)
+        else:
+            self._call(call)
 
-        ref.future().add_done_callback(tell)
-
-    def _failed(self, host: int, error: BaseException) -> None:
+    def _lose(self, host: int, error: BaseException, is_doubtful: bool = False) -> None:
         """A call of a host has raised, and so the host is lost."""
         why, placed = why_lost(error), self._placed.get(host)
         if could_not_begin(error) and not self._pids:  # there was never one that could
             self._tell(News(0, "over", f"no host can be started; of the first one: {why}"))
             return
-        if placed is not None and not isinstance(error, self._ray.exceptions.ActorDiedError):
-            self._doubt(placed.node)
+        if is_doubtful and placed is not None:
+            self._nodes.doubt(placed.node)
         self._tell(News(host, "lost", why))
 
 
@@ -379,30 +338,3 @@ def _cut(nbytes: int, piece: tuple[int, Any]) -> Iterable[tuple[int, memoryview]
     at, content = piece
     view = memoryview(content).cast("B")
     return ((at + start, view[start : start + nbytes]) for start in range(0, view.nbytes, nbytes))
-
-
-def find_cluster(address: str) -> str:
-    """Return the address of a cluster that listens.
-
-    Raises:
-        ConnectionError: there is none, in words for the user.
-    """
-    told = address
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", "")
-        told = f"RAY_ADDRESS={address}"
-        if not address:
-            try:
-                address = _CURRENT_CLUSTER.read_text().strip()
-                told = f"{address} (noted in {_CURRENT_CLUSTER})"
-            except OSError:
-                raise ConnectionError(
-                    'RayPool(address="auto") finds no Ray cluster on this machine: start one (ray start --head), or '
-                    "name its address (host:port)"
-                ) from None
-    name, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((name.strip("[]"), int(port)), timeout=_KNOCK_S).close()
-    except (OSError, ValueError) as error:
-        raise ConnectionError(f"no Ray cluster answers at {told}: {error}") from None
-    return address

@@ -22,7 +22,7 @@ import loaderpool as lp
 from benchlib.machine import machine_line
 
 from .abandon import run_abandoned
-from .cluster_storm import CLUSTER_SHAPES, run_cluster_storm
+from .cluster_storm import run_cluster_storm
 from .readings import can_be_dataset
 from .report import (
     cluster_summary,
@@ -34,7 +34,7 @@ from .report import (
     summary,
 )
 from .rounds import Plan, Result, plan_rounds
-from .shapes import SHAPES
+from .shapes import ON_HOSTS, SHAPES
 from .storm import run_round
 from .trainers import LATE_S, run_trainer_deaths
 
@@ -105,7 +105,7 @@ def _storm_cluster(options: argparse.Namespace, console: Console) -> int:
         print(f"MISMATCH {line}", file=sys.stderr)
     if mismatches:  # only the last round can have any
         same = f"--kills-a-round {options.kills_a_round}"
-        shapes = "".join(f" --shape '{name}'" for name in options.shape if len(options.shape) < len(CLUSTER_SHAPES))
+        shapes = "".join(f" --shape '{name}'" for name in options.shape if len(options.shape) < len(ON_HOSTS))
         number = results[-1].round.number
         print(f"Again: scripts/stress --ray --seed {options.seed} --only {number} {same}{shapes}", file=sys.stderr)
     return 1 if mismatches else 0
@@ -188,7 +188,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.kills = options.kills or (500 if options.ray else 1600)
     options.kills_a_round = options.kills_a_round or (12 if options.ray else 30)
-    names = options.shape or (CLUSTER_SHAPES if options.ray else SHAPES)
+    names = options.shape or (ON_HOSTS if options.ray else SHAPES)
     options.shape = tuple(name for name in names if not options.tensorflow or can_be_dataset(SHAPES[name]))
     return options
 

@@ -21,20 +21,18 @@ from .companion import Companion
 from .consumer import Consumer
 from .readings import LoopReading, Reading
 from .rounds import Plan, Result, Round, plan_rounds
-from .shapes import ON_HOSTS, SHAPES, Faults
+from .shapes import Faults
 from .storm import take_passes
 from .streams import Twin
 from .succession import Succession
 from .watchdog import watched
 
-__all__ = ["CLUSTER_SHAPES", "ClusterResult", "run_cluster_storm"]
+__all__ = ["ClusterResult", "run_cluster_storm"]
 
 NODES = 3
 HOST_TIMEOUT_S = 3.0
 _ROUNDS_A_CLUSTER = 6
 _LOSES_CALLS_EVERY = 3  # clusters; the second of three
-# Where a batch is given up after two deaths, kills at random convict innocent ones.
-CLUSTER_SHAPES = tuple(name for name in ON_HOSTS if SHAPES[name].restarts_per_item > 2)
 _COMPANIONS = ("single batches", "chunks of tiny batches")
 
 

@@ -172,6 +172,14 @@ def test_a_death_in_mid_epoch_changes_no_bit(kill: Callable[[], None], make: Cal
     assert_same(got, expected)
 
 
+def test_calls_that_are_lost_on_their_way_are_made_again_and_change_no_bit() -> None:
+    with loader_of(0) as loader:
+        expected = read(loader, passes=2)
+    with lp.Pool(2, _program=local_hosts(2, 2, lost_calls=0.3)) as pool, loader_of(pool) as loader:
+        assert_same(read(loader, passes=2), expected)
+        assert not loader.statistics().restarts
+
+
 @pytest.mark.parametrize("make", [loader_of, streamed, generated])
 def test_hosts_come_and_go_in_mid_epoch(make: Callable[..., lp.Loader]) -> None:
     with make(0) as loader:

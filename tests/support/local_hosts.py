@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import traceback
@@ -33,6 +34,7 @@ def local_hosts(
     late: int = 0,
     born: bool = True,
     warns: str = "",
+    lost_calls: float = 0.0,
 ) -> Program:
     """A program with so many hosts of so many workers; their supervisors' pids are appended to a file.
 
@@ -45,6 +47,7 @@ def local_hosts(
         late: so many of them start, and are never there.
         born: whether any is; else each is lost as it starts.
         warns: what the user is warned of at once; nothing where it is empty.
+        lost_calls: this part of the calls of a host, or their answers, are lost on their way, and made again.
     """
     settings = {
         "hosts": hosts,
@@ -55,6 +58,7 @@ def local_hosts(
         "late": late,
         "born": born,
         "warns": warns,
+        "lost_calls": lost_calls,
     }
     return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings)
 
@@ -68,6 +72,7 @@ class LocalHosts:
         self._hosts: dict[int, Host] = {}
         if start["warns"]:
             tell(News(0, "warning", start["warns"]))
+        self._draw = random.Random(1)
         tell(News(0, "hosts", start["hosts"] or start["workers"]))
 
     def lose_one(self, *_: Any) -> None:
@@ -101,15 +106,26 @@ class LocalHosts:
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         for at, content in pieces:
             self._hosts[host].stage(key, nbytes, at, content)
+            if self._is_lost():
+                threading.Thread(target=self._hosts[host].stage, args=(key, nbytes, at, content), daemon=True).start()
 
-    def exchange(self, host: int, number: int, commands: list[Message]) -> None:
-        threading.Thread(target=self._call, args=(host, number, commands), daemon=True).start()
+    def exchange(self, host: int, number: int, commands: list[Message], unanswered: list[int]) -> None:
+        threading.Thread(target=self._call, args=(host, number, commands, unanswered), daemon=True).start()
 
-    def _call(self, host: int, number: int, commands: list[Message]) -> None:
+    def _call(self, host: int, *exchange: Any) -> None:
         try:
-            self._tell(News(host, "answered", (number, self._hosts[host].exchange(number, commands))))
+            while self._is_lost():  # not sent at all, or the answers are lost, or it was cut off while it waits there
+                how = self._draw.randrange(3)
+                if how == 1:
+                    self._hosts[host].exchange(*exchange)
+                elif how == 2:
+                    threading.Thread(target=self._hosts[host].exchange, args=exchange, daemon=True).start()
+            self._tell(News(host, "answered", (exchange[0], self._hosts[host].exchange(*exchange))))
         except BaseException:
             self._tell(News(host, "lost", traceback.format_exc()))
+
+    def _is_lost(self) -> bool:
+        return bool(self._draw.random() < self._start["lost_calls"])
 
     def end(self, host: int, is_silent: bool = False) -> None:
         made = self._hosts.pop(host, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.ray import ray_hosts
+from loaderpool.ray import cluster_address
 from loaderpool.ray.pool import RayPool
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -83,31 +85,51 @@ class TestFindCluster:
     def test_where_one_listens(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
-            assert ray_hosts.find_cluster(address) == address
+            assert cluster_address.find_cluster(address) == address
+
+    def test_where_one_comes_back(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+
+        def come_back() -> None:
+            time.sleep(0.3)
+            with socket.create_server(("127.0.0.1", port)) as server:
+                server.accept()[0].close()
+
+        thread = threading.Thread(target=come_back)
+        thread.start()
+        assert cluster_address.wait_for_cluster(f"127.0.0.1:{port}", 10) == f"127.0.0.1:{port}"
+        thread.join()
+
+    def test_where_none_comes_back(self) -> None:
+        begun = time.monotonic()
+        with pytest.raises(ConnectionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "):
+            cluster_address.wait_for_cluster("127.0.0.1:1", 1.0)
+        assert time.monotonic() >= begun + 1
 
     def test_where_none_listens(self) -> None:
         with pytest.raises(ConnectionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "):
-            ray_hosts.find_cluster("127.0.0.1:1")
+            cluster_address.find_cluster("127.0.0.1:1")
 
     def test_where_one_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Ray leaves its note behind when it is killed, and looks for that cluster for minutes."""
         note = tmp_path / "ray_current_cluster"
         note.write_text("127.0.0.1:1\n")
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.setattr(ray_hosts, "_CURRENT_CLUSTER", note)
+        monkeypatch.setattr(cluster_address, "_CURRENT_CLUSTER", note)
         with pytest.raises(ConnectionError, match=rf"no Ray cluster answers at 127\.0\.0\.1:1 \(noted in {note}\)"):
-            ray_hosts.find_cluster("auto")
+            cluster_address.find_cluster("auto")
 
     def test_where_none_ever_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.setattr(ray_hosts, "_CURRENT_CLUSTER", tmp_path / "none")
+        monkeypatch.setattr(cluster_address, "_CURRENT_CLUSTER", tmp_path / "none")
         with pytest.raises(ConnectionError, match="finds no Ray cluster on this machine: start one"):
-            ray_hosts.find_cluster("auto")
+            cluster_address.find_cluster("auto")
 
     def test_the_environment_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
         with pytest.raises(ConnectionError, match=r"RAY_ADDRESS=127\.0\.0\.1:1"):
-            ray_hosts.find_cluster("auto")
+            cluster_address.find_cluster("auto")
 
 
 def test_a_loader_on_no_cluster_says_so() -> None:

@@ -1,0 +1,70 @@
+"""Where a cluster is, and whether anything listens there: found out before Ray is asked, which waits for minutes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from loaderpool.system import clock
+
+_KNOCK_S = 3.0
+_AGAIN_S = 1.0
+_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+
+
+def wait_for_cluster(address: str, seconds: float) -> str:
+    """Return the address of a cluster that listens, now or within so many seconds.
+
+    Raises:
+        ConnectionError: there is none, in words for the user.
+    """
+    until_s = clock.monotonic_s() + seconds
+    while True:
+        try:
+            return find_cluster(address)
+        except ConnectionError:
+            if clock.monotonic_s() >= until_s:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def find_cluster(address: str) -> str:
+    """Return the address of a cluster that listens.
+
+    Raises:
+        ConnectionError: there is none, in words for the user.
+    """
+    told = address
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "")
+        told = f"RAY_ADDRESS={address}"
+        if not address:
+            try:
+                address = _CURRENT_CLUSTER.read_text().strip()
+                told = f"{address} (noted in {_CURRENT_CLUSTER})"
+            except OSError:
+                raise ConnectionError(
+                    'RayPool(address="auto") finds no Ray cluster on this machine: start one (ray start --head), or '
+                    "name its address (host:port)"
+                ) from None
+    name, _, port = address.rpartition(":")
+    try:
+        _knock(name.strip("[]"), int(port))
+    except (OSError, ValueError) as error:
+        raise ConnectionError(f"no Ray cluster answers at {told}: {error}") from None
+    return address
+
+
+def listens(host: str, port: int) -> bool:
+    """Return whether something accepts connections there."""
+    try:
+        _knock(host, port)
+    except OSError:
+        return False
+    return True
+
+
+def _knock(host: str, port: int) -> None:
+    socket.create_connection((host, port), timeout=_KNOCK_S).close()
