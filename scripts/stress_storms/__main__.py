@@ -22,7 +22,9 @@ import loaderpool as lp
 from benchlib.machine import machine_line
 
 from .abandon import run_abandoned
-from .cluster_storm import run_cluster_storm
+from .cluster import LEFT_AT_MOST_S, running_cluster
+from .cluster_storm import NODES, run_cluster_storm
+from .cluster_trainers import run_cluster_trainer_deaths
 from .readings import can_be_dataset
 from .report import (
     cluster_summary,
@@ -36,7 +38,7 @@ from .report import (
 from .rounds import Plan, Result, plan_rounds
 from .shapes import ON_HOSTS, SHAPES
 from .storm import run_round
-from .trainers import LATE_S, run_trainer_deaths
+from .trainers import LATE_S, Death, run_trainer_deaths
 
 __all__ = ["main"]
 
@@ -82,7 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if mismatches:  # only the last round can have any
         number = results[-1].round.number
         print(f"Again: scripts/stress --seed {options.seed} --only {number}{_same(options)}", file=sys.stderr)
-    late = [each for each in deaths if each.left or each.seconds > LATE_S]
+    return 1 if mismatches or leaks or _say_late(deaths, LATE_S) else 0
+
+
+def _say_late(deaths: list[Death], late_s: float) -> bool:
+    """Print the deaths that something has outlived too long; whether there are any."""
+    late = [each for each in deaths if each.left or each.seconds > late_s]
     for death in late:
         left = "".join(f"\n  {line}" for line in death.left)
         print(
@@ -90,15 +97,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{death.workers_are}) its last process ended{left}",
             file=sys.stderr,
         )
-    return 1 if mismatches or leaks or late else 0
+    return bool(late)
 
 
 def _storm_cluster(options: argparse.Namespace, console: Console) -> int:
     plan = Plan(options.seed, kills=options.kills_a_round, shapes=options.shape)
     results = run_cluster_storm(plan, options.kills, options.only, options.deadline, _say)
-    print_cluster_results(console, results, options.markdown)
-    print_gaps(console, results, options.markdown)
-    print(f"{cluster_summary(results)}.\n")
+    if results:
+        print_cluster_results(console, results, options.markdown)
+        print_gaps(console, results, options.markdown)
+        print(f"{cluster_summary(results)}.\n")
+    deaths = []
+    if options.trainers and options.only is None:
+        with running_cluster(NODES, loses_calls=False) as cluster:
+            deaths = run_cluster_trainer_deaths(options.trainers, cluster, options.seed, options.deadline, _say)
+        print_trainer_deaths(console, deaths, options.markdown)
+        print(f"{len(deaths):,} trainers died; {sum(len(each.left) for each in deaths)} processes left.\n")
     print(f"{machine_line()}. Seed {options.seed}.")
     mismatches = [f"round {each.round.number}: {line}" for each in results for line in each.mismatches]
     for line in mismatches:
@@ -108,7 +122,7 @@ def _storm_cluster(options: argparse.Namespace, console: Console) -> int:
         shapes = "".join(f" --shape '{name}'" for name in options.shape if len(options.shape) < len(ON_HOSTS))
         number = results[-1].round.number
         print(f"Again: scripts/stress --ray --seed {options.seed} --only {number} {same}{shapes}", file=sys.stderr)
-    return 1 if mismatches else 0
+    return 1 if mismatches or _say_late(deaths, LEFT_AT_MOST_S) else 0
 
 
 def _storm(options: argparse.Namespace) -> list[Result]:
@@ -186,7 +200,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="take passes from as_dataset() and save them by LoaderState, where that can be",
     )
     options = parser.parse_args(arguments)
-    options.kills = options.kills or (500 if options.ray else 1600)
+    options.kills = (500 if options.ray else 1600) if options.kills is None else options.kills
     options.kills_a_round = options.kills_a_round or (12 if options.ray else 30)
     names = options.shape or (ON_HOSTS if options.ray else SHAPES)
     options.shape = tuple(name for name in names if not options.tensorflow or can_be_dataset(SHAPES[name]))

@@ -10,12 +10,14 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from loaderpool.system import machine
 from tests.support.processes import descendants, end_all, is_alive, marked, parents
 from tests.support.ray_cluster import RayCluster
 
-__all__ = ["LEFT_AT_MOST_S", "StormedCluster", "running_cluster"]
+__all__ = ["LEFT_AT_MOST_S", "STOPPED_AT_MOST_S", "StormedCluster", "running_cluster"]
 
 LEFT_AT_MOST_S = 2.0  # after a trainer's end, or a pool's: then nothing of ours is on any node
+STOPPED_AT_MOST_S = 7.0  # the same where a host is stopped: its raylet asks it to end, and kills it 5 s later
 _LOOK_S = 0.02
 _MARK = "LOADERPOOL_STRESS_CLUSTER"
 _DISPATCHER, _SUPERVISOR, _HOST = b"loaderpool-dispatcher", b"loaderpool-supervisor", b"ray::HostActor"
@@ -60,6 +62,10 @@ class StormedCluster:
         """Those of all supervisors."""
         supervisors = set(self.supervisors())
         return [pid for pid, parent in parents().items() if parent in supervisors and is_alive(pid)]
+
+    def has_stopped_host(self) -> bool:
+        """Whether a host is there that is stopped."""
+        return any(machine.is_stopped(host) for host in self.hosts())
 
     def ours(self) -> list[int]:
         """All of the above, orphans too."""

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import loaderpool as lp
+from tests.support.processes import describe
 
-from .cluster import LEFT_AT_MOST_S, StormedCluster, running_cluster
+from .cluster import LEFT_AT_MOST_S, STOPPED_AT_MOST_S, StormedCluster, running_cluster
 from .cluster_killer import ClusterKiller, Strike, kinds_for
 from .companion import Companion
 from .consumer import Consumer
@@ -27,7 +28,7 @@ from .streams import Twin
 from .succession import Succession
 from .watchdog import watched
 
-__all__ = ["ClusterResult", "run_cluster_storm"]
+__all__ = ["NODES", "ClusterResult", "run_cluster_storm"]
 
 NODES = 3
 HOST_TIMEOUT_S = 3.0
@@ -89,7 +90,7 @@ def run_cluster_storm(
     """
     results: list[ClusterResult] = []
     rounds = plan_rounds(plan)
-    while True:
+    while kills:
         era = list(itertools.islice(rounds, _ROUNDS_A_CLUSTER))
         number = era[0].number // _ROUNDS_A_CLUSTER
         if only is not None:
@@ -112,6 +113,7 @@ def run_cluster_storm(
                 )
                 if result.mismatches or done >= kills or only is not None:
                     return results
+    return results
 
 
 def _run_round(this: Round, kills: int, cluster: StormedCluster, deadline_s: float) -> ClusterResult:
@@ -141,8 +143,9 @@ def _run_round(this: Round, kills: int, cluster: StormedCluster, deadline_s: flo
             loaders.close()
             pool.close()
             consumer.check_held("after close()")
-            result.emptied_s, left = cluster.wait_empty(LEFT_AT_MOST_S)
-            result.mismatches += [f"left behind: {line}" for line in left]
+            at_most_s = STOPPED_AT_MOST_S if cluster.has_stopped_host() else LEFT_AT_MOST_S
+            result.emptied_s, left = cluster.wait_empty(at_most_s)
+            result.mismatches += [f"left behind: {describe(pid)}" for pid in left]
         result.strikes, result.faults = killer.strikes, faults.met
     del consumer, loaders, companion, pool
     gc.collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -24,7 +25,7 @@ from tests.support.processes import describe, end_all, marked
 
 from .shapes import SHAPES, Faults, make
 
-__all__ = ["LATE_S", "Death", "be_trainer", "run_trainer_deaths"]
+__all__ = ["LATE_S", "Death", "be_trainer", "run_trainer_deaths", "watch_one"]
 
 LATE_S = 1.0  # until nothing of a trainer may be left
 _GIVE_UP_S = 10.0
@@ -86,31 +87,45 @@ def run_trainer_deaths(count: int, seed: int, deadline_s: float, say: Callable[[
             "workers": draw.randrange(1, 5),
         }
         with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
-            found.append(Death(way, workers_are, shape, *_watch_one({**task, "folder": folder}, deadline_s)))
+            given = json.dumps({**task, "folder": folder})
+            code = f"from stress_storms.trainers import be_trainer; be_trainer({given!r})"
+            mark = uuid.uuid4().hex
+            find = functools.partial(marked, _MARK, mark)
+            found.append(Death(way, workers_are, shape, *watch_one(code, {_MARK: mark}, find, deadline_s)))
         if number % 10 == 0:
             say(f"{number} trainers dead")
     return found
 
 
-def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[int, float, list[str]]:
-    mark = uuid.uuid4().hex
-    code = f"from stress_storms.trainers import be_trainer; be_trainer({json.dumps(task)!r})"
+def watch_one(
+    code: str, environment: dict[str, str], find: Callable[[], list[int]], deadline_s: float
+) -> tuple[int, float, list[str]]:
+    """Run a trainer that dies, and what it has started until that is gone, or for some seconds.
+
+    Returns the most processes that there were, the seconds that they outlived it, and those that are left, in words.
+
+    Args:
+        code: of the trainer.
+        environment: of it, beside that of this process.
+        find: the processes that count.
+        deadline_s: for the trainer to die in.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**os.environ, _MARK: mark},
+        env={**os.environ, **environment},
         stderr=subprocess.DEVNULL,  # the exception's traceback, and faulthandler's
         start_new_session=True,
     ) as trainer:
         give_up = time.monotonic() + deadline_s
         processes = 0
         while trainer.poll() is None:
-            processes = max(processes, len(marked(_MARK, mark)) - 1)
+            processes = max(processes, len(set(find()) - {trainer.pid}))
             if time.monotonic() > give_up:
                 trainer.kill()
-                raise TimeoutError(f"a trainer that should die did not within {deadline_s:g} s: {task}")
+                raise TimeoutError(f"a trainer that should die did not within {deadline_s:g} s: {code}")
             time.sleep(_LOOK_S)
         ended = time.monotonic()
-    while (living := marked(_MARK, mark)) and time.monotonic() < ended + _GIVE_UP_S:
+    while (living := find()) and time.monotonic() < ended + _GIVE_UP_S:
         time.sleep(_LOOK_S)
     seconds = time.monotonic() - ended
     left = [describe(pid) for pid in living]
