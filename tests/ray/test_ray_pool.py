@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -114,22 +116,26 @@ def test_nodes_leave_and_join(cluster: RayCluster, expected: list[Any]) -> None:
         assert_same(got + read(loader), expected)
 
 
-def test_nothing_is_left_when_the_trainer_is_killed(cluster: RayCluster) -> None:
+@pytest.mark.parametrize("way", ["SIGKILL", "SIGTERM", "SIGINT", "exit"])
+def test_nothing_is_left_when_the_trainer_ends(cluster: RayCluster, way: str) -> None:
     before = set(hosts(cluster))
     script = (
         "import loaderpool as lp, sys, time\n"
         f"pool = lp.RayPool({cluster.address!r})\n"
         "loader = lp.Loader(range(10_000), lambda item: time.sleep(0.01) or item, batch_size=4, workers=pool)\n"
-        "batches = iter(loader); next(batches); print('running', flush=True); time.sleep(600)\n"
+        "batches = iter(loader); next(batches); print('running', flush=True); sys.stdin.readline()\n"
     )
-    import subprocess
-    import sys
-
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as trainer:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as trainer:
+        assert trainer.stdin is not None
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "running\n"
         ours = set(hosts(cluster)) - before
         mine = [*descendants(trainer.pid), *ours, *(pid for host in ours for pid in descendants(host))]
         assert len(mine) >= 4
-        trainer.kill()
-    assert not wait_gone(mine, 5)
+        if way == "exit":
+            trainer.stdin.close()  # it comes to its end with all of it open
+        else:
+            trainer.send_signal(getattr(signal, way))
+        trainer.wait(20)
+        assert not wait_gone(mine, 2)
