@@ -9,7 +9,7 @@ import threading
 from typing import Any, NamedTuple
 
 from loaderpool.ray.host import Host
-from loaderpool.ray.host_messages import Message
+from loaderpool.ray.host_messages import Answers, Message
 from loaderpool.system import machine, role
 
 
@@ -55,7 +55,7 @@ class HostActor:
         """As `Host.stage`."""
         self._host.stage(key, nbytes, at, piece)
 
-    def exchange(self, number: int, commands: list[Message], unanswered: list[int]) -> list[Message]:
+    def exchange(self, number: int, commands: list[Message], unanswered: list[int]) -> Answers:
         """As `Host.exchange`."""
         return self._host.exchange(number, commands, unanswered)
 

@@ -227,7 +227,7 @@ class Dispatcher:
             number, answers = news.value
             sent_ns = record.sent_ns.pop(number, 0)
             self._pace.note(record)
-            for said, beside in answers:
+            for said, beside in record.in_order(answers):
                 if said[0] == HostReport.COUNTS:
                     self._trainer.host_cells.count(record.cell, clock.monotonic_ns() - sent_ns, *said[1:])
                 else:

@@ -15,7 +15,7 @@ from loaderpool.cache.shared import SharedCache
 from loaderpool.errors import CacheError
 from loaderpool.memory.extents import Extent
 from loaderpool.ray.host_counts import HostCounts
-from loaderpool.ray.host_messages import HostCommand, HostReport, Message
+from loaderpool.ray.host_messages import Answers, HostCommand, HostReport, Message
 from loaderpool.ray.hosted_loader import HostedLoader, StagedPayload
 from loaderpool.ray.hosted_run import HostedRun, Portion, RunWords
 from loaderpool.ray.visible_paths import missing
@@ -27,6 +27,8 @@ from loaderpool.transport.payload.placement import AboutShipment
 
 # So many exchanges wait for answers. An older one returns with nothing, so that there are never calls without end.
 _MOST_WAITING = 2
+# What a call returns for which nothing waits.
+_NOTHING = Answers(-1, [])
 
 
 @dataclasses.dataclass
@@ -61,7 +63,8 @@ class Host:
         self._next = 0
         self._unanswered: frozenset[int] = frozenset()  # exchanges, as the latest one says
         self._waiting: dict[int, object] = {}  # by exchange: the latest call of it
-        self._given: dict[int, list[Message]] = {}  # by exchange: answers that may be lost on their way
+        self._given: dict[int, Answers] = {}  # by exchange: what may be lost on its way
+        self._gives = 0  # so many of them there were
         self._turn = threading.Condition()
         self._lingers = threading.Event()
         threading.Thread(target=self._end_lingering, name="loaderpool-host-linger", daemon=True).start()
@@ -89,7 +92,7 @@ class Host:
             block.missing -= view.nbytes
             self._turn.notify_all()
 
-    def exchange(self, number: int, commands: list[Message], unanswered: Collection[int]) -> list[Message]:
+    def exchange(self, number: int, commands: list[Message], unanswered: Collection[int]) -> Answers:
         """Obey commands, and return answers as soon as there are any worth a journey.
 
         A call that was lost, or whose answers were, is made again: it has the same number, obeys nothing twice, and
@@ -111,7 +114,7 @@ class Host:
             is_again = number < self._next
             with session.lock:
                 if is_again and (number in self._given or number not in self._unanswered):
-                    return self._given.get(number, [])
+                    return self._given.get(number, _NOTHING)
                 call = self._waiting[number] = object()
                 if not is_again:
                     self._unanswered = frozenset(unanswered)
@@ -135,8 +138,10 @@ class Host:
                 is_latest = self._waiting.get(number) is call
                 if is_latest:
                     del self._waiting[number]
-                    self._given[number] = [*self._counts.messages(began_ns), *self._answers.take()]
-        return self._given[number] if is_latest else []
+                    messages = [*self._counts.messages(began_ns), *self._answers.take()]
+                    self._given[number] = Answers(self._gives, messages)
+                    self._gives += 1
+        return self._given[number] if is_latest else _NOTHING
 
     def _is_to_return(self, number: int, call: object, until_ns: int) -> bool:
         return (

@@ -63,3 +63,10 @@ class Piece(NamedTuple):
 
 Said = tuple[int, ...]
 Message = tuple[Said, Any]
+
+
+class Answers(NamedTuple):
+    """What an exchange returns. Exchanges may overtake one another on their way; answers are read in their order."""
+
+    place: int  # in that order
+    messages: list[Message]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from loaderpool.ray.host_messages import HostCommand, Message, Piece
+from loaderpool.ray.host_messages import Answers, HostCommand, Message, Piece
 from loaderpool.supervisor.host_room import GROUP_BYTES, group_of, room_of
 from loaderpool.system import clock
 from loaderpool.trainer.session.running_workers import HostPlace
@@ -46,6 +47,8 @@ class HostRecord:
         self.parts: dict[int, list[Piece]] = {}
         self.sent_ns: dict[int, int] = {}
         self.is_leaving = False
+        self._early: dict[int, list[Message]] = {}  # answers that have overtaken others
+        self._place = 0  # of the answers that follow
         self._commands: list[Message] = []
         self._waiting_tickets = 0
         self._oldest_ns = 0  # since when the first of them waits
@@ -102,6 +105,13 @@ class HostRecord:
     def has_waiting(self) -> bool:
         """Whether there are tickets that wait for others."""
         return self._waiting_tickets > 0
+
+    def in_order(self, answers: Answers) -> Iterator[Message]:
+        """Take in what an exchange returned, and yield what was waited for: what has overtaken other answers waits."""
+        self._early[answers.place] = answers.messages
+        while self._place in self._early:
+            yield from self._early.pop(self._place)
+            self._place += 1
 
     def take_commands(self, now_ns: int) -> tuple[int, list[Message], list[int]]:
         """Return the number of the next exchange, its commands, and which exchanges are not answered, this one too."""

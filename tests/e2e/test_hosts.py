@@ -92,6 +92,18 @@ def test_batches_larger_than_an_object_travel_in_parts(shapes: ModuleType, tmp_p
         assert_same(made(workers=pool), made(workers=0))
 
 
+def test_parts_whose_answers_overtake_one_another(shapes: ModuleType, tmp_path: Path) -> None:
+    """A call that is lost is made again a moment later; and small objects travel faster than large ones."""
+
+    def made(**where: Any) -> list[Any]:
+        shape = shapes.SHAPES["single batches"]
+        with shapes.make(shape, shapes.Faults(str(tmp_path), os.getpid(), 0), 7, **where) as loader:
+            return read(loader)
+
+    with lp.Pool(2, _program=local_hosts(2, 1, object_bytes=20_000, lost_calls=0.3)) as pool:
+        assert_same(made(workers=pool), made(workers=0))
+
+
 def sample(item: int, rng: np.random.Generator) -> Any:
     time.sleep(0.0005)
     return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}

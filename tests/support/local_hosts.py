@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -115,6 +116,7 @@ class LocalHosts:
     def _call(self, host: int, *exchange: Any) -> None:
         try:
             while self._is_lost():  # not sent at all, or the answers are lost, or it was cut off while it waits there
+                time.sleep(self._draw.random() * 0.05)
                 how = self._draw.randrange(3)
                 if how == 1:
                     self._hosts[host].exchange(*exchange)
