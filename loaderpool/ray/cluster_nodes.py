@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any, NamedTuple
 
 from loaderpool.ray.cluster_address import listens
@@ -34,6 +36,9 @@ class ClusterSettings(NamedTuple):
 class ClusterNodes:
     """What is known of the nodes.
 
+    Attributes:
+        object_bytes: how large an object may be for the smallest of their stores.
+
     Args:
         ray: the module, connected to the cluster.
         settings: of the pool.
@@ -41,6 +46,7 @@ class ClusterNodes:
 
     def __init__(self, ray: Any, settings: ClusterSettings) -> None:
         self._ray, self._settings = ray, settings
+        self.object_bytes = GROUP_BYTES
         self._doors: dict[str, tuple[str, int]] = {}  # where their raylets listen
         self._doubtful: dict[str, float] = {}  # that may have gone, and until when nothing is started there
 
@@ -49,17 +55,16 @@ class ClusterNodes:
         me = self._ray.get_runtime_context().get_node_id()
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._doors = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
+        if me not in self._doors or not self.answers(me):
+            print("loaderpool: the raylet of the dispatcher's machine has ended", file=sys.stderr, flush=True)
+            os._exit(1)  # to the cluster we are dead: what we ask for is not done, and we are not told
+        smallest = min(node["Resources"].get("object_store_memory", 0) for node in nodes)
+        self.object_bytes = max(_LEAST_OBJECT_BYTES, min(GROUP_BYTES, int(smallest) // _SHARE_OF_STORE))
         return {
             node["NodeID"]: node
             for node in nodes
             if (self._settings.trainer_node or node["NodeID"] != me) and can_have(node, self.needs)
         }
-
-    @property
-    def object_bytes(self) -> int:
-        """How large an object may be for the smallest of the stores."""
-        stores = [node["Resources"].get("object_store_memory", 0) for node in self._ray.nodes() if node["Alive"]]
-        return max(_LEAST_OBJECT_BYTES, min(GROUP_BYTES, int(min(stores)) // _SHARE_OF_STORE))
 
     @property
     def needs(self) -> dict[str, float]:

@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from loaderpool.ray.dispatcher import Dispatcher
 from loaderpool.ray.cluster_nodes import ClusterSettings
+from loaderpool.ray.dispatcher import Dispatcher
 from loaderpool.ray.ray_hosts import RayHosts
 from loaderpool.supervisor.program import begin, end_group
 from loaderpool.system import machine

@@ -17,6 +17,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -159,7 +160,16 @@ class RayHosts:
 
         import ray
 
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True, configure_logging=True)
+        until_s = clock.monotonic_s() + (0.0 if self._is_first else _CONNECT_S)
+        while True:
+            try:
+                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True, configure_logging=True)
+                break
+            except Exception:  # no raylet on this machine, say: it may be started again
+                if clock.monotonic_s() >= until_s:
+                    raise
+            ray.shutdown()
+            time.sleep(_AGAIN_S)
         done.set()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

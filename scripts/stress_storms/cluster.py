@@ -19,6 +19,8 @@ __all__ = ["LEFT_AT_MOST_S", "STOPPED_AT_MOST_S", "StormedCluster", "running_clu
 LEFT_AT_MOST_S = 2.0  # after a trainer's end, or a pool's: then nothing of ours is on any node
 STOPPED_AT_MOST_S = 7.0  # the same where a host is stopped: its raylet asks it to end, and kills it 5 s later
 _LOOK_S = 0.02
+# A node whose answer to its registration was lost is registered twice, and taken for dead: the cluster is made anew.
+_TAKEN_FOR_DEAD_S = 2.0
 _MARK = "LOADERPOOL_STRESS_CLUSTER"
 _DISPATCHER, _SUPERVISOR, _HOST = b"loaderpool-dispatcher", b"loaderpool-supervisor", b"ray::HostActor"
 # Of requests and of answers, each in a hundred. All methods: what Ray itself does not repeat, we must.
@@ -94,6 +96,12 @@ class StormedCluster:
 
     # ---- what is done to it ----
 
+    def replace_broken(self) -> None:
+        """Have others for nodes whose raylets have ended by themselves, as they do when they are taken for dead."""
+        for node in [node for node in self.nodes if not is_alive(self.raylet(node))]:
+            self.nodes.remove(node)
+            self.replace(node)
+
     def replace(self, node: int) -> None:
         """Have another node for one that is not whole any more, and is ended altogether."""
         end_all(self.on_node(node) if is_alive(self.raylet(node)) else [])
@@ -121,8 +129,13 @@ def running_cluster(nodes: int, loses_calls: bool) -> Iterator[StormedCluster]:
     variables = {_MARK: mark}
     if loses_calls:
         variables["RAY_testing_rpc_failure"] = json.dumps(_LOST_CALLS)
-    with _environment(variables), RayCluster(nodes, can_lose_head=True) as cluster:
-        yield StormedCluster(cluster, mark, nodes)
+    with _environment(variables):
+        while True:
+            with RayCluster(nodes, can_lose_head=True) as cluster:
+                time.sleep(_TAKEN_FOR_DEAD_S)
+                if all(is_alive(cluster.pids(node)["raylet"][0]) for node in range(nodes + 1)):
+                    yield StormedCluster(cluster, mark, nodes)
+                    return
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ _SEVERAL = 0.15  # of the kills come right after another one
 _START_S = 1.5  # of a dispatcher: its next one dies within
 _FIND_S = 20.0  # until there is one to kill; else the kind is left out
 _BROKEN_S = (0.5, 4.0)  # a node without its raylet is replaced after
+_LOOK_S = 2.0  # at nodes that have ended by themselves
 _FEWEST_NODES = 2  # that are whole; none is broken while there are no more
 
 
@@ -86,6 +87,7 @@ class ClusterKiller(threading.Thread):
         self._stop_now = threading.Event()
         self._later: list[tuple[float, Callable[[], None]]] = []  # repairs
         self._has_head = True
+        self._looked_s = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -211,6 +213,9 @@ class ClusterKiller(threading.Thread):
     def _repair(self) -> None:
         """Do what is due. Nothing joins a cluster without a head."""
         now = time.monotonic()
+        if self._has_head and now > self._looked_s + _LOOK_S:
+            self._looked_s = now
+            self._cluster.replace_broken()
         for entry in list(self._later):
             if entry[0] <= now and (self._has_head or entry is self._later[0]):
                 self._later.remove(entry)
