@@ -33,11 +33,16 @@ interrupts.hear_ctrl_c()
 
 
 @pytest.hookimpl(tryfirst=True)  # before those are left out that -m does not name
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need TensorFlow are slow: each process that runs some imports it, which takes many seconds."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark those that need TensorFlow as slow, for each process that runs some imports it; leave out the long ones."""
     for item in items:
         if "tf" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
+    if "long" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.fixture(scope="session")

@@ -280,7 +280,8 @@ class Loader(LoaderViews):
         Args:
             batches_taken: how many batches the consumer has taken since the latest iteration (of the loader, or of a
                 dataset over all its epochs) began. Needed after `as_dataset`, for tf.data fetches ahead. None: as many
-                as the one live iterator has given; where there is none, the next pass begins a new epoch.
+                as the one live iterator has given, or the one that ended as the cluster was lost; where there is none,
+                the next pass begins a new epoch.
 
         Raises:
             StateError: it would be a guess: two iterators are live, or tf.data has fetched ahead; or the loader's data

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from loaderpool.errors import ClusterLostError
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 from loaderpool.trainer.epochs.batch_reader import BatchReader, Conversion, as_arrays
@@ -52,7 +53,10 @@ class LoaderIterator(Iterator[Any]):
                         self._begin()
                         reader.fetch()
                 return reader.take()
-            except BaseException:
+            except BaseException as error:
+                # No batch is ever made again; who saves the place next means this one, and not the next epoch.
+                if isinstance(error, ClusterLostError) and self._core.tracker.lost_at is None:
+                    self._core.tracker.lost_at = self.position
                 if not reader.left and self._is_over():
                     self._end()
                 raise

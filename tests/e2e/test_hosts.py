@@ -551,3 +551,34 @@ def test_a_budget_that_is_too_small_for_all_hosts_is_told_with_the_one_that_woul
     with loader_of(2, items=60, limits=lp.Limits(memory=1 << 20)) as loader:
         read(loader)
         assert loader.statistics().hosts_wait_because == ""
+
+
+def test_where_the_cluster_is_lost_the_place_is_saved_and_goes_on_anywhere() -> None:
+    with loader_of(0) as loader:
+        expected = read(loader, passes=2)
+    got: list[Any] = []
+    pool = lp.Pool(2, _program=local_hosts(2, 2, lost="no head"))
+    with pool, loader_of(pool) as loader:
+        got += read(loader)
+        batches = iter(loader)
+        with pytest.raises(lp.ClusterLostError, match="the cluster is lost: no head"):
+            for number in itertools.count():
+                got += read([next(batches)])
+                if number == 20:
+                    kill_the_dispatcher()
+        with pytest.raises(lp.ClusterLostError):  # and again: nothing comes any more
+            next(iter(loader))
+        states = [loader.state_dict(), batches.state_dict()]
+        assert states[0] == states[1] and states[0]["epoch"] == 1
+    with loader_of(2) as loader:
+        loader.load_state_dict(json.loads(json.dumps(states[0])))
+        assert_same(got + read(loader), expected)
+
+
+def test_where_the_cluster_is_lost_local_workers_go_on_if_there_shall_be_some() -> None:
+    with loader_of(0) as loader:
+        expected = read(loader, passes=2)
+    with lp.Pool(2, _program=local_hosts(2, 2, lost="no head", fallback_workers=3)) as pool, loader_of(pool) as loader:
+        assert_same(read_while(loader, {20: kill_the_dispatcher}) + read(loader), expected)
+        told = told_when(loader, lambda told: len(told.workers) == 3)
+        assert told.hosts == () and all(worker.pid and not worker.host for worker in told.workers)

@@ -36,6 +36,8 @@ def local_hosts(
     born: bool = True,
     warns: str = "",
     lost_calls: float = 0.0,
+    lost: str = "",
+    fallback_workers: int = 0,
 ) -> Program:
     """A program with so many hosts of so many workers; their supervisors' pids are appended to a file.
 
@@ -49,6 +51,8 @@ def local_hosts(
         born: whether any is; else each is lost as it starts.
         warns: what the user is warned of at once; nothing where it is empty.
         lost_calls: this part of the calls of a host, or their answers, are lost on their way, and made again.
+        lost: why no dispatcher behind the first one has a cluster.
+        fallback_workers: how many local ones go on then.
     """
     settings = {
         "hosts": hosts,
@@ -60,8 +64,10 @@ def local_hosts(
         "born": born,
         "warns": warns,
         "lost_calls": lost_calls,
+        "lost": lost,
+        "hands_over": fallback_workers,
     }
-    return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings)
+    return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings, fallback_workers)
 
 
 class LocalHosts:
@@ -71,6 +77,9 @@ class LocalHosts:
         self._start, self._tell = start, tell
         self._late = start["late"]
         self._hosts: dict[int, Host] = {}
+        if start["lost"] and start["first_ticket"] != 1:
+            tell(News(0, "over", start["lost"]))
+            return
         if start["warns"]:
             tell(News(0, "warning", start["warns"]))
         self._draw = random.Random(1)
@@ -143,7 +152,7 @@ def main(start: dict[str, Any]) -> None:
     """Run in a process of its own, with the settings of its start."""
     if not begin("dispatcher", start):
         return
-    dispatcher = Dispatcher(start, start["timeout_s"])
+    dispatcher = Dispatcher(start, start["timeout_s"], start["hands_over"])
     hosts = LocalHosts(start, dispatcher.tell)
     signal.signal(signal.SIGUSR1, hosts.lose_one)
     dispatcher.run(hosts)

@@ -76,6 +76,7 @@ class EpochTracker:
         self._parked: tuple[Subscription, int] | None = None  # a subscription, and the epoch it stands before
         self._was_whole = self._was_followed = False  # a pass was; and another one has begun after it
         self._resume: Position | None = None  # where the pass of its epoch begins
+        self.lost_at: Position | None = None  # where the iterator stood that was told that the cluster is lost
         self.latest = IterationLog()  # of the latest iterator that has begun
         self.latest_is_dataset = False
         self.iterations = 0  # that have begun
@@ -115,6 +116,7 @@ class EpochTracker:
         with self._lock:
             self.epoch = position.epoch
             self._resume = position if position.is_rest else None
+            self.lost_at = None
             self.times_placed += 1
 
     def next_place(self) -> Position:

@@ -81,6 +81,8 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     if live:
         found: Position = live[0].position
         return found
+    if tracker.lost_at is not None:
+        return tracker.lost_at
     return tracker.next_log().position(0)
 
 

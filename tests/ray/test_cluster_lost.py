@@ -1,0 +1,93 @@
+"""A cluster that loses what knows it, its head: for ten seconds, and for good. `pytest -m long tests/ray`.
+
+The same without Ray, and quickly: tests/e2e/test_hosts.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.batches import assert_same, read, read_while, told_when
+from tests.support.ray_cluster import RayCluster
+
+pytestmark = pytest.mark.long
+
+# Ray ends who has not reached the head for so long: a minute, but of the dispatchers here.
+RECONNECT_S = 5
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """One that can lose its head, and get it back."""
+    with RayCluster(nodes=2, can_lose_head=True) as running:
+        yield running
+
+
+def sample(item: int, rng: np.random.Generator) -> Any:
+    time.sleep(0.02)
+    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}
+
+
+def loader_of(workers: int | lp.Pool, items: int = 1500) -> lp.Loader:
+    return lp.Loader(range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    """Nothing of them hangs on how long a sample takes."""
+    with lp.Pool(8) as pool, loader_of(pool) as loader:
+        return read(loader)
+
+
+def test_a_head_that_is_away_for_ten_seconds_costs_nothing(cluster: RayCluster, expected: list[Any]) -> None:
+    with lp.RayPool(cluster.address) as pool, loader_of(pool) as loader:
+        got, ended_s, was_back_at = [], 0.0, 0
+        for number, batch in enumerate(loader):
+            got += read([batch])
+            if number == 20:
+                cluster.end_head()
+                ended_s = time.monotonic()
+            elif number > 20 and not was_back_at and time.monotonic() > ended_s + 10:
+                cluster.start_head()
+                was_back_at = number
+        assert 30 < was_back_at < len(expected) - 10, "batches came while it was away, and when it was back"
+        assert_same(got, expected)
+        told = loader.statistics()
+        assert (told.hosts_lost, told.supervisor_restarts, told.batches_redone) == (0, 0, 0)
+
+
+def test_when_it_does_not_come_back_local_workers_go_on(
+    cluster: RayCluster, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S))
+    with lp.RayPool(cluster.address, fallback_workers=4) as pool, loader_of(pool) as loader:
+        assert_same(read_while(loader, {20: cluster.end_head}), expected)
+        told = told_when(loader, lambda told: len(told.workers) == 4)
+        assert (told.hosts, told.supervisor_restarts) == ((), 2)
+        assert all(worker.pid and not worker.host for worker in told.workers)
+    cluster.start_head()
+
+
+def test_or_the_error_says_so_and_the_place_is_saved(
+    cluster: RayCluster, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S))
+    got: list[Any] = []
+    with lp.RayPool(cluster.address) as pool, loader_of(pool) as loader:
+        with pytest.raises(lp.ClusterLostError, match="the cluster is lost: no Ray cluster answers at"):
+            for number, batch in enumerate(loader):
+                got += read([batch])
+                if number == 20:
+                    cluster.end_head()
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert 21 <= len(got) < len(expected)
+    with lp.Pool(8) as pool, loader_of(pool) as loader:
+        loader.load_state_dict(state)
+        assert_same(got + read(loader), expected)
