@@ -23,9 +23,6 @@ def sample(item):
 
 def make_loader():
     return lp.Loader(range(4000), sample, batch_size=8)
-
-def make_generators():
-    return lp.Loader.from_generator(lambda: iter(range(100)), batch_size=8)
 """
 
 
@@ -92,11 +89,6 @@ def test_wrong_options_are_said_in_a_line(
     given = [each.format(address="127.0.0.1:1") for each in options]
     assert main(["tune", "train_on_ray:make_loader", *given]) == status
     assert says in capsys.readouterr().err
-
-
-def test_what_a_cluster_cannot_make_is_said_before_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "train_on_ray:make_generators", "--ray", f"127.0.0.1:{free_port()}"]) == 1
-    assert "generators stand in workers" in capsys.readouterr().err
 
 
 def test_the_doctor_asks_each_node_and_kills_a_host(

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from loaderpool.errors import ClusterError
 from loaderpool.ray.cluster_view import ClusterNode, ClusterView
-from loaderpool.ray.pool import RayPool
 from loaderpool.tools.cli.report import head_data, number, plain_table, window_data
 from loaderpool.tools.cli.terminal import progress, results, say, write_json
 from loaderpool.tools.tuning.cluster_costs import (
@@ -60,7 +59,6 @@ def tune_hosts(
         ClusterError: there is no such cluster, or it has no node for a host.
         LoaderpoolError: this loader cannot be had from a cluster.
     """
-    loader.replace(workers=RayPool(address)).close()  # what a cluster cannot do is said at once
     cpus = cpu_budget()
     with ClusterView(address) as view:
         address, nodes = view.address, view.nodes()
