@@ -7,6 +7,7 @@
     abandon (passes that are left early), holdings (what they leave behind)
     trainers (processes that die with a loader at work: how long their workers outlive them)
     cluster_storm (--ray: the same over a Ray cluster) ◀── cluster (its processes), cluster_killer
+    cluster_gaps (how long a consumer waits after one of its parts has ended)
     cluster_trainers (trainers that die with a pool on one)
 
 Processes are found from the outside, as anybody could, by the process tree of this one (targets).

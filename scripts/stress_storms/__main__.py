@@ -23,6 +23,7 @@ from benchlib.machine import machine_line
 
 from .abandon import run_abandoned
 from .cluster import LEFT_AT_MOST_S, running_cluster
+from .cluster_gaps import measure_gaps
 from .cluster_storm import NODES, run_cluster_storm
 from .cluster_trainers import run_cluster_trainer_deaths
 from .readings import can_be_dataset
@@ -105,8 +106,15 @@ def _storm_cluster(options: argparse.Namespace, console: Console) -> int:
     results = run_cluster_storm(plan, options.kills, options.only, options.deadline, _say)
     if results:
         print_cluster_results(console, results, options.markdown)
-        print_gaps(console, results, options.markdown)
+        strikes = {
+            meanwhile: [strike for each in results if each.loses_calls == loses_calls for strike in each.strikes]
+            for meanwhile, loses_calls in (("other kills", False), ("other kills, lost calls", True))
+        }
+        print_gaps(console, strikes, options.markdown)
         print(f"{cluster_summary(results)}.\n")
+    if options.gaps and options.only is None:
+        with running_cluster(NODES, loses_calls=False) as cluster:
+            print_gaps(console, {"nothing": measure_gaps(options.gaps, cluster, options.seed, _say)}, options.markdown)
     deaths = []
     if options.trainers and options.only is None:
         with running_cluster(NODES, loses_calls=False) as cluster:
@@ -185,6 +193,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--reader-kills", type=int, default=2, metavar="N", help="in a round that has a reader (2)")
     parser.add_argument("--passes", type=int, default=500, metavar="N", help="to abandon (500); 0: none")
     parser.add_argument("--trainers", type=int, default=50, metavar="N", help="to die (50); 0: none")
+    parser.add_argument("--gaps", type=int, default=5, metavar="N", help="--ray: each part ends alone, so often (5)")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="repeats what is drawn (random)")
     parser.add_argument("--shape", action="append", choices=list(SHAPES), help="only this one; may be given again")
     parser.add_argument("--only", type=int, metavar="ROUND", help="only the round of this number, and no passes")

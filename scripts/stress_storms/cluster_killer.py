@@ -196,7 +196,6 @@ class ClusterKiller(threading.Thread):
         self._has_head = False
         self._note(kind, time.monotonic())
         if number == signal.SIGKILL:
-            os.kill(head, signal.SIGKILL)
             cluster.end_head()
         else:
             os.kill(head, signal.SIGSTOP)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from .cluster_killer import Strike
 from .cluster_storm import ClusterResult
 from .holdings import Growth
 from .killer import Counts
@@ -27,7 +28,7 @@ _HEADINGS = (
 )  # fmt: skip
 _DEATH_HEADINGS = ("the trainer dies by", "workers are", "trainers", "their processes", "slowest end, ms", "left")
 _CLUSTER_HEADINGS = ("shape", "ordered", "passes", "resumed", "batches", "kills", "mismatches", "seconds")
-_GAP_HEADINGS = ("what was ended, and how", "times", "median gap, s", "longest gap, s")
+_GAP_HEADINGS = ("what was ended, and how", "meanwhile", "times", "median gap, s", "longest gap, s")
 _GROWTH_HEADINGS = ("held by all processes", "before", "after", "may be")
 
 
@@ -58,21 +59,16 @@ def _of_cluster(found: list[ClusterResult]) -> list[str]:
     return [*(f"{number:,}" for number in numbers), f"{sum(each.seconds for each in found):.1f}"]
 
 
-def print_gaps(console: Console, results: list[ClusterResult], as_markdown: bool) -> None:
-    """One row for each kind of kill: how long a consumer that asked for a batch waited for it, where calls are not lost
-    and where they are.
-    """
+def print_gaps(console: Console, strikes: Mapping[str, Sequence[Strike]], as_markdown: bool) -> None:
+    """One row for each kind of kill, by what else went on: how long a consumer has waited for a batch after it."""
     rows = []
-    for loses_calls in (False, True):
+    for meanwhile, found in strikes.items():
         by_kind: dict[str, list[float]] = collections.defaultdict(list)
-        for result in results:
-            for strike in result.strikes:
-                if result.loses_calls == loses_calls:
-                    by_kind[strike.kind].append(strike.gap_s)
+        for strike in found:
+            by_kind[strike.kind].append(strike.gap_s)
         for kind, gaps in sorted(by_kind.items()):
-            name = f"{kind}{', while calls are lost' * loses_calls}"
-            rows.append([name, f"{len(gaps):,}", f"{statistics.median(gaps):.2f}", f"{max(gaps):.2f}"])
-    _print(console, _GAP_HEADINGS, rows, left=1, as_markdown=as_markdown)
+            rows.append([kind, meanwhile, f"{len(gaps):,}", f"{statistics.median(gaps):.2f}", f"{max(gaps):.2f}"])
+    _print(console, _GAP_HEADINGS, rows, left=2, as_markdown=as_markdown)
 
 
 def cluster_summary(results: list[ClusterResult]) -> str:

@@ -55,7 +55,7 @@ try:
             known.append(cluster.add_node(num_cpus=cpus, object_store_memory=store))
             answer = len(known) - 1
         elif what == "end head":
-            cluster.head_node.kill_gcs_server()
+            cluster.head_node.kill_gcs_server(check_alive=False)
         elif what == "start head":
             cluster.head_node.start_gcs_server()
         elif what == "pids":
