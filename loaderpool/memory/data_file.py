@@ -98,7 +98,7 @@ def find_file(address: int, nbytes: int) -> DataFile | None:
 @functools.cache
 def freeze_at_forks() -> None:
     """Have forks of this process and itself not see each other's writes to arrays of `share`, from now on."""
-    os.register_at_fork(before=_freeze_all)
+    machine.at_forks(before=_freeze_all)
 
 
 def _freeze_all() -> None:

@@ -54,7 +54,7 @@ def guard(lender: Lender) -> None:
 
 @functools.cache
 def _register() -> None:
-    os.register_at_fork(before=_before, after_in_parent=_in_trainer, after_in_child=_in_child)
+    machine.at_forks(before=_before, after_in_parent=_in_trainer, after_in_child=_in_child)
 
 
 def is_waiting() -> bool:

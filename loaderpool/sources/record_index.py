@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import io
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.open_files import Stamp, changed
+from loaderpool.system.file_reads import read_at
 
 _SHORT_OFFSETS = 1 << 32
 """Bytes from which on offsets need more than 32 bits."""
@@ -144,4 +144,4 @@ def refuse_compressed(path: str, head: bytes, what: str, result: str) -> None:
 
 def head_of(file: io.FileIO) -> bytes:
     """Return a file's first 16 bytes; where it is read next stays as it is."""
-    return os.pread(file.fileno(), 16, 0)
+    return read_at(file.fileno(), 16, 0)

@@ -18,6 +18,7 @@ from loaderpool.sources.damaged_tail import DamagedTail, check_rule
 from loaderpool.sources.file_records import FileRecords
 from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records, refuse_compressed
+from loaderpool.system.file_reads import read_at
 
 # Key and field: up to the first dot behind the last slash, and all behind that dot. WebDataset's own rule.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
@@ -130,7 +131,7 @@ def _scan(scan: FileScan, tail: DamagedTail) -> int:
 
 def _what_is_wrong(scan: FileScan, at: int) -> str | None:
     """Return why what is at this byte, which `tarfile` takes for the end, is none."""
-    found = os.pread(scan.file.fileno(), _LOOK_BYTES, at)
+    found = read_at(scan.file.fileno(), _LOOK_BYTES, at)
     if not found:
         return "the mark that ends a tar file is missing"
     if len(found) < _BLOCK_BYTES or any(found[:_BLOCK_BYTES]):

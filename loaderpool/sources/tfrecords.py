@@ -22,6 +22,7 @@ from loaderpool.sources.extras import import_extra
 from loaderpool.sources.file_records import FileRecords
 from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records
+from loaderpool.system.file_reads import read_at
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -132,7 +133,7 @@ def _scan(scan: FileScan, checksum: Callable[[bytes], int] | None, tail: Damaged
     while at < size:  # a million times a second or two: what can be done outside is
         inside = at - window_at
         if inside + header_bytes > len(window):
-            window = os.pread(descriptor, _WINDOW_BYTES if length <= _SHORT_BYTES else header_bytes, at)
+            window = read_at(descriptor, _WINDOW_BYTES if length <= _SHORT_BYTES else header_bytes, at)
             window_at, inside = at, 0
             if len(window) < header_bytes:
                 what = "it ends inside the length"

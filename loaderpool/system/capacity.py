@@ -120,7 +120,7 @@ def _machine_available_bytes() -> int:
         pass
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
+    except (AttributeError, ValueError, OSError):  # macOS has no such number, and Windows no such call
         return 4 << 30
 
 

@@ -19,7 +19,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from loaderpool.system import clock, fault_points
+from loaderpool.system import clock, fault_points, machine
 from loaderpool.system.interrupts import InterruptsHeld, send_again
 
 # Longer than nearly all batches take, for KeyboardInterrupt with the batch is the better way; shorter than the patience
@@ -66,6 +66,8 @@ def watch() -> None:
     global _told
     if _told is not None or threading.get_ident() != threading.main_thread().ident:
         return
+    if not hasattr(os, "set_blocking"):
+        return
     _take_over()
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None:  # a kernel has Python's own handler back for each cell
@@ -81,7 +83,7 @@ def watch() -> None:
             os.close(write_end)
             return
         _told = read_end, write_end
-        os.register_at_fork(after_in_child=_stop)
+        machine.at_forks(after_in_child=_stop)
 
 
 def _stop() -> None:

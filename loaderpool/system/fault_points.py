@@ -42,7 +42,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import signal
 
 _VARIABLE = "LOADERPOOL_FAULTS"
@@ -114,5 +113,7 @@ def _meet(directory: str, place: str) -> None:
         raise SystemExit(_EXIT_STATUS)
     if how == "os._exit":
         os._exit(_EXIT_STATUS)
+    import resource
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), signal.Signals[how])

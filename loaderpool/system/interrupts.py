@@ -18,13 +18,14 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # CPython's own, without stubs
 import _thread
 import contextlib
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Literal
+
+from loaderpool.system import machine
 
 # Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
 # which costs ten times what the calls beneath them do.
@@ -147,7 +148,7 @@ def _after_fork() -> None:
         _signal.signal(_SIGINT, held._handler)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+machine.at_forks(after_in_child=_after_fork)
 
 
 def checkpoint() -> None:
@@ -175,7 +176,10 @@ def send_again() -> None:
 def _send(thread: int | None) -> None:
     time.sleep(_MOMENT_S)
     if thread is not None:
-        signal.pthread_kill(thread, _SIGINT)
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(thread, _SIGINT)
+        else:
+            signal.raise_signal(signal.SIGINT)  # handled by the main thread in any case
 
 
 # ---- the interpreter's end ----

@@ -11,12 +11,17 @@ import errno
 import functools
 import mmap
 import os
-import resource
 import signal
 import sys
+from collections.abc import Callable
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.system import fault_points, malloc
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
@@ -34,17 +39,19 @@ def can_fork_workers() -> bool:
     return hasattr(os, "fork") and hasattr(os, "memfd_create")
 
 
+def at_forks(
+    before: Callable[[], object] = int,
+    after_in_parent: Callable[[], object] = int,
+    after_in_child: Callable[[], object] = int,
+) -> None:
+    """Have these called around each fork of this process; nothing where there is none."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
+
+
 def create_memory_file(name: str) -> int:
     """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
-    if hasattr(os, "memfd_create"):
-        return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
-    from multiprocessing import shared_memory  # the fallback: named for an instant, unlinked at birth
-
-    block = shared_memory.SharedMemory(create=True, size=1)
-    descriptor = os.dup(block._fd)  # type: ignore[attr-defined]
-    block.close()
-    block.unlink()
-    return above_standard(descriptor)
+    return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
 
 
 def above_standard(descriptor: int) -> int:
@@ -157,13 +164,13 @@ def flush_standard_streams() -> None:
 
 def descriptor_limits() -> tuple[int, int]:
     """Return how many descriptors this process may have, and how many it may allow itself."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (1 << 13, 1 << 13) if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def descriptors_to_keep(most: int) -> int:
     """How many files this process may keep open for later: `most`, or a quarter of what it may have, at least 1."""
     limit, _ = descriptor_limits()
-    return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // 4))
+    return most if resource is not None and limit == resource.RLIM_INFINITY else max(1, min(most, limit // 4))
 
 
 def raise_descriptor_limit() -> None:

@@ -6,12 +6,14 @@ import os
 import sys
 import traceback
 
+from loaderpool.system import machine
+
 _is_stray = False
 
 
 def look_for_strays() -> None:
     """Have a fork of this process be known as one from now on. Runs in: a worker, once."""
-    os.register_at_fork(after_in_child=_note)
+    machine.at_forks(after_in_child=_note)
 
 
 def _note() -> None:

@@ -89,7 +89,7 @@ class _Sample(HungSample):
         self._worker.tickets.send(ASK_FOR_STACKS)
 
     def kill(self) -> None:
-        self._worker.process.kill()
+        self._worker.kill()
 
 
 class _Tickets:
@@ -111,10 +111,36 @@ class SpawnedWorker:
     was_stopped = False
 
     def __init__(self, number: int, cell: int, process: Any, connection: Connection, stacks: SpawnedStacks) -> None:
-        self.number, self.cell, self.process, self.connection = number, cell, process, connection
+        self.number, self.cell, self.connection = number, cell, connection
+        self._process = process
         self.pid: int = process.pid
+        self.exit_code = 0  # once it was reaped
+        self.hears: threading.Thread  # takes in what it says
         self.tickets, self.stacks = _Tickets(connection), stacks
         self.sample: HungSample = _Sample(self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is dead."""
+        return self._process.exitcode is not None
+
+    def kill(self) -> None:
+        """End it, if it runs."""
+        with contextlib.suppress(OSError, ValueError):
+            self._process.kill()
+
+    def reap(self) -> None:
+        """Wait until it has ended, as it will in a moment, and let go of it. Blocks: at most some seconds."""
+        self._process.join(_ENDS_S)
+        if not self.has_ended:
+            self.kill()
+            self._process.join(_KILLED_S)
+        self.exit_code = self._process.exitcode or 0
+        self.cut()
+        self.hears.join(_ENDS_S)  # or its descriptor could be another's while that thread reads
+        self.connection.close()
+        with contextlib.suppress(ValueError):  # it does not end, in an uninterruptible system call
+            self._process.close()
 
     def cut(self) -> None:
         """End the connection, where a process that the worker has forked holds its other end."""
@@ -180,8 +206,9 @@ class SpawnedWorkers:
             # Its end is ours to see to: `multiprocess` would wait for it when the interpreter exits.
             process_of_multiprocess._children.discard(process)
             worker = SpawnedWorker(number, cell, process, connection, SpawnedStacks(faults))
-            undo.callback(process.kill)
-            threading.Thread(target=self._hear, args=(worker,), name=f"{_NAME}{number}", daemon=True).start()
+            undo.callback(worker.kill)
+            worker.hears = threading.Thread(target=self._hear, args=(worker,), name=f"{_NAME}{number}", daemon=True)
+            worker.hears.start()
             undo.pop_all()
         self.by_number[number] = worker
         return worker
@@ -211,30 +238,25 @@ class SpawnedWorkers:
     def look(self) -> None:
         """Cut the connections of workers that have ended, where something else holds their ends."""
         for worker in self:
-            if worker.process.exitcode is not None:
+            if worker.has_ended:
                 worker.cut()
 
     def bury(self, worker: SpawnedWorker) -> None:
         """Reap a worker whose connection has ended, and with that its use."""
         del self.by_number[worker.number]
-        worker.process.join(_ENDS_S)
-        if worker.process.exitcode is None:
-            worker.process.kill()
-            worker.process.join(_KILLED_S)
-        worker.connection.close()
+        worker.reap()
 
     def last_cell(self, worker: SpawnedWorker) -> LastCell:
         """Return what a buried worker left on the board, which does not change any more."""
-        return LastCell.of(self._arena.board, worker.cell, worker.pid, worker.process.exitcode or 0)
+        return LastCell.of(self._arena.board, worker.cell, worker.pid, worker.exit_code)
 
     def end_all(self) -> None:
         """Kill and reap them."""
         workers = list(self)
         for worker in workers:
-            worker.process.kill()
+            worker.kill()
         for worker in workers:
-            worker.process.join(_KILLED_S)
-            worker.cut()  # the thread that hears it may wait for one that the worker has forked
+            worker.reap()
             worker.stacks.close()
 
 

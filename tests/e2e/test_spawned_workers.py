@@ -1,0 +1,537 @@
+"""Workers that `multiprocess` has spawned: the same bits as everywhere, whoever dies, and on systems without a fork."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from multiprocess import resource_tracker
+
+import loaderpool as lp
+from tests.support.batches import assert_same, read, read_while
+from tests.support.child import run_child
+from tests.support.processes import is_alive, wait_gone
+
+SCRIPTS = str(Path(__file__).parents[2] / "scripts")
+ELSEWHERE = Path(__file__).parents[1] / "support" / "elsewhere"
+SHAPES = (
+    "single batches",
+    "written into out",
+    "threads",
+    "chunks of tiny batches",
+    "chunks, rows tried alone",
+    "global random streams",
+    "row ranges of slow batches",
+    "varying, padded",
+    "by length, padded",
+    "ragged and text",
+    "oversize batches",
+    "rows fail, skip",
+    "rows fail, replace",
+    "whole elements",
+    "batch_fn",
+    "from_sequence, hooks",
+)
+# One for the life of this process: no test leaves it behind.
+resource_tracker.ensure_running()
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The kinds of work that storms are made of."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    yield importlib.import_module("stress_storms.shapes")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "stress_storms"]:
+        del sys.modules[name]
+
+
+def spawned(workers: int = 2, **settings: Any) -> lp.Pool:
+    return lp.Pool(workers, start="spawn", **settings)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_spawned_workers_make_the_same_bits(shapes: ModuleType, tmp_path: Path, name: str) -> None:
+    """Over two epochs, while some items end their workers."""
+    shape = shapes.SHAPES[name]
+
+    def made(faults_one_in: int, **where: Any) -> list[Any]:
+        faults = shapes.Faults(str(tmp_path), os.getpid(), faults_one_in)
+        with shapes.make(shape, faults, 7, **where) as loader:
+            return read(loader, passes=2)
+
+    with spawned(restarts=None) as pool:
+        assert_same(made(2 * shape.faults_one_in, workers=pool), made(0, workers=0))
+
+
+def sample(item: int, rng: np.random.Generator) -> Any:
+    time.sleep(0.0005)
+    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}
+
+
+def loader_of(workers: int | lp.Pool, items: int = 600, **settings: Any) -> lp.Loader:
+    return lp.Loader(range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings)
+
+
+class Numbers:
+    """A stream that begins anew each time."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(50))
+
+
+def draws(rng: np.random.Generator) -> Iterator[Any]:
+    for number in range(40):
+        yield number, rng.random(3)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_generators(lanes: int) -> None:
+    def made(workers: int | lp.Pool) -> list[Any]:
+        settings: dict[str, Any] = {"copies": lanes, "batch_size": 4, "seed": 5, "workers": workers}
+        with lp.Loader.from_generator(draws, **settings) as loader:
+            return read(loader, passes=2)
+
+    with spawned() as pool:
+        assert_same(made(pool), made(0))
+
+
+@pytest.mark.parametrize("window", [False, 7])
+def test_a_stream_is_read_by_a_thread(window: Any) -> None:
+    with spawned() as pool, lp.Loader(Numbers(), batch_size=4, shuffle=window, workers=pool) as loader:
+        got = read(loader, passes=2)
+        assert loader.statistics().stream_read_by == "thread"
+    with lp.Loader(Numbers(), batch_size=4, shuffle=window, workers=0) as loader:
+        assert_same(got, read(loader, passes=2))
+
+
+def test_a_large_array_and_a_captured_one_are_copied_and_writes_stay_private() -> None:
+    rows, captured = np.arange(3_000_000.0).reshape(100, -1), np.ones(500_000)
+
+    def overwrites(row: Any) -> Any:
+        captured[:] = captured[0] + 0  # its own
+        total = row.sum() * captured[-1]
+        row[:] = 0
+        return total
+
+    with spawned() as pool, lp.Loader(rows.copy(), overwrites, batch_size=5, workers=pool) as loader:
+        got = np.concatenate(list(loader))
+        statistics = loader.statistics()
+    assert got.tolist() == rows.sum(axis=1).tolist()
+    assert statistics.data_bytes_shared == 0
+    assert statistics.data_bytes_copied == rows.nbytes + captured.nbytes
+    assert "spawned" in statistics.data_copied_because[0]
+
+
+def kill_a_worker(loader: lp.Loader) -> None:
+    pid = loader.statistics().workers[0].pid
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_workers_batches_are_made_again() -> None:
+    with loader_of(0) as loader:
+        expected = read(loader, passes=2)
+    with spawned() as pool, loader_of(pool) as loader:
+        kill = functools.partial(kill_a_worker, loader)
+        got = read_while(loader, {5: kill, 40: kill}) + read_while(loader, {80: kill})
+        assert loader.statistics().restarts >= 2
+    assert_same(got, expected)
+
+
+def test_workers_come_and_go_in_mid_epoch() -> None:
+    with loader_of(0) as loader:
+        expected = read(loader)
+    with spawned(1) as pool, loader_of(pool) as loader:
+        got = read_while(loader, {10: lambda: pool.resize(3), 60: lambda: pool.resize(1)})
+    assert_same(got, expected)
+
+
+def test_a_training_goes_on_from_spawned_workers_to_forked_ones_and_back() -> None:
+    with loader_of(0) as loader:
+        expected = read(loader)
+    got: list[Any] = []
+    state: dict[str, Any] = {}
+    for start, count in (("spawn", 35), ("fork", 33), ("spawn", 32)):
+        with lp.Pool(2, start=start) as pool, loader_of(pool) as loader:  # type: ignore[arg-type]
+            if state:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            batches = iter(loader)
+            got += read(itertools.islice(batches, count))
+            state = loader.state_dict()
+            del batches
+    assert_same(got, expected)
+
+
+def test_two_loaders_share_a_pool() -> None:
+    with spawned() as pool, loader_of(pool) as first, loader_of(pool, items=90) as second:
+        together = [(batch["item"].copy(), other["item"].copy()) for batch, other in zip(first, second, strict=False)]
+    with loader_of(0) as first, loader_of(0, items=90) as second:
+        alone = [(batch["item"].copy(), other["item"].copy()) for batch, other in zip(first, second, strict=False)]
+    assert_same(together, alone)
+
+
+def test_an_error_is_the_users_own_with_its_index_and_traceback() -> None:
+    def fails(item: int) -> int:
+        if item == 41:
+            raise KeyError("no such frame")
+        return item
+
+    got: list[int] = []
+    with (
+        spawned() as pool,
+        lp.Loader(range(60), fails, batch_size=4, workers=pool) as loader,
+        pytest.raises(KeyError, match="no such frame") as caught,
+    ):
+        for batch in loader:
+            got += batch.tolist()
+    assert got == list(range(40))
+    assert isinstance(caught.value, lp.SampleError) and caught.value.index == 41
+    assert "in fails" in caught.value.remote_traceback
+
+
+def test_a_sample_that_hangs_and_one_that_kills_are_left_out() -> None:
+    def odd(item: int) -> int:
+        if item == 17:
+            time.sleep(60)
+        if item == 33:
+            os._exit(3)
+        return item
+
+    limits = lp.Limits(timeout_s=0.5, restarts_per_item=1)
+    pool = spawned()
+    with pool, lp.Loader(range(60), odd, batch_size=4, workers=pool, limits=limits, on_error="skip") as loader:
+        got = [item for batch in loader for item in batch.tolist()]
+    assert got == [item for item in range(60) if item not in (17, 33)]
+
+
+def test_of_a_sample_that_hangs_its_stack_is_told() -> None:
+    def stuck(item: int) -> int:
+        while item == 9:
+            time.sleep(0.01)
+        return item
+
+    pool = spawned(1)
+    with (
+        pool,
+        lp.Loader(range(20), stuck, workers=pool, limits=lp.Limits(timeout_s=0.5)) as loader,
+        pytest.raises(lp.SampleTimeoutError) as caught,
+    ):
+        list(loader)
+    assert caught.value.index == 9
+    assert "in stuck" in str(caught.value) and "loaderpool-commands" not in str(caught.value)
+    assert "connected.py" not in str(caught.value)
+
+
+def test_of_a_fault_in_c_code_the_stack_is_told() -> None:
+    def falls(item: int) -> int:
+        if item == 9:
+            import ctypes
+
+            ctypes.string_at(0)
+        return item
+
+    pool = spawned(1)
+    with (
+        pool,
+        lp.Loader(range(20), falls, workers=pool) as loader,
+        pytest.raises(lp.WorkerLostError, match="SIGSEGV") as caught,
+    ):
+        list(loader)
+    assert caught.value.index == 9
+    assert "in falls" in str(caught.value)
+
+
+def test_a_payload_that_cannot_be_loaded_is_told() -> None:
+    class Loads:
+        def __call__(self, item: int) -> int:
+            return item
+
+        def __setstate__(self, state: Any) -> None:
+            raise RuntimeError("not here")
+
+        def __getstate__(self) -> Any:
+            return {"a": 1}
+
+    pool = spawned(1)
+    with (
+        pool,
+        lp.Loader(range(20), Loads(), workers=pool) as loader,
+        pytest.raises(lp.LoaderpoolError, match="not here"),
+    ):
+        list(loader)
+
+
+def test_a_process_that_a_worker_has_forked_holds_up_nothing(tmp_path: Path) -> None:
+    """It has the worker's end of the connection, which so does not end with the worker."""
+    forked = tmp_path / "forked"
+
+    def forks(item: int) -> int:
+        if item == 7 and not forked.exists():
+            child = os.fork()
+            if not child:
+                time.sleep(60)
+                os._exit(0)
+            forked.write_text(str(child))
+            os._exit(1)
+        return item
+
+    try:
+        with spawned(1) as pool, lp.Loader(range(20), forks, batch_size=1, workers=pool) as loader:
+            assert [int(batch[0]) for batch in loader] == list(range(20))
+            assert loader.statistics().restarts == 1
+    finally:
+        os.kill(int(forked.read_text()), signal.SIGKILL)
+
+
+def test_a_function_that_closes_all_descriptors_is_told() -> None:
+    def closes(item: int) -> int:
+        if item == 3:
+            os.closerange(3, 1000)
+        return item
+
+    pool = spawned(1)
+    with (
+        pool,
+        lp.Loader(range(20), closes, workers=pool) as loader,
+        pytest.raises(lp.WorkerLostError, match="closed file descriptors"),
+    ):
+        list(loader)
+
+
+def test_without_descriptors_or_an_interpreter_the_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with spawned(1) as pool, pytest.raises(lp.PoolBrokenError, match="embedded"):
+        lp.Loader(range(4), workers=pool)
+
+
+def test_what_workers_have_in_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    names = ["CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONHASHSEED", "LOADERPOOL_ROLE"]
+
+    def found(item: int) -> Any:
+        return "|".join([*(os.environ.get(name, "-") for name in names), *{"a", "b", "c", "d", "e"}])
+
+    with spawned(3) as pool, lp.Loader(range(60), found, batch_size=1, workers=pool) as loader:
+        seen = {str(batch[0]) for batch in loader}
+    assert len(seen) == 1, "sets have one order in all of them"
+    assert seen.pop().startswith("|1|0|worker|")
+    assert os.environ["PYTHONHASHSEED"] == "random"
+
+
+def test_what_is_refused_is_named(tmp_path: Path) -> None:
+    with spawned(1) as pool, pytest.raises(lp.ArgumentError, match="cache= is a memory file"):
+        lp.Loader(range(4), abs, workers=pool, cache="memory")
+    with pytest.raises(lp.ArgumentError, match='start must be "fork", "spawn" or None'):
+        lp.Pool(1, start="thread")  # type: ignore[arg-type]
+
+
+def test_where_there_is_no_memfd_a_pool_is_spawned_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with loader_of(2, items=60) as loader:
+        got = read(loader)
+        assert loader.statistics().workers_start == "spawn"
+    with loader_of(0, items=60) as loader:
+        assert_same(got, read(loader))
+    with pytest.raises(lp.ArgumentError, match="memfd_create"):
+        lp.Pool(1, start="fork")
+    with pytest.raises(lp.ArgumentError, match="cache= is a memory file"):
+        lp.Loader(range(4), abs, workers=1, cache="memory")
+
+
+def test_batches_that_are_kept_outlive_the_pool() -> None:
+    with spawned(1) as pool, loader_of(pool, items=30) as loader:
+        kept = list(loader)
+    with loader_of(0, items=30) as loader:
+        assert_same(kept, read(loader))
+
+
+# ---- processes of their own ----
+
+ANOTHER_SYSTEM = """
+    import numpy as np
+    import loaderpool as lp
+    from loaderpool.system import machine
+
+    assert not hasattr(machine.os, "fork") and not hasattr(machine.os, "memfd_create"), "it is hidden from loaderpool"
+    assert machine.sys.platform == "{platform}"
+    rows = np.arange(300_000.0).reshape(60, -1)
+
+    def fn(row, rng):
+        import loaderpool.system.machine as there
+        assert not hasattr(there.os, "fork"), "nor do workers find it"
+        return {{"row": row * 2, "noise": rng.random(3), "length": np.arange(len(row) % 7)}}
+
+    def draws(rng):
+        for number in range(30):
+            yield number, rng.random(2)
+
+    class Numbers:
+        def __iter__(self):
+            return iter(range(30))
+
+    def made(workers):
+        got = []
+        with lp.Loader(rows, fn, batch_size=4, shuffle=True, seed=3, workers=workers) as loader:
+            got += [leaf.copy() for _ in range(2) for batch in loader for leaf in batch.values()]
+            starts = loader.statistics().workers_start
+        with lp.Loader({lines!r} and lp.TextLines({lines!r}), batch_size=3, workers=workers) as loader:
+            got += [batch.copy() for batch in loader]
+        with lp.Loader(Numbers(), batch_size=4, workers=workers) as loader:
+            got += [batch.copy() for batch in loader]
+        with lp.Loader.from_generator(draws, copies=2, batch_size=4, seed=5, workers=workers) as loader:
+            got += [leaf.copy() for batch in loader for leaf in batch]
+        return got, starts
+
+    (theirs, start), (ours, _) = made(2), made(0)
+    assert start == "spawn" and len(theirs) == len(ours) > 100
+    assert all(one.dtype == other.dtype and (one == other).all() for one, other in zip(theirs, ours))
+"""
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_an_epoch_on_a_system_that_has_nothing_of_linux(platform: str, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("".join(f"line {number}\n" for number in range(20)))
+    code = ANOTHER_SYSTEM.format(platform=platform, lines=str(lines))
+    path = os.pathsep.join([str(ELSEWHERE), os.environ.get("PYTHONPATH", "")])
+    run_child(code, env={"ELSEWHERE": platform, "PYTHONPATH": path}, timeout_s=100).check()
+
+
+NO_GUARD = """
+    import loaderpool as lp
+    print("once")
+    factor = 3
+
+    def fn(item):
+        return item * factor
+
+    with lp.Pool(2, start="spawn") as pool, lp.Loader(range(8), fn, batch_size=4, workers=pool) as loader:
+        print([batch.tolist() for batch in loader])
+"""
+
+
+@pytest.mark.parametrize("stdin_code", [False, True])
+def test_a_script_needs_no_guard(stdin_code: bool) -> None:
+    result = run_child(NO_GUARD, stdin_code=stdin_code).check()
+    assert result.stdout.splitlines() == ["once", "[[0, 3, 6, 9], [12, 15, 18, 21]]"]
+
+
+def test_a_pool_that_is_not_closed_ends_with_the_interpreter() -> None:
+    result = run_child("""
+        import loaderpool as lp
+        loader = lp.Loader(range(800), abs, batch_size=4, workers=lp.Pool(2, start="spawn"))
+        print(next(iter(loader)).tolist())
+    """).check()
+    assert result.stdout.split() == ["[0,", "1,", "2,", "3]"]
+    assert "leaked" not in result.stderr
+
+
+def test_workers_end_with_a_trainer_that_is_killed() -> None:
+    before = set(os.listdir("/dev/shm"))
+    result = run_child("""
+        import os, signal, time
+        import loaderpool as lp
+
+        def fn(item):
+            if item == 50:
+                time.sleep(30)
+            return item
+
+        loader = lp.Loader(range(800), fn, batch_size=1, workers=lp.Pool(2, start="spawn"))
+        batches = iter(loader)
+        for _ in range(40):
+            next(batches)
+        print(*(worker.pid for worker in loader.statistics().workers), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    assert result.returncode == -signal.SIGKILL
+    pids = list(map(int, result.stdout.split()))
+    assert len(pids) == 2 and wait_gone(pids, 5) == []
+    left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("psm_", "wnsm_"))}
+    assert not left, "the resource tracker unlinks the block"
+
+
+def test_ctrl_c_ends_a_wait_and_no_worker() -> None:
+    result = run_child("""
+        import os, signal, threading, time
+        import loaderpool as lp
+
+        def fn(item):
+            if item == 20:
+                time.sleep(3)
+            return item
+
+        with lp.Pool(2, start="spawn") as pool, lp.Loader(range(60), fn, batch_size=1, workers=pool) as loader:
+            got, batches = [], iter(loader)
+            threading.Timer(1.5, os.killpg, (0, signal.SIGINT)).start()
+            began = time.monotonic()
+            while True:
+                try:
+                    for batch in batches:
+                        got.append(int(batch[0]))
+                        if got[-1] == 5:
+                            began = time.monotonic()
+                    break
+                except KeyboardInterrupt:
+                    print("interrupted")
+            statistics = loader.statistics()
+            print(got == list(range(60)), statistics.restarts)
+    """).check()
+    assert result.stdout.splitlines() == ["interrupted", "True 0"]
+
+
+# ---- frameworks ----
+
+
+def test_as_dataset_and_keras(tf: Any) -> None:
+    with loader_of(0, items=60) as loader:
+        expected = [batch["item"] for batch in read(loader, passes=2)]
+    with spawned() as pool, loader_of(pool, items=60) as loader:
+        dataset = loader.as_dataset()
+        got = [batch["item"].numpy() for _ in range(2) for batch in dataset]
+    assert_same(got, expected)
+
+
+def test_workers_live_until_the_pool_is_closed() -> None:
+    pool = spawned()
+    with loader_of(pool, items=60) as loader:
+        first = next(iter(loader))
+        pids = [worker.pid for worker in loader.statistics().workers if worker.pid]
+        assert pids and all(map(is_alive, pids))
+    assert all(map(is_alive, pids))
+    pool.close()
+    assert wait_gone(pids, 5) == []
+    assert first["item"].shape == (6, 30, 40)
+
+
+def test_an_error_of_the_threads_own_is_followed_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from loaderpool.supervisor.state import SupervisorState
+
+    real, fails = SupervisorState.on_report, [True]
+
+    def on_report(self: Any, words: Any) -> Any:
+        if words[4] and fails and fails.pop():
+            raise RuntimeError("a defect")
+        return real(self, words)
+
+    monkeypatch.setattr(SupervisorState, "on_report", on_report)
+    with spawned() as pool, loader_of(pool, items=120) as loader:
+        got = read(loader)
+        assert loader.statistics().supervisor_restarts == 1
+    assert "a defect" in capfd.readouterr().err
+    with loader_of(0, items=120) as loader:
+        assert_same(got, read(loader))

@@ -1,0 +1,104 @@
+"""Run by each interpreter that is started with ELSEWHERE in its environment: loaderpool finds another system there.
+
+ELSEWHERE is "darwin" or "win32". Modules of loaderpool import `os`, `sys`, `signal` and others without what that system
+does not have; those that it does not have cannot be imported, and of /proc and /sys no file is there. On "win32" Python
+itself and `multiprocess` remain what they are here, so a block of shared memory that only Windows can map by its name
+is mapped by the name that it has here.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import types
+from typing import Any
+
+_NO_MODULES = {"darwin": {"resource", "fcntl"}, "win32": {"resource", "fcntl", "termios", "pwd", "grp", "pty", "tty"}}
+# Of "darwin" more than it lacks: it has a fork and polls, which are not used for all that.
+_LINUX_ONLY = {
+    "os": "memfd_create pidfd_open posix_fallocate posix_fadvise sched_getaffinity sched_setaffinity eventfd splice "
+    "fork forkpty killpg waitid O_TMPFILE getrandom",
+    "select": "poll epoll",
+    "socket": "send_fds recv_fds SCM_RIGHTS",
+    "signal": "SIGUSR1 SIGUSR2 SIGCHLD SIGSTOP SIGCONT SIGALRM setitimer sigtimedwait",
+    "mmap": "MADV_DONTDUMP MADV_DOFORK MADV_REMOVE MAP_POPULATE",
+}
+_POSIX_ONLY = {
+    "os": "getpgrp getpgid setpgid setsid sysconf pread pwrite preadv statvfs fchmod fchown geteuid getuid mkfifo "
+    "register_at_fork WNOHANG waitstatus_to_exitcode wait wait4 uname ctermid O_CLOEXEC O_NONBLOCK set_blocking",
+    "socket": "AF_UNIX SOCK_SEQPACKET CMSG_SPACE",
+    "signal": "SIGKILL SIGHUP SIGQUIT pthread_kill pthread_sigmask sigwait pause SIG_BLOCK SIG_UNBLOCK SIGBUS",
+    "mmap": "PROT_READ PROT_WRITE MAP_PRIVATE MAP_SHARED MAP_ANONYMOUS",
+    "faulthandler": "register unregister",
+    "time": "clock_gettime clock_gettime_ns CLOCK_MONOTONIC",
+}
+
+
+class _Elsewhere(types.ModuleType):
+    """A module as it is on another system."""
+
+    def __init__(self, real: types.ModuleType, gone: frozenset[str], others: dict[str, Any]) -> None:
+        super().__init__(real.__name__)
+        self.__dict__.update(_real=real, _gone=gone, **others)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__["_gone"]:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} elsewhere")
+        return getattr(self.__dict__["_real"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_real"], name, value)
+
+
+def _is_ours(names: dict[str, Any] | None) -> bool:
+    return bool(names) and str(names.get("__name__", "")).partition(".")[0] == "loaderpool"  # type: ignore[union-attr]
+
+
+def install(platform: str) -> None:
+    """Have loaderpool find another system from now on, in this process and those that it starts."""
+    gone = {name: frozenset(names.split()) for name, names in _LINUX_ONLY.items()}
+    if platform == "win32":
+        for name, names in _POSIX_ONLY.items():
+            gone[name] = gone.get(name, frozenset()) | frozenset(names.split())
+    others = {"sys": {"platform": platform}, "os": {"name": "nt"} if platform == "win32" else {}}
+    made: dict[str, types.ModuleType] = {}
+    real_import, real_open = builtins.__import__, builtins.open
+
+    def import_elsewhere(name: str, names: Any = None, locals_: Any = None, wanted: Any = (), level: int = 0) -> Any:
+        if level or not _is_ours(names):
+            return real_import(name, names, locals_, wanted, level)
+        if name in _NO_MODULES[platform]:
+            raise ModuleNotFoundError(f"No module named {name!r} elsewhere")
+        found = real_import(name, names, locals_, wanted, level)
+        if name in gone or name in others:
+            if name not in made:
+                made[name] = _Elsewhere(found, gone.get(name, frozenset()), others.get(name, {}))
+            return made[name]
+        if name == "loaderpool.memory.arena" and platform == "win32":
+            _map_by_name(sys.modules[name])
+        return found
+
+    def open_elsewhere(file: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(file, str) and file.startswith(("/proc/", "/sys/")) and _is_ours(sys._getframe(1).f_globals):
+            raise FileNotFoundError(2, "there is no such thing elsewhere", file)
+        return real_open(file, *arguments, **named)
+
+    builtins.__import__, builtins.open = import_elsewhere, open_elsewhere
+
+
+def _map_by_name(arena: Any) -> None:
+    """Stand in for what Windows does with `mmap.mmap(-1, nbytes, tagname=name)`."""
+    from multiprocess.shared_memory import SharedMemory
+
+    def map_named(name: str, nbytes: int) -> Any:
+        block = SharedMemory(name=name)
+        mapping = arena.PinnableMap(block._fd, nbytes)
+        block.close()
+        return mapping
+
+    arena._map_named = map_named
+
+
+if os.environ.get("ELSEWHERE"):
+    install(os.environ["ELSEWHERE"])
