@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
 import weakref
@@ -136,12 +137,10 @@ class DiskStore:
         return zlib.crc32(value, zlib.crc32(self._mark + item.to_bytes(8, "little")))
 
     def _free_bytes(self) -> int:
-        disk = os.statvfs(self._directory)
-        return disk.f_bavail * disk.f_frsize
+        return shutil.disk_usage(self._directory).free
 
     def _disk_bytes(self) -> int:
-        disk = os.statvfs(self._directory)
-        return disk.f_blocks * disk.f_frsize
+        return shutil.disk_usage(self._directory).total
 
 
 def prepare(directory: str, fields: Mapping[str, str]) -> None:

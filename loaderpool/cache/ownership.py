@@ -21,6 +21,8 @@ def refuse_others_files(directory: str) -> None:
             whose it is, and what to do.
         OSError: it cannot be looked at.
     """
+    if not hasattr(os, "geteuid"):  # Windows, where a directory has a list of who may do what, made with the user's
+        return
     _refuse(directory, os.stat(directory))
     for name in os.listdir(directory):
         path = os.path.join(directory, name)

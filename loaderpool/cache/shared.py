@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import mmap
 import os
+import threading
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -13,7 +14,8 @@ from loaderpool.cache.counters import COUNTER_BYTES, CacheCell, CacheCounts, Hos
 from loaderpool.cache.memory_store import MOST_BYTES, MemoryStore, table_items
 from loaderpool.cache.setting import MEMORY, Cache
 from loaderpool.errors import CacheError
-from loaderpool.memory.arena import map_whole_file
+from loaderpool.memory.arena import Arena, map_whole_file
+from loaderpool.memory.extents import Extent
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
@@ -43,6 +45,7 @@ class CachePlan:
     items: int  # of the source
     mark: bytes  # eight bytes that stand for the function and the source
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what these are, of a cache on disk
+    counters_at: int = 0  # where the counters are in the arena; 0: in a memory file, at its beginning
 
     @property
     def in_memory(self) -> bool:
@@ -71,6 +74,11 @@ def plan_on_disk(cache: Cache, items: int, mark: bytes, fields: Mapping[str, str
     return CachePlan(cache.where, cache.max_bytes, items, mark, fields)
 
 
+def counters_in(arena: Arena, at: int) -> memoryview:
+    """Return the counters that lie in an arena."""
+    return memoryview(arena.map)[at : at + COUNTER_BYTES].cast("Q")
+
+
 class SharedCache:
     """A loader's cache as one process has it.
 
@@ -78,19 +86,24 @@ class SharedCache:
 
     Args:
         plan: what it is.
-        descriptor: of the memory file; a copy of it is kept.
+        descriptor: of the memory file; a copy of it is kept. -1: there is none, for a cache on disk needs none.
+        counters: zeros in its place, u64.
     """
 
-    def __init__(self, plan: CachePlan, descriptor: int) -> None:
-        self.plan = plan
-        with InterruptsHeld():
-            self.descriptor = machine.above_standard(os.dup(descriptor))
-            self._undoing = Undoing(self, functools.partial(os.close, self.descriptor))
-        status = os.fstat(self.descriptor)
-        self._identity = status.st_dev, status.st_ino
-        whole = memoryview(map_whole_file(self.descriptor, plan.start)).cast("B")
-        self._counters = whole[:COUNTER_BYTES].cast("Q")
-        self._table = whole[COUNTER_BYTES : COUNTER_BYTES + 8 * plan.table_items].cast("Q")
+    _lent: tuple[Arena, Extent, threading.RLock] | None = None  # where the counters are, if in an arena
+
+    def __init__(self, plan: CachePlan, descriptor: int, counters: memoryview | None = None) -> None:
+        self.plan, self.descriptor = plan, descriptor
+        if counters is not None:
+            self._counters, self._table = counters, memoryview(b"")
+        else:
+            with InterruptsHeld():
+                self.descriptor = machine.above_standard(os.dup(descriptor))
+                self._undoing = Undoing(self, functools.partial(os.close, self.descriptor))
+            self._identity = self._look()
+            whole = memoryview(map_whole_file(self.descriptor, plan.start)).cast("B")
+            self._counters = whole[:COUNTER_BYTES].cast("Q")
+            self._table = whole[COUNTER_BYTES : COUNTER_BYTES + 8 * plan.table_items].cast("Q")
         self._store: Store | None = None
         self._store_pid = 0
         self._last = CacheCounts()
@@ -108,8 +121,10 @@ class SharedCache:
             from loaderpool.cache.disk_store import prepare
 
             prepare(plan.where, plan.fields)
-        if plan.in_memory and not machine.LINUX:
-            raise CacheError('cache="memory" needs Linux; give a directory')
+        if not machine.can_fork_workers():
+            if plan.in_memory:
+                raise CacheError('cache="memory" needs Linux; give a directory')
+            return SharedCache(plan, -1, memoryview(bytearray(COUNTER_BYTES)).cast("Q"))
         descriptor = -1
         with InterruptsHeld():
             try:
@@ -121,6 +136,21 @@ class SharedCache:
             finally:
                 if descriptor >= 0:
                     os.close(descriptor)
+
+    def count_in(self, arena: Arena, lock: threading.RLock) -> None:
+        """Count in an arena from now on, for workers that cannot have the memory file. Runs in: the trainer.
+
+        Ownership: of an extent of it, until `close`.
+
+        Args:
+            arena: whose.
+            lock: held while its extents change.
+        """
+        with lock:
+            extent = arena.put(bytes(COUNTER_BYTES))
+        self._lent = arena, extent, lock
+        self.plan = dataclasses.replace(self.plan, counters_at=extent.offset)
+        self._counters = counters_in(arena, extent.offset)
 
     def cell(self, number: int) -> CacheCell:
         """Return the counters of a worker."""
@@ -165,11 +195,14 @@ class SharedCache:
     @property
     def is_intact(self) -> bool:
         """Whether the descriptor is still ours: a function that closes all leaves the numbers to other files."""
+        return self.descriptor < 0 or self._look() == self._identity
+
+    def _look(self) -> tuple[int, int] | None:
         try:
             status = os.fstat(self.descriptor)
         except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self._identity
+            return None
+        return status.st_dev, status.st_ino
 
     def close(self) -> None:
         """Let go of everything; twice is fine."""
@@ -181,7 +214,12 @@ class SharedCache:
             self._store.close()
         self._store = None
         self._counters = self._table = memoryview(b"")  # so that the mapping goes, even where this object is kept
-        self._undoing.now()
+        if self.descriptor >= 0:
+            self._undoing.now()
+        if self._lent is not None:
+            arena, extent, lock = self._lent
+            with lock:
+                arena.give_back(extent)
 
     def clear(self) -> None:
         """Give the entries' memory back, also where others hold the file. Runs in: the trainer, before `close`."""

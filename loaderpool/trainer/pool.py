@@ -93,15 +93,15 @@ class Pool:
 
     def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
         """What a loader is started with here; raises where the workers cannot make its batches."""
-        if checked.payload["cache"] is None:
+        if checked.payload["cache"] is None or not checked.payload["cache"].in_memory:
             return checked
         from loaderpool.trainer.session.launch import SPAWNED
         from loaderpool.trainer.session.session import usual_program
 
         if (self._program or usual_program()) is SPAWNED:
             raise ArgumentError(
-                "cache= is a memory file that forked workers share, and this pool's are spawned: leave it out"
-                + (", or use a Pool with start='fork'" if machine.can_fork_workers() else "")
+                'cache="memory" is a memory file that forked workers share, and the workers of this pool are spawned: '
+                "give a directory"
             )
         return checked
 

@@ -331,7 +331,7 @@ def test_what_workers_have_in_their_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_refused_is_named(tmp_path: Path) -> None:
-    with spawned(1) as pool, pytest.raises(lp.ArgumentError, match="cache= is a memory file"):
+    with spawned(1) as pool, pytest.raises(lp.ArgumentError, match='cache="memory" is a memory file'):
         lp.Loader(range(4), abs, workers=pool, cache="memory")
     with pytest.raises(lp.ArgumentError, match='start must be "fork", "spawn" or None'):
         lp.Pool(1, start="thread")  # type: ignore[arg-type]
@@ -346,8 +346,23 @@ def test_where_there_is_no_memfd_a_pool_is_spawned_by_itself(monkeypatch: pytest
         assert_same(got, read(loader))
     with pytest.raises(lp.ArgumentError, match="memfd_create"):
         lp.Pool(1, start="fork")
-    with pytest.raises(lp.ArgumentError, match="cache= is a memory file"):
+    with pytest.raises(lp.ArgumentError, match='cache="memory" is a memory file'):
         lp.Loader(range(4), abs, workers=1, cache="memory")
+
+
+def test_a_cache_on_disk(tmp_path: Path) -> None:
+    def squared(item: int) -> int:
+        (tmp_path / f"called-{item}-{os.getpid()}").touch()
+        return item * item
+
+    where = str(tmp_path / "cache")
+    for misses in (24, 0):
+        with spawned() as pool, lp.Loader(range(24), squared, batch_size=4, workers=pool, cache=where) as loader:
+            got = [item for _ in range(2) for batch in loader for item in batch.tolist()]
+            assert got == [item * item for item in range(24)] * 2
+            statistics = loader.statistics()
+            assert statistics.cache_misses == misses and statistics.cache_hits >= 48 - misses
+    assert len(list(tmp_path.glob("called-*"))) == 24
 
 
 def test_batches_that_are_kept_outlive_the_pool() -> None:

@@ -19,6 +19,8 @@ def main(settings: dict[str, Any], connection: Any, faults: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     if hasattr(signal, "pthread_sigmask"):  # blocked since before it began
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    if hasattr(os, "setsid"):  # what the function does to its process group is not done to the trainer
+        os.setsid()
     for name in settings["without"]:
         os.environ.pop(name, None)
     os.environ.update(settings["environment"])

@@ -78,14 +78,15 @@ class PoolEngine:
         self._is_loaded = False
         self.is_closed = self._was_loaded = self._has_ended_supervisor = False
         self.feeds: StreamFeeds | None = None
+        if cache is not None and not session.hands_over_files:
+            cache.count_in(session.arena, session.lock)
         for_workers = {**checked.payload, "cache": None if cache is None else cache.plan}
         for_reader: Shipment | str = ""
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
             if stream is None:
                 shipment = ship(for_workers)
             else:
-                reads_apart = session.hands_over_files
-                shipment, for_reader = ship_beside(for_workers, stream, config, plan, reads_apart)
+                shipment, for_reader = ship_beside(for_workers, stream, config, plan, session.hands_over_files)
         warn_of_data(shipment)
         session.catch_up()  # if the supervisor has died since the last look, another one shall load this
         with session.lock:
@@ -119,7 +120,7 @@ class PoolEngine:
     def _send_files(self) -> None:
         """What LOAD needs beside the arena: `Payloads.load` takes it in this order."""
         files = self._placement.descriptors
-        if self.cache is not None:
+        if self.cache is not None and self.session.hands_over_files:
             files.append(self.cache.descriptor)
         self.session.send_files(self.number, files)
 

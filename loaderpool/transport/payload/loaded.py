@@ -45,9 +45,14 @@ class Payloads:
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if payload.get("cache") is not None:
-            from loaderpool.cache.shared import SharedCache  # most loaders have none, and their start is shorter for it
+            # Most loaders have none, and their start is shorter for it.
+            from loaderpool.cache.shared import SharedCache, counters_in
 
-            payload["cache"] = SharedCache(payload["cache"], self.cache_file(loader, files))
+            plan = payload["cache"]
+            if plan.counters_at:
+                payload["cache"] = SharedCache(plan, -1, counters_in(self._arena, plan.counters_at))
+            else:
+                payload["cache"] = SharedCache(plan, self.cache_file(loader, files))
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
 
