@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -118,10 +119,11 @@ def _machine_available_bytes() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # macOS has no such number, and Windows no such call
-        return 4 << 30
+    # Of macOS only all is known, of which half stands for what is free; and of Windows, as far as Python goes, nothing.
+    for pages, share in (("SC_AVPHYS_PAGES", 1), ("SC_PHYS_PAGES", 2)):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // share
+    return 4 << 30
 
 
 def _reclaimable_bytes(directory: str) -> int:

@@ -15,11 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import multiprocess
 import numpy as np
 import pytest
 from multiprocess import resource_tracker
 
 import loaderpool as lp
+from loaderpool.supervisor.spawned import processes
 from tests.support.batches import assert_same, read, read_while
 from tests.support.child import run_child
 from tests.support.processes import is_alive, wait_gone
@@ -550,3 +552,16 @@ def test_an_error_of_the_threads_own_is_followed_by_another_thread(
     assert "a defect" in capfd.readouterr().err
     with loader_of(0, items=120) as loader:
         assert_same(got, read(loader))
+
+
+def test_what_a_worker_does_not_read_keeps_none_waiting() -> None:
+    """As where C code keeps the interpreter's lock in it."""
+    ours, theirs = multiprocess.Pipe()
+    tickets = processes._Tickets(ours)
+    messages = [number.to_bytes(64, "little") for number in range(20_000)]
+    for message in messages:
+        tickets.send(message)
+    assert [theirs.recv_bytes() for _ in messages] == messages
+    tickets.end()
+    ours.close()
+    theirs.close()

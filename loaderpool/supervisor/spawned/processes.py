@@ -36,6 +36,9 @@ _NAME = "loaderpool-worker-"
 _ENDS_S = 1.0
 _KILLED_S = 5.0
 _READ_BYTES = 1 << 16
+# What a connection surely holds of small messages that nothing reads: on Windows a pipe has 8 KiB. More:
+# the one thread that deals could wait. Less: threads begin for workers that have much to do.
+_FITS_BYTES = 1 << 12
 # What faulthandler begins with where C code ends a process.
 _FATAL = "Fatal Python error"
 
@@ -93,13 +96,41 @@ class _Sample(HungSample):
 
 
 class _Tickets:
-    """The way to a worker, which always reads."""
+    """The way to a worker. It always reads; but not where C code that a function calls keeps the interpreter's lock.
+
+    Then what does not surely fit the connection is sent by a thread, for the one that sends else must never wait.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._unheard_bytes = 0  # sent since the worker has said something
+        self._late: queue.SimpleQueue[bytes] | None = None
 
     def send(self, messages: bytes) -> None:
         """Send it something; where it is dead, its end is told."""
+        if self._late is None:
+            self._unheard_bytes += len(messages)
+            if self._unheard_bytes <= _FITS_BYTES:
+                self._send(messages)
+                return
+            self._late = queue.SimpleQueue()
+            threading.Thread(target=self._send_late, args=(self._late,), name=f"{_NAME}late", daemon=True).start()
+        self._late.put(messages)
+
+    def heard(self) -> None:
+        """Note that the worker has said something."""
+        self._unheard_bytes = 0
+
+    def end(self) -> None:
+        """Have the thread end, when the connection is cut."""
+        if self._late is not None:
+            self._late.put(b"")
+
+    def _send_late(self, late: queue.SimpleQueue[bytes]) -> None:
+        while messages := late.get():
+            self._send(messages)
+
+    def _send(self, messages: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._connection.send_bytes(messages)
 
@@ -137,6 +168,7 @@ class SpawnedWorker:
             self._process.join(_KILLED_S)
         self.exit_code = self._process.exitcode or 0
         self.cut()
+        self.tickets.end()
         self.hears.join(_ENDS_S)  # or its descriptor could be another's while that thread reads
         self.connection.close()
         with contextlib.suppress(ValueError):  # it does not end, in an uninterruptible system call
@@ -219,6 +251,7 @@ class SpawnedWorkers:
         try:
             while True:
                 frame = connection.recv_bytes()
+                worker.tickets.heard()
                 kind = frame[:1]
                 if kind == REPORT:
                     events.put(Said(*decode_all(frame[1:])))
