@@ -39,6 +39,8 @@ def share(array: npt.ArrayLike) -> npt.NDArray[Any]:
     source = np.asarray(array)
     if source.dtype.hasobject:
         raise ArgumentTypeError(f"array holds Python objects (dtype {source.dtype}), which no processes can share")
+    if not machine.can_fork_workers():  # each pool copies it once, as any array
+        return np.array(source)
     nbytes = -(-max(source.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     free = capacity.available_memory_bytes()
     if nbytes > free:
