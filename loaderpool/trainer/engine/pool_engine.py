@@ -32,7 +32,6 @@ from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import AboutShipment, place, put_shipment
-from loaderpool.transport.payload.ship import Shipment, ship
 
 # The thread that holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for
 # ever.
@@ -80,13 +79,10 @@ class PoolEngine:
         self.feeds: StreamFeeds | None = None
         if cache is not None and not session.hands_over_files:
             cache.count_in(session.arena, session.lock)
-        for_workers = {**checked.payload, "cache": None if cache is None else cache.plan}
-        for_reader: Shipment | str = ""
+        cache_plan, reads_apart = None if cache is None else cache.plan, session.hands_over_files
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
-            if stream is None:
-                shipment = ship(for_workers)
-            else:
-                shipment, for_reader = ship_beside(for_workers, stream, config, plan, session.hands_over_files)
+            for_workers = {**checked.payload, "cache": cache_plan}
+            shipment, for_reader = ship_beside(for_workers, stream, config, plan, reads_apart)
         warn_of_data(shipment)
         session.catch_up()  # if the supervisor has died since the last look, another one shall load this
         with session.lock:
@@ -94,7 +90,7 @@ class PoolEngine:
             self._probing = Probing(session, self.number, checked, first_epoch)
             self._updates = SourceUpdates(session, self.number, shipment.without)
             self._placement = place(shipment, session.hands_over_files)
-            about = AboutShipment(checked.paths, None if cache is None else cache.plan)
+            about = AboutShipment(checked.paths, cache_plan)
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement, about)
             try:
                 if stream is not None:
