@@ -21,7 +21,7 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # Words that mean in a name what they mean to everybody, so that the glossary need not say it. A word that means
 # something particular here belongs there instead.
 PLAIN = {
-    "advice", "ahead", "allowed", "arguments", "array", "arrived", "backup", "bar", "base", "bench", "block",
+    "address", "advice", "ahead", "allowed", "arguments", "array", "arrived", "backup", "bar", "base", "bench", "block",
     "budget", "bursts", "c", "callback", "capacity", "change", "changes", "channels", "check", "checks",
     "children", "choice", "clock", "close", "code", "collate", "column", "columns", "comparison", "contention",
     "context", "converter", "core", "cost", "costs", "count", "counters", "death", "describe", "descriptor",
@@ -30,7 +30,7 @@ PLAIN = {
     "ideal", "imports", "info", "installed", "instructions", "iterator", "keys", "launch", "leftovers",
     "length", "lengths", "lent", "limit", "limits", "line", "lines", "list", "load", "look", "loop", "machine",
     "main", "maker", "malloc", "map", "mapping", "measurable", "measure", "measurement", "names", "open",
-    "opened", "options", "original", "owner", "ownership", "packages", "padding", "pairs", "paths",
+    "opened", "options", "original", "owner", "ownership", "pace", "packages", "padding", "pairs", "paths",
     "permutation", "pickle", "pipe", "plot", "policy", "process", "processes", "progress", "reading", "ready",
     "recognise", "recommend", "recommendation", "reference", "references", "reuse", "rng", "role", "scan",
     "scanner", "schema", "search", "sender", "sequence", "setting", "settings", "sized", "state", "statistics",
