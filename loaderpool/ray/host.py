@@ -5,6 +5,7 @@ Runs in: an actor, on threads of Ray's, one for each call. Calls may overtake on
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 import time
@@ -60,6 +61,7 @@ class Host:
         self._answers = WaitingAnswers()
         self._blocks: dict[int, _Block] = {}  # by what is staged
         self._was_loaded: set[int] = set()  # of keys
+        self._due: collections.deque[Message] = collections.deque()  # commands that have come and are not obeyed
         self._next = 0
         self._unanswered: frozenset[int] = frozenset()  # exchanges, as the latest one says
         self._waiting: dict[int, object] = {}  # by exchange: the latest call of it
@@ -88,9 +90,9 @@ class Host:
         view = memoryview(piece).cast("B")
         start = block.extent.offset + at
         session.arena.map[start : start + view.nbytes] = view
-        with self._turn:
+        with session.lock:
             block.missing -= view.nbytes
-            self._turn.notify_all()
+            self._obey_due()
 
     def exchange(self, number: int, commands: list[Message], unanswered: Collection[int]) -> Answers:
         """Obey commands, and return answers as soon as there are any worth a journey.
@@ -108,9 +110,7 @@ class Host:
         """
         session, began_ns = self._session, clock.monotonic_ns()
         with self._turn:
-            self._turn.wait_for(
-                lambda: number < self._next or (number == self._next and all(map(self._is_staged, commands)))
-            )
+            self._turn.wait_for(lambda: number <= self._next)
             is_again = number < self._next
             with session.lock:
                 if is_again and (number in self._given or number not in self._unanswered):
@@ -122,8 +122,8 @@ class Host:
             if not is_again:
                 try:
                     with session.lock:
-                        for said, beside in commands:
-                            self._obey(said, beside)
+                        self._due.extend(commands)
+                        self._obey_due()
                 finally:
                     self._next += 1
                     self._turn.notify_all()
@@ -170,6 +170,11 @@ class Host:
         self._answers.add(message)
 
     # ---- commands; the session's lock is held ----
+
+    def _obey_due(self) -> None:
+        """Obey commands in their order, up to one to load what has not come as a whole."""
+        while self._due and self._is_staged(self._due[0]):
+            self._obey(*self._due.popleft())
 
     def _obey(self, said: tuple[int, ...], beside: Any) -> None:
         kind, number = said[:2]

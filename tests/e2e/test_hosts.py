@@ -184,6 +184,14 @@ def test_a_death_in_mid_epoch_changes_no_bit(kill: Callable[[], None], make: Cal
     assert_same(got, expected)
 
 
+def test_a_host_answers_while_what_it_shall_load_is_under_way() -> None:
+    """A large array takes longer than a host may be silent."""
+    pool = lp.Pool(1, restarts=(1, 60), _program=local_hosts(1, 1, timeout_s=1.5, staged_after_s=4))
+    with pool, loader_of(pool, items=60) as loader, loader_of(0, items=60) as expected:
+        assert_same(read(loader), read(expected))
+        assert not loader.statistics().hosts_lost
+
+
 def test_calls_that_are_lost_on_their_way_are_made_again_and_change_no_bit() -> None:
     with loader_of(0) as loader:
         expected = read(loader, passes=2)

@@ -38,6 +38,7 @@ def local_hosts(
     lost_calls: float = 0.0,
     lost: str = "",
     fallback_workers: int = 0,
+    staged_after_s: float = 0.0,
 ) -> Program:
     """A program with so many hosts of so many workers; their supervisors' pids are appended to a file.
 
@@ -50,6 +51,7 @@ def local_hosts(
         late: so many of them start, and are never there.
         born: whether any is; else each is lost as it starts.
         warns: what the user is warned of at once; nothing where it is empty.
+        staged_after_s: a payload is under way for so long.
         lost_calls: this part of the calls of a host, or their answers, are lost on their way, and made again.
         lost: why no dispatcher behind the first one has a cluster.
         fallback_workers: how many local ones go on then.
@@ -66,6 +68,7 @@ def local_hosts(
         "lost_calls": lost_calls,
         "lost": lost,
         "hands_over": fallback_workers,
+        "staged_after_s": staged_after_s,
     }
     return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings, fallback_workers)
 
@@ -114,10 +117,13 @@ class LocalHosts:
         self._tell(News(host, "started", (place, self._start["object_bytes"])))
 
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
+        threading.Thread(target=self._stage, args=(host, key, nbytes, pieces), daemon=True).start()
+
+    def _stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
+        time.sleep(self._start["staged_after_s"])
         for at, content in pieces:
-            self._hosts[host].stage(key, nbytes, at, content)
-            if self._is_lost():
-                threading.Thread(target=self._hosts[host].stage, args=(key, nbytes, at, content), daemon=True).start()
+            for _ in range(1 + self._is_lost()):
+                self._hosts[host].stage(key, nbytes, at, content)
 
     def exchange(self, host: int, number: int, commands: list[Message], unanswered: list[int]) -> None:
         threading.Thread(target=self._call, args=(host, number, commands, unanswered), daemon=True).start()
