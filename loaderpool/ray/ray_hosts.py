@@ -33,6 +33,7 @@ from loaderpool.ray.offers import describe_needs
 from loaderpool.system import clock, machine
 from loaderpool.trainer.session.running_workers import HostPlace
 
+# So many pieces of payloads are under way at a time, and together they are as large as an object may be.
 _PIECES_AT_ONCE = 4
 # How often the cluster is asked for nodes that have joined or left.
 _LOOK_S = 5.0
@@ -82,6 +83,7 @@ class RayHosts:
         self._placed: dict[int, _Placed] = {}
         self._ended: set[int] = set()
         self._unplaced: dict[int, float] = {}  # hosts that no node had CPUs for: since when, or when it was told
+        self._pieces_under_way: dict[Any, int] = {}  # what comes of calls that bring them, and of which host
         self._pids: dict[int, tuple[int, int]] = {}  # of hosts' processes, and when these began
         self._told_hosts = -1
         self._drought_s = 0.0  # since when there is no host; 0: there is one
@@ -269,15 +271,18 @@ class RayHosts:
 
     def _stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         actor = self._placed[host].actor
-        ray, under_way = self._ray, []
-        cut = functools.partial(_cut, self._nodes.object_bytes)
+        ray, under_way = self._ray, self._pieces_under_way
+        cut = functools.partial(_cut, self._nodes.object_bytes // _PIECES_AT_ONCE)
         for at, view in itertools.chain.from_iterable(map(cut, pieces)):
+            while len(under_way) >= _PIECES_AT_ONCE:  # of all hosts: they lie in one store here
+                done, _ = ray.wait(list(under_way), timeout=_AGAIN_S)
+                for each in [each for each, to in under_way.items() if each in done or to in self._ended]:
+                    del under_way[each]
             if host in self._ended:
                 return
             piece = ray.put(np.frombuffer(view, np.uint8))
-            under_way.append(self._call(_Call(host, functools.partial(actor.stage.remote, key, nbytes, at, piece))))
-            if len(under_way) == _PIECES_AT_ONCE:
-                _, under_way = ray.wait(under_way)
+            call = _Call(host, functools.partial(actor.stage.remote, key, nbytes, at, piece))
+            under_way[self._call(call)] = host
 
     def _end(self, host: int, is_silent: bool) -> None:
         placed = self._placed.pop(host, None)

@@ -32,6 +32,8 @@ __all__ = ["NODES", "ClusterResult", "run_cluster_storm"]
 
 NODES = 3
 HOST_TIMEOUT_S = 3.0
+# Each call that is lost takes a second, and some in twenty of those that are made again are lost, too.
+_HOST_TIMEOUT_IF_LOST_S = 10.0
 _ROUNDS_A_CLUSTER = 6
 _LOSES_CALLS_EVERY = 3  # clusters; the second of three
 _COMPANIONS = ("single batches", "chunks of tiny batches")
@@ -99,9 +101,10 @@ def run_cluster_storm(
                 continue
         loses_calls = number % _LOSES_CALLS_EVERY == 1
         with running_cluster(NODES, loses_calls) as cluster:
+            timeout_s = _HOST_TIMEOUT_IF_LOST_S if loses_calls else HOST_TIMEOUT_S
             say(f"a cluster at {cluster.address}{', which loses calls' if loses_calls else ''}")
             for this in era:
-                result = _run_round(this, plan.kills, cluster, deadline_s)
+                result = _run_round(this, plan.kills, cluster, timeout_s, deadline_s)
                 result.loses_calls = loses_calls
                 results.append(result)
                 done = sum(len(each.strikes) for each in results)
@@ -116,17 +119,19 @@ def run_cluster_storm(
     return results
 
 
-def _run_round(this: Round, kills: int, cluster: StormedCluster, deadline_s: float) -> ClusterResult:
+def _run_round(
+    this: Round, kills: int, cluster: StormedCluster, host_timeout_s: float, deadline_s: float
+) -> ClusterResult:
     result = ClusterResult(this)
     started = time.monotonic()
     draw = random.Random(this.draws)
     what = f"round {this.number} ({this.shape.name}, {'' if this.is_ordered else 'un'}ordered) at {cluster.address}"
     kinds = kinds_for(100, draw)[:kills]
-    killer = ClusterKiller(cluster, kinds, HOST_TIMEOUT_S, random.Random(draw.random()))
+    killer = ClusterKiller(cluster, kinds, host_timeout_s, random.Random(draw.random()))
     with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
         faults = Faults(folder, os.getpid(), this.shape.faults_one_in)
         seed = draw.randrange(2**31)
-        pool = lp.RayPool(cluster.address, host_timeout_s=HOST_TIMEOUT_S, restarts=None)
+        pool = lp.RayPool(cluster.address, host_timeout_s=host_timeout_s, restarts=None)
         loaders = _Succession(this, faults, seed, pool, killer, random.Random(draw.random()), result)
         companion = Companion(pool, faults, seed, _COMPANIONS) if this.has_companion else None
         twin = Twin(this.shape, faults, seed)

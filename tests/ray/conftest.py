@@ -11,12 +11,14 @@ import pytest
 from tests.support.ray_cluster import RayCluster
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is in this directory; pytest asks each conftest about the tests of all."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("ray")
             item.add_marker("slow")
+            if item.get_closest_marker("long") and "long" not in config.option.markexpr:
+                item.add_marker(pytest.mark.skip(reason="takes minutes: pytest tests/ray -m long"))
             if importlib.util.find_spec("ray") is None:
                 item.add_marker(pytest.mark.skip(reason="Ray is not installed"))
 

@@ -19,11 +19,11 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support.processes import descendants, end_all
 
-__all__ = ["RayCluster"]
+__all__ = ["STORE_BYTES", "RayCluster", "Stores"]
 
 STORE_BYTES = 200 << 20
 _ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +36,7 @@ sys.path.insert(0, root)
 os.environ |= {"RAY_DISABLE_IMPORT_WARNING": "1", "LOADERPOOL_CLUSTER": folder}
 out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
 import ray._private.utils
+from ray._private.internal_api import get_memory_info_reply
 from ray.cluster_utils import Cluster
 from tests.support.processes import end_all, in_session, marked
 ray._private.utils.write_ray_address = lambda *_: None
@@ -58,6 +59,12 @@ try:
             cluster.head_node.kill_gcs_server(check_alive=False)
         elif what == "start head":
             cluster.head_node.start_gcs_server()
+        elif what == "stores":
+            stats = get_memory_info_reply(cluster.global_state).store_stats
+            answer = (
+                stats.num_local_objects, stats.object_store_bytes_used,
+                stats.spilled_bytes_total + stats.object_store_bytes_fallback,
+            )
         elif what == "pids":
             answer = {name: [each.process.pid for each in kind] for name, kind in known[rest[0]].all_processes.items()}
         print(json.dumps(answer), file=out, flush=True)
@@ -68,6 +75,14 @@ finally:
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 """
+
+
+class Stores(NamedTuple):
+    """What stores hold, and have ever written to a disk."""
+
+    objects: int
+    nbytes: int
+    on_disk: int
 
 
 class RayCluster:
@@ -130,6 +145,10 @@ class RayCluster:
         """Pids of a node's own processes, by what they are: "raylet", "gcs_server"."""
         found: dict[str, list[int]] = self._ask("pids", node)
         return found
+
+    def stores(self) -> Stores:
+        """What all nodes' stores hold together."""
+        return Stores(*self._ask("stores"))
 
     def close(self) -> None:
         """End the cluster."""
