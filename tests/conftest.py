@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -74,6 +77,15 @@ def _guard_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with leaks.guard():
         yield
+
+
+@pytest.fixture
+def storm_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of `scripts/stress_storms`, which is no part of the package; with the test it is forgotten."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    yield lambda name: importlib.import_module(f"stress_storms.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "stress_storms"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

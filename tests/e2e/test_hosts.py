@@ -26,7 +26,6 @@ from tests.support.batches import assert_same, read, read_while, told_when
 from tests.support.local_hosts import local_hosts
 from tests.support.processes import parents
 
-SCRIPTS = str(Path(__file__).parents[2] / "scripts")
 SHAPES = (
     "single batches",
     "written into out",
@@ -59,12 +58,9 @@ SHAPES = (
 
 
 @pytest.fixture
-def shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def shapes(storm_module: Callable[[str], ModuleType]) -> ModuleType:
     """The kinds of work that storms are made of."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    yield importlib.import_module("stress_storms.shapes")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "stress_storms"]:
-        del sys.modules[name]
+    return storm_module("shapes")
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -48,12 +46,9 @@ def storm(arguments: str, before: str = "", shapes: Sequence[str] = ()) -> Child
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """stress_storms.streams, which is no part of the package."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    yield importlib.import_module("stress_storms.streams")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "stress_storms"]:
-        del sys.modules[name]
+def streams(storm_module: Callable[[str], ModuleType]) -> ModuleType:
+    """Streams as storms compare them."""
+    return storm_module("streams")
 
 
 def test_a_short_storm_loses_nothing() -> None:
