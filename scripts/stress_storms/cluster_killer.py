@@ -109,11 +109,12 @@ class ClusterKiller(threading.Thread):
         self.join()
 
     def note_wait(self, begun_s: float, ended_s: float) -> None:
-        """A consumer has waited for a batch: for what was done before it ended."""
-        for number in range(len(self.strikes) - 1, -1, -1):
-            strike = self.strikes[number]
-            strike.gap_s = max(strike.gap_s, ended_s - max(begun_s, strike.at_s))
-            if strike.at_s <= begun_s:
+        """A consumer has waited for a batch: each part of that is counted for what was done last before it."""
+        until_s = ended_s
+        for strike in reversed(self.strikes):
+            strike.gap_s = max(strike.gap_s, until_s - max(begun_s, strike.at_s))
+            until_s = strike.at_s
+            if until_s <= begun_s:
                 break
 
     def _pause(self) -> float:
