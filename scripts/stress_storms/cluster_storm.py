@@ -36,7 +36,8 @@ HOST_TIMEOUT_S = 3.0
 _HOST_TIMEOUT_IF_LOST_S = 10.0
 _ROUNDS_A_CLUSTER = 6
 _LOSES_CALLS_EVERY = 3  # clusters; the second of three
-_COMPANIONS = ("single batches", "chunks of tiny batches")
+# Few items: so many of them fault once, and a host makes no more than fifty deaths within a minute good.
+_COMPANIONS = ("single batches", "varying, padded")
 
 
 @dataclasses.dataclass
