@@ -17,8 +17,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if Path(__file__).parent in item.path.parents:
             item.add_marker("ray")
             item.add_marker("slow")
-            if item.get_closest_marker("long") and "long" not in config.option.markexpr:
-                item.add_marker(pytest.mark.skip(reason="takes minutes: pytest tests/ray -m long"))
             if importlib.util.find_spec("ray") is None:
                 item.add_marker(pytest.mark.skip(reason="Ray is not installed"))
 

@@ -203,3 +203,58 @@ def test_a_run_of_portions_and_one_of_a_loader_of_the_host_itself_take_turns() -
     runs = [host.done(0)[2] for _ in range(10)]
     assert set(runs) == {RUN, RUN + 1}
     assert runs.index(RUN + 1) < len(runs) - 1 - runs[::-1].index(RUN)
+
+
+class TestGenerators:
+    """Portions of a run whose batches are generators': batch k is one of generator k modulo their number."""
+
+    def host(self, workers: int, lanes: int) -> Host:
+        host = Host(workers, slots=16, quota=16)
+        host.control(Control.RUN_LANES, RUN, lanes)
+        return host
+
+    def homes(self, host: Host, lanes: int) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for worker, tickets in host.tickets.items():
+            for words in tickets:
+                found.setdefault(words[3] % lanes, set()).add(worker)
+        return found
+
+    def test_each_stays_in_one_worker_and_they_are_shared_evenly(self) -> None:
+        host, homes = self.host(workers=2, lanes=4), dict[int, set[int]]()
+        for first in range(12):
+            host.deal(first)
+            for lane, workers in self.homes(host, 4).items():
+                homes.setdefault(lane, set()).update(workers)
+            if first % 2:
+                for worker in list(host.tickets):
+                    if host.tickets[worker]:
+                        host.done(worker, release=True)
+        assert all(len(workers) == 1 for workers in homes.values())
+        assert sorted(worker for (worker,) in homes.values()) in ([1, 1, 2, 2], [0, 0, 1, 1])
+
+    def test_one_whose_worker_has_died_is_made_by_another_one(self) -> None:
+        host = self.host(workers=2, lanes=2)
+        host.deal(0)
+        host.deal(1)
+        (first,) = self.homes(host, 2)[0]
+        host.dies(first)
+        host.deal(2)
+        assert {words[3] for tickets in host.tickets.values() for words in tickets} == {0, 1, 2}
+
+    def test_what_lies_behind_a_failure_is_answered_and_not_made(self) -> None:
+        host = self.host(workers=1, lanes=2)
+        host.deal(0)
+        host.deal(1)
+        (worker,) = host.tickets
+        words = host.tickets[worker].pop(0)
+        failed = Report.DONE, words[1], worker, Status.FAILED, MS, 0, 0, 0
+        host.obey(host.state.on_report(failed))
+        told: list[s.LoseTicket] = []
+        for first in (2, 4, 3):
+            instructions = host.state.on_control((Control.RUN_DEAL, RUN, first, 1, 0, 0, 0, 0))
+            told += [one for one in instructions if isinstance(one, s.LoseTicket)]
+            host.obey(instructions)
+        completions = [next(decode_all(one.completion)) for one in told]
+        assert [(words[3], split32(words[7])[0]) for words in completions] == [(2, Status.LOST), (4, Status.LOST)]
+        assert [first for first, _ in host.made] == [1, 3]
