@@ -19,7 +19,7 @@ from loaderpool.sources.line_index import scan_lines
 from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records, refuse_compressed
 from loaderpool.sources.text_lines import checked_encoding
-from loaderpool.system.file_reads import read_at
+from loaderpool.system.reading import read_at
 
 _BUFFER_BYTES = 1 << 20
 """Read at a time where rows are parsed one by one. Smaller: more calls. Larger: no gain."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from loaderpool.errors import SourceError
 from loaderpool.sources.kept_open import KeptOpen
-from loaderpool.system import file_reads, machine
+from loaderpool.system import machine, reading
 
 _KEPT_OPEN = 128
 """Files open at once in a process, of all its sources, where it may have enough. Fewer: a shuffle over many files opens
@@ -39,7 +39,7 @@ class _Descriptor:
 
     def __init__(self, path: str) -> None:
         self._owner = 0
-        self.number = file_reads.open_to_read(path)
+        self.number = reading.open_to_read(path)
         self._owner = os.getpid()
 
     def __del__(self, getpid: Any = os.getpid, close: Any = os.close) -> None:
@@ -77,9 +77,9 @@ class Files:
         file = _open.get(self._owner, number, self._opened)
         # Looked at before each read, not only when opened: a file may be written to while an epoch runs.
         check_stamp(self._paths[number], self._stamps[number], file.number)
-        data = file_reads.read_at(file.number, length, offset)
+        data = reading.read_at(file.number, length, offset)
         while len(data) < length:  # a signal, a network file system, or the file was cut this very moment
-            more = file_reads.read_at(file.number, length - len(data), offset + len(data))
+            more = reading.read_at(file.number, length - len(data), offset + len(data))
             if not more:
                 check_stamp(self._paths[number], self._stamps[number], file.number)
                 raise SourceError(f"{self._paths[number]} ends before byte {offset + length}; {_ADVICE}")

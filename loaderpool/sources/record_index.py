@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.open_files import Stamp, changed
-from loaderpool.system.file_reads import read_at
+from loaderpool.system.reading import read_at
 
 _SHORT_OFFSETS = 1 << 32
 """Bytes from which on offsets need more than 32 bits."""

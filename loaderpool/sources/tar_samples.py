@@ -18,7 +18,7 @@ from loaderpool.sources.damaged_tail import DamagedTail, check_rule
 from loaderpool.sources.file_records import FileRecords
 from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records, refuse_compressed
-from loaderpool.system.file_reads import read_at
+from loaderpool.system.reading import read_at
 
 # Key and field: up to the first dot behind the last slash, and all behind that dot. WebDataset's own rule.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)

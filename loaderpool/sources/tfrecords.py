@@ -22,7 +22,7 @@ from loaderpool.sources.extras import import_extra
 from loaderpool.sources.file_records import FileRecords
 from loaderpool.sources.paths import checked_paths
 from loaderpool.sources.record_index import FileScan, head_of, index_records
-from loaderpool.system.file_reads import read_at
+from loaderpool.system.reading import read_at
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")

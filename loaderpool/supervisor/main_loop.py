@@ -26,11 +26,11 @@ from typing import Any
 
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor import instructions as s
+from loaderpool.supervisor.base import BaseSupervisor
 from loaderpool.supervisor.exec_start import CleanStart
 from loaderpool.supervisor.processes import Processes
 from loaderpool.supervisor.program import begin, end_group
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.supervisor.supervision import Supervision
 from loaderpool.system import fault_points, machine, role
 from loaderpool.transport.messages import READ_BYTES, Notice, decode_all, encode
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
@@ -45,7 +45,7 @@ from loaderpool.transport.reports import describe_failure
 _POLL_MS = 200
 
 
-class Supervisor(Supervision):
+class Supervisor(BaseSupervisor):
     """Reads events, asks the state, carries out its instructions; returns from `run` when all is over.
 
     Runs in: the supervisor process, on its only thread.

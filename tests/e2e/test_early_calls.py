@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.supervisor.supervision import _SLOW_PROBE_MS
+from loaderpool.supervisor.base import _SLOW_PROBE_MS
 from tests.support.batches import assert_same, copied, read
 
 SIZE, BATCH = 48, 4

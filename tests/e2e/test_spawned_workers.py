@@ -233,7 +233,7 @@ def test_of_a_sample_that_hangs_its_stack_is_told() -> None:
         list(loader)
     assert caught.value.index == 9
     assert "in stuck" in str(caught.value) and "loaderpool-commands" not in str(caught.value)
-    assert "connected.py" not in str(caught.value)
+    assert "connection.py" not in str(caught.value)
 
 
 def test_of_a_fault_in_c_code_the_stack_is_told() -> None:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loaderpool.supervisor import instructions as s
+from loaderpool.supervisor.base import BaseSupervisor
 from loaderpool.supervisor.spawned.block import Block
-from loaderpool.supervisor.spawned.processes import Gone, Said, SpawnedWorkers
+from loaderpool.supervisor.spawned.processes import SpawnedWorkers, WorkerDeath, WorkerReport
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.supervisor.supervision import Supervision
 from loaderpool.system import clock
 from loaderpool.transport.messages import Words, decode_all
 from loaderpool.transport.notices import Attachment
@@ -32,7 +32,7 @@ from loaderpool.transport.payload.loaded import Payloads
 _LOOK_MS = 500
 
 
-class SpawnedSupervisor(Supervision):
+class SpawnedSupervisor(BaseSupervisor):
     """Takes events from a queue, asks the state, carries out its instructions; returns from `run` when all is over.
 
     Runs in: a thread of the trainer's.
@@ -47,7 +47,9 @@ class SpawnedSupervisor(Supervision):
         max_restarts: tuple[int, float] | None = start["max_restarts"]
         state = SupervisorState(start["workers"], max_restarts, start["first_ticket"])
         super().__init__(state, block.arena.board, max_restarts)
-        self.events: queue.SimpleQueue[bytes | Said | Gone] = queue.SimpleQueue()  # bytes are the trainer's messages
+        self.events: queue.SimpleQueue[bytes | WorkerReport | WorkerDeath] = (
+            queue.SimpleQueue()
+        )  # bytes are the trainer's messages
         self._to_trainer = tell
         self._payloads = Payloads(block.arena)
         self._changes: LatestChanges[Change] = LatestChanges()
@@ -72,7 +74,7 @@ class SpawnedSupervisor(Supervision):
         """Kill them, where this thread does not."""
         self._workers.end_all()
 
-    def _arrived(self) -> list[bytes | Said | Gone]:
+    def _arrived(self) -> list[bytes | WorkerReport | WorkerDeath]:
         """Return what there is. Blocks until there is something, or the clock has to be looked at."""
         pauses = [pause for pause in self._pauses_ms() if pause is not None]
         found = []
@@ -86,25 +88,25 @@ class SpawnedSupervisor(Supervision):
             self._workers.look()
         return found
 
-    def _take_in(self, events: list[bytes | Said | Gone]) -> None:
+    def _take_in(self, events: list[bytes | WorkerReport | WorkerDeath]) -> None:
         instructions: list[s.Instruction] = []
         for event in events:
-            if isinstance(event, Gone):
+            if isinstance(event, WorkerDeath):
                 self._carry_out(instructions)
                 instructions = []
                 worker = self._workers.by_number.get(event.worker)
                 if worker is not None and not self._is_over:
                     self._worker_gone(worker)
                 continue
-            for words in [event.words] if isinstance(event, Said) else decode_all(event):
-                on_words = self._state.on_report if isinstance(event, Said) else self._state.on_control
+            for words in [event.words] if isinstance(event, WorkerReport) else decode_all(event):
+                on_words = self._state.on_report if isinstance(event, WorkerReport) else self._state.on_control
                 instructions += on_words(words)
                 if instructions and not isinstance(instructions[-1], (s.ToWorker, s.ToTrainer)):
                     self._carry_out(instructions)
                     instructions = []
         self._carry_out(instructions)
 
-    # ---- Supervision ----
+    # ---- BaseSupervisor ----
 
     def _send(self, message: bytes) -> None:
         for words in decode_all(message):

@@ -22,13 +22,13 @@ from multiprocess import spawn
 
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor.records import LastCell
-from loaderpool.supervisor.spawned import child
+from loaderpool.supervisor.spawned.main import main
 from loaderpool.supervisor.watch import HungSample
 from loaderpool.system.stop_watch import StopWatch
 from loaderpool.transport.messages import MESSAGE_BYTES, Words, decode_all
 from loaderpool.transport.notices import Attachment
 from loaderpool.transport.payload.changes import Change
-from loaderpool.worker.connected import ASK_FOR_STACKS, HELD, NOTICE, REPORT, Connection, received_batch
+from loaderpool.worker.connection import ASK_FOR_STACKS, HELD, NOTICE, REPORT, Connection, received_batch
 
 _NAME = "loaderpool-worker-"
 # From the end of a worker's connection to its own end, and from a kill to it. Longer only for one in an uninterruptible
@@ -46,13 +46,13 @@ _spawning = multiprocess.get_context("spawn")
 _starting = threading.Lock()
 
 
-class Said(NamedTuple):
+class WorkerReport(NamedTuple):
     """A worker's report to its supervisor."""
 
     words: Words
 
 
-class Gone(NamedTuple):
+class WorkerDeath(NamedTuple):
     """A worker's connection has ended; all that it has said was told before."""
 
     worker: int
@@ -186,7 +186,7 @@ class SpawnedWorkers:
 
     Args:
         arena: with their cells and slots.
-        common: what all of them are told at their start, by the names that `child` knows.
+        common: what all of them are told at their start, by the names that `main` knows.
         events: takes what they report, and when they are gone.
         tell: gives the trainer a notice. Runs in: any of our threads.
     """
@@ -228,7 +228,7 @@ class SpawnedWorkers:
             undo.callback(faults.close)
             try:
                 process = _spawning.Process(
-                    target=child.main, args=(settings, theirs, fault_end), name=f"{_NAME}{number}", daemon=False
+                    target=main, args=(settings, theirs, fault_end), name=f"{_NAME}{number}", daemon=False
                 )
                 with _starting, _one_order_of_sets():
                     process.start()
@@ -254,7 +254,7 @@ class SpawnedWorkers:
                 worker.tickets.heard()
                 kind = frame[:1]
                 if kind == REPORT:
-                    events.put(Said(*decode_all(frame[1:])))
+                    events.put(WorkerReport(*decode_all(frame[1:])))
                 elif kind == NOTICE:
                     words: Words = next(decode_all(frame[1 : 1 + MESSAGE_BYTES]))
                     self._tell(words, frame[1 + MESSAGE_BYTES :] or None)
@@ -266,7 +266,7 @@ class SpawnedWorkers:
         except (EOFError, OSError):
             pass
         finally:
-            events.put(Gone(worker.number))
+            events.put(WorkerDeath(worker.number))
 
     def look(self) -> None:
         """Cut the connections of workers that have ended, where something else holds their ends."""

@@ -13,12 +13,12 @@ from loaderpool.supervisor.spawned.block import attach
 from loaderpool.system import role
 from loaderpool.transport.payload.changes import Change
 from loaderpool.worker.after_fork import serve, settle_process
-from loaderpool.worker.connected import ConnectedChannels, Connection
+from loaderpool.worker.connection import ConnectedChannels, Connection
 from loaderpool.worker.loop import WorkerLoop
 
 
 def work(settings: Mapping[str, Any], connection: Connection, faults: Connection) -> None:
-    """Be a worker to the end; see `child.main`."""
+    """Be a worker to the end; see `main.main`."""
     role.become("worker")
     settle_process()
     if os.name == "posix":

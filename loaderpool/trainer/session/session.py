@@ -23,7 +23,7 @@ from loaderpool.trainer.session.open_sessions import live
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.running_workers import RunningWorkers
 from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
-from loaderpool.trainer.session.supervisor_ends import Ready, Starter, SupervisorEnds
+from loaderpool.trainer.session.supervisor_handle import Ready, Starter, SupervisorHandle
 from loaderpool.trainer.session.supervisor_process import ProcessStarter
 from loaderpool.trainer.session.warnings import PendingWarnings
 from loaderpool.transport.messages import Control, Notice, Words, encode
@@ -260,7 +260,7 @@ class Session:
         if ready.ended and not self.is_closed and not self._how_broken:
             self._replace_supervisor(supervisor)
 
-    def _read_pipe(self, supervisor: SupervisorEnds) -> None:
+    def _read_pipe(self, supervisor: SupervisorHandle) -> None:
         """Hand each message to whom it concerns."""
         inbox, has_more = self._inbox, True
         while has_more:
@@ -285,7 +285,7 @@ class Session:
 
     # ---- another supervisor (rule 11) ----
 
-    def _replace_supervisor(self, old: SupervisorEnds) -> None:
+    def _replace_supervisor(self, old: SupervisorHandle) -> None:
         """Read the rest of what a dead supervisor and its workers said, then have another one go on."""
         how = old.reap()
         old.end_workers(self.workers.values())

@@ -18,11 +18,11 @@ from loaderpool.system import clock, ctrl_c, fault_points, machine
 from loaderpool.system.stop_watch import StopWatch
 from loaderpool.trainer.session.launch import SUPERVISOR, Program, launch
 from loaderpool.trainer.session.lease import ReturnPipe
-from loaderpool.trainer.session.supervisor_ends import (
+from loaderpool.trainer.session.supervisor_handle import (
     ControlPipe,
     KnownProcess,
     Ready,
-    SupervisorEnds,
+    SupervisorHandle,
     tickets_after,
 )
 from loaderpool.transport.messages import READ_BYTES, Words, decode_all
@@ -211,7 +211,7 @@ class ProcessStarter:
     def start(self, workers: int, first_ticket: int) -> SupervisorProcess:
         return SupervisorProcess(self.arena, workers, self._max_restarts, self._wake_read, first_ticket, self.program)
 
-    def connect(self, supervisor: SupervisorEnds, pipe: ControlPipe | None) -> ReturnPipe:
+    def connect(self, supervisor: SupervisorHandle, pipe: ControlPipe | None) -> ReturnPipe:
         assert isinstance(supervisor, SupervisorProcess)
         if isinstance(pipe, ReturnPipe):
             pipe.renew(supervisor.control)

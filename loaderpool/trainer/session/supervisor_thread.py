@@ -20,11 +20,11 @@ from loaderpool.errors import PoolBrokenError
 from loaderpool.supervisor.spawned.block import Block
 from loaderpool.supervisor.spawned.loop import SpawnedSupervisor
 from loaderpool.trainer.session.launch import Program, environment, search_path
-from loaderpool.trainer.session.supervisor_ends import (
+from loaderpool.trainer.session.supervisor_handle import (
     ControlPipe,
     KnownProcess,
     Ready,
-    SupervisorEnds,
+    SupervisorHandle,
     tickets_after,
 )
 from loaderpool.transport.messages import Words
@@ -67,7 +67,7 @@ class QueuePipe:
 
 
 class SupervisorThread:
-    """One supervisor, from its start to its end; see `SupervisorEnds`.
+    """One supervisor, from its start to its end; see `SupervisorHandle`.
 
     Args:
         block: the arena.
@@ -177,7 +177,7 @@ class ThreadStarter:
         }
         return SupervisorThread(self._block, start, self._news)
 
-    def connect(self, supervisor: SupervisorEnds, pipe: ControlPipe | None) -> QueuePipe:
+    def connect(self, supervisor: SupervisorHandle, pipe: ControlPipe | None) -> QueuePipe:
         assert isinstance(supervisor, SupervisorThread)
         if isinstance(pipe, QueuePipe):
             pipe.renew(supervisor.events)

@@ -61,7 +61,7 @@ class ControlPipe(Protocol):
         """Return what to wait for where something is unsent."""
 
 
-class SupervisorEnds(Protocol):
+class SupervisorHandle(Protocol):
     """One supervisor, from its start to its end."""
 
     name: str  # for messages to people
@@ -99,10 +99,10 @@ class Starter(Protocol):
     program: Program
     hands_over_files: bool  # whether descriptors can be sent
 
-    def start(self, workers: int, first_ticket: int) -> SupervisorEnds:
+    def start(self, workers: int, first_ticket: int) -> SupervisorHandle:
         """Start one. Raises PoolBrokenError, or OSError where nothing is left for it."""
 
-    def connect(self, supervisor: SupervisorEnds, pipe: ControlPipe | None) -> ControlPipe:
+    def connect(self, supervisor: SupervisorHandle, pipe: ControlPipe | None) -> ControlPipe:
         """Return the way to a supervisor: the one there is, which leads to this one from now on, or a new one."""
 
     def wake(self) -> None:

@@ -85,7 +85,7 @@ class _Death(NamedTuple):
     in_setup: bool
 
 
-class Supervision(abc.ABC):
+class BaseSupervisor(abc.ABC):
     """Carries out a state's instructions.
 
     Args:
