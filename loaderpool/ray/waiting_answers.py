@@ -8,7 +8,8 @@ from loaderpool.ray.host_messages import HostReport, Message, Piece
 from loaderpool.supervisor.host_room import GROUP_BYTES, group_of
 from loaderpool.system import clock
 
-_LINGER_NS = 50_000_000
+# How long answers wait for others at the most, where there are few hosts.
+FEW_HOSTS_LINGER_NS = 50_000_000
 
 
 class WaitingAnswers:
@@ -22,7 +23,7 @@ class WaitingAnswers:
     """
 
     def __init__(self) -> None:
-        self.slot_bytes, self._most_bytes, self.linger_ns = GROUP_BYTES, GROUP_BYTES, _LINGER_NS
+        self.slot_bytes, self._most_bytes, self.linger_ns = GROUP_BYTES, GROUP_BYTES, FEW_HOSTS_LINGER_NS
         self.tickets = self.urgent = 0
         self._messages: collections.deque[Message] = collections.deque()
         self._bytes = 0
@@ -56,13 +57,14 @@ class WaitingAnswers:
         """Whether those that there are shall travel now.
 
         Args:
-            workers: of the host; while some of them have nothing to do, the slots of what is done are wanted back.
+            workers: of the host. While some of them have nothing to do, the slots of what is done are wanted back. Not
+                where there are many hosts: so many calls would be too much for the dispatcher.
         """
         return bool(self._messages) and (
             self.urgent > 0
             or self._bytes >= self._most_bytes
             or len(self._messages) >= self.group
-            or self.tickets < workers
+            or self.tickets < (workers if self.linger_ns <= FEW_HOSTS_LINGER_NS else 1)
             or clock.monotonic_ns() - self._oldest_ns > self.linger_ns
         )
 

@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 from loaderpool.supervisor.dealer import Dealer
 from loaderpool.supervisor.early import EarlyDealer
+from loaderpool.supervisor.host_room import MOST_IN_GROUP
 from loaderpool.supervisor.host_roster import HostRoster
 from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import Ticket, WorkerRecord
 
 
 class HostDealer(Dealer):
-    """Gives tickets to hosts, as a part of a dispatcher's `SupervisorState`. No calls are made early there.
+    """Gives tickets to hosts, some in a row as they travel together; a part of a dispatcher's `SupervisorState`.
+
+    No calls are made early there.
 
     Args:
         ledger: has what is due, and takes what is sent.
@@ -25,6 +28,7 @@ class HostDealer(Dealer):
     def __init__(self, ledger: Ledger, hosts: HostRoster, early: EarlyDealer) -> None:
         super().__init__(ledger, hosts, early)
         self._hosts = hosts
+        self._latest = self._in_a_row = 0  # who was given tickets, and how many
 
     def deal(self, workers: int, give_up: Callable[[Ticket, WorkerRecord], None]) -> None:
         """Give tickets to hosts until none has room, or nothing is to be done.
@@ -37,7 +41,7 @@ class HostDealer(Dealer):
         while True:
             if self._ledger.held or self._hosts.has_reserved:
                 self._deal_alone()
-            host = self._hosts.roomiest()
+            host = self._next_host()
             if host is None:
                 return
             if due:
@@ -48,13 +52,25 @@ class HostDealer(Dealer):
                 if self._ledger.is_stopped(ticket):
                     give_up(ticket, host)
                     continue
-                host = self._home_of(ticket) or host
+                receiver = self._home_of(ticket) or host
             else:
                 found = self._cut(host, self._hosts.total_workers)
                 if found is None:
                     return
-                host, ticket = found[0], self._ledger.opened(found[1])
-            self._send(self._keeper_of(ticket) or host, ticket)
+                receiver, ticket = found[0], self._ledger.opened(found[1])
+            self._send(self._keeper_of(ticket) or receiver, ticket)
+            self._in_a_row += 1
+
+    def _next_host(self) -> WorkerRecord | None:
+        """Return the host that has been given some, for as many as travel together; then the one with most room.
+
+        Where slots are short, each of very many hosts would have one ticket otherwise, and answer it in a call.
+        """
+        host = self._hosts.with_room(self._latest)
+        if host is None or self._in_a_row >= min(host.workers, MOST_IN_GROUP):
+            host, self._in_a_row = self._hosts.roomiest(), 0
+            self._latest = 0 if host is None else host.number
+        return host
 
     def _deal_alone(self) -> None:
         """Give tickets that are held to hosts that have nothing else; others are emptied for those that wait."""

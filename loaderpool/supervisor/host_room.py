@@ -8,12 +8,12 @@ Both sides of a dispatcher count with it: what it deals to hosts, and how many s
 GROUP_BYTES = 48 << 20
 # Tickets whose batches may travel together. More of tiny batches would only wait for one another: each ticket is 64 ms
 # of work.
-_MOST_IN_GROUP = 16
+MOST_IN_GROUP = 16
 
 
 def group_of(slot_bytes: int, object_bytes: int = GROUP_BYTES) -> int:
     """Return how many tickets' batches may travel together, where a slot has so many bytes, and an object."""
-    return max(1, min(_MOST_IN_GROUP, object_bytes // max(1, slot_bytes)))
+    return max(1, min(MOST_IN_GROUP, object_bytes // max(1, slot_bytes)))
 
 
 def travelling(hosts: int, slot_bytes: int, object_bytes: int = GROUP_BYTES) -> int:

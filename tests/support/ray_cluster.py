@@ -97,12 +97,20 @@ class RayCluster:
         head_cpus: that the head offers.
         cpus: that each other node offers.
         can_lose_head: the head keeps what it knows in a folder.
+        store_bytes: of each node's store.
     """
 
-    def __init__(self, nodes: int = 2, head_cpus: int = 0, cpus: int = 1, can_lose_head: bool = False) -> None:
+    def __init__(
+        self,
+        nodes: int = 2,
+        head_cpus: int = 0,
+        cpus: int = 1,
+        can_lose_head: bool = False,
+        store_bytes: int = STORE_BYTES,
+    ) -> None:
         # Sockets lie there, whose paths have room for some 50 characters of it: so not where TMPDIR may say.
         self._folder = tempfile.mkdtemp(prefix="lp-ray-", dir="/tmp")
-        arguments = json.dumps([self._folder, nodes, head_cpus, cpus, STORE_BYTES, str(_ROOT)])
+        arguments = json.dumps([self._folder, nodes, head_cpus, cpus, store_bytes, str(_ROOT)])
         keeping = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self._folder}/gcs"}
         self._turn = threading.Lock()
         self._process = subprocess.Popen(
