@@ -6,7 +6,8 @@ import os
 import select
 import sys
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from loaderpool.ray.host import Host
 from loaderpool.ray.host_messages import Answers, Message
@@ -61,12 +62,30 @@ class HostActor:
 
 
 def versions() -> dict[str, str]:
-    """Return what must be the same on all nodes, by name."""
+    """Return what should be the same on all nodes, by name."""
+    import numpy as np
+
     return {
         "loaderpool": sys.modules["loaderpool"].__version__,
         "Python": ".".join(map(str, sys.version_info[:2])),
         "byte order": sys.byteorder,
+        "NumPy": np.__version__,
     }
+
+
+def differences(
+    address: str, there: Mapping[str, str], here: Mapping[str, str]
+) -> list[tuple[Literal["over", "warning"], str]]:
+    """Return what is different on a node, and whether that is the end of all or a warning."""
+    found: list[tuple[Literal["over", "warning"], str]] = []
+    for name, ours in here.items():
+        if there[name] != ours:
+            text = f"node {address} has {name} {there[name]}, the trainer has {ours}"
+            if name == "NumPy":
+                found.append(("warning", f"{text}: what it computes, and draws at random, may differ in the last bits"))
+            else:
+                found.append(("over", f"{text}: they must be the same"))
+    return found
 
 
 def _end_with(raylet: int) -> None:

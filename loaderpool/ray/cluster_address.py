@@ -57,6 +57,23 @@ def find_cluster(address: str) -> str:
     return address
 
 
+def check_raylet(address: str) -> None:
+    """Look for a raylet on this machine, for half a minute of which Ray would look itself.
+
+    Raises:
+        ConnectionError: there is none, in words for the user.
+    """
+    try:
+        from ray._private.services import find_node_ids
+    except ImportError:  # as it is called in Ray 2.60; another one is left to find out by itself
+        return
+    if not find_node_ids():
+        raise ConnectionError(
+            f"this machine is no node of the Ray cluster at {address}: no raylet runs here. Start one: ray start "
+            f"--address={address} (with --num-cpus=0, if no host is to run on it)"
+        )
+
+
 def listens(host: str, port: int) -> bool:
     """Return whether something accepts connections there."""
     try:

@@ -24,6 +24,8 @@ def why_lost(error: BaseException) -> str:
     if "Worker exit type" in text:
         detail = text.partition("Worker exit detail:")[2].partition("There are some potential root causes")[0]
         return f"its process was killed or has crashed, as by the kernel for lack of memory ({_short(detail)})"
+    if name.startswith("RayTaskError"):  # with the traceback of the actor, whose last line says what it was
+        return f"it failed: {_short(text.splitlines()[-1])}"
     if name == "ActorUnavailableError":
         return f"it cannot be reached ({_short(text)})"
     return f"{name}: {_short(text)}"

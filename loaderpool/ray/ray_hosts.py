@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loaderpool.ray.actor import AboutHost, HostActor, versions
-from loaderpool.ray.cluster_address import wait_for_cluster
+from loaderpool.ray.actor import AboutHost, HostActor, differences, versions
+from loaderpool.ray.cluster_address import check_raylet, wait_for_cluster
 from loaderpool.ray.cluster_nodes import ClusterNodes, ClusterSettings
 from loaderpool.ray.host_messages import Message
 from loaderpool.ray.hosts import News
@@ -86,6 +86,7 @@ class RayHosts:
         self._pieces_under_way: dict[Any, int] = {}  # what comes of calls that bring them, and of which host
         self._pids: dict[int, tuple[int, int]] = {}  # of hosts' processes, and when these began
         self._told_hosts = -1
+        self._has_warned = False  # of nodes that are not quite as this one is
         self._drought_s = 0.0  # since when there is no host; 0: there is one
         self._wanted = settings.hosts
         self._ray: Any = None
@@ -155,13 +156,18 @@ class RayHosts:
 
         def watch() -> None:
             if not done.wait(_CONNECT_S):
-                self._tell(News(0, "over", f"what listens at {address} does not answer as a Ray cluster does"))
+                text = (
+                    f"what listens at {address} does not answer as a Ray cluster does, of which this machine is a node"
+                )
+                self._tell(News(0, "over", text))
 
         threading.Thread(target=watch, name="loaderpool-connect", daemon=True).start()
         import logging
 
         import ray
 
+        if self._is_first:  # else one may be about to start again
+            check_raylet(address)
         until_s = clock.monotonic_s() + (0.0 if self._is_first else _CONNECT_S)
         while True:
             try:
@@ -235,7 +241,11 @@ class RayHosts:
         if settings.runtime_env:
             options["runtime_env"] = settings.runtime_env
         patience = settings.host_timeout_s / _BEATS
-        actor = self._actor_class.options(**options).remote(workers, settings.max_restarts, patience)
+        try:
+            actor = self._actor_class.options(**options).remote(workers, settings.max_restarts, patience)
+        except (ValueError, TypeError, self._ray.exceptions.RuntimeEnvSetupError) as error:  # nor would it tomorrow
+            self._tell(News(0, "over", f"no host can be started as is asked: {error}"))
+            return
         self._placed[host] = _Placed(actor, where)
         if where:
             self._tell(News(host, "placed", HostPlace(where, nodes[where]["NodeManagerAddress"], 0)))
@@ -257,10 +267,10 @@ class RayHosts:
         self._unplaced.pop(host, None)
         if host in self._placed:
             self._placed[host] = _Placed(actor, there.node)
-        for name, here in versions().items():
-            if there.versions[name] != here:
-                text = f"node {there.address} has {name} {there.versions[name]}, the trainer has {here}: they must be "
-                self._tell(News(0, "over", f"{text}the same"))
+        for kind, text in differences(there.address, there.versions, versions()):
+            if kind == "over" or not self._has_warned:
+                self._has_warned = True  # once, and not of each node
+                self._tell(News(0, kind, text))
         return News(host, "started", (HostPlace(there.node, there.address, workers), self._nodes.object_bytes))
 
     def _try_to_stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -586,3 +587,14 @@ def test_where_the_cluster_is_lost_local_workers_go_on_if_there_shall_be_some() 
         assert_same(read_while(loader, {20: kill_the_dispatcher}) + read(loader), expected)
         told = told_when(loader, lambda told: len(told.workers) == 3)
         assert told.hosts == () and all(worker.pid and not worker.host for worker in told.workers)
+
+
+def test_what_is_wrong_here_is_told_here() -> None:
+    lock = threading.Lock()
+    with lp.Pool(1, _program=local_hosts(1, 1)) as pool:
+        with pytest.raises(lp.UnpicklableError, match="lock"):
+            next(iter(lp.Loader(range(8), lambda item: (lock, item), batch_size=4, workers=pool)))
+        limits = lp.Limits(memory=4096)
+        loader = lp.Loader(range(8), lambda item: np.zeros(4096), batch_size=4, workers=pool, limits=limits)
+        with loader, pytest.raises(lp.MemoryLimitError, match=r"Limits\(memory=4,096\) is too small: one batch takes"):
+            next(iter(loader))

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,56 @@ def soon() -> Iterator[None]:
     began_s = time.monotonic()
     yield
     assert time.monotonic() - began_s < SOON_S
+
+
+def fails(item: int) -> int:
+    if item == 41:
+        raise KeyError("no such frame")
+    return item
+
+
+def test_an_exception_is_the_users_own_with_index_traceback_and_node(cluster: RayCluster) -> None:
+    pool, got = lp.RayPool(cluster.address), []
+    loader = lp.Loader(range(60), fails, batch_size=4, workers=pool)
+    with pool, loader, soon(), pytest.raises(KeyError, match="no such frame") as caught:
+        for batch in loader:
+            got += batch.tolist()
+    error, address = caught.value, cluster.address.partition(":")[0]
+    assert isinstance(error, lp.SampleError) and (error.index, error.node) == (41, address)
+    assert f"source index 41, epoch 0, in worker 0 on node {address}." in str(error)
+    assert f"Traceback in worker 0 on node {address}:" in str(error) and ", in fails\n" in error.remote_traceback
+    assert got == list(range(40))
+
+
+def as_if(tmp_path: Path, **versions: str) -> dict[str, dict[str, str]]:
+    """An environment in which processes take modules for having these versions."""
+    lines = [f"import {name}; {name}.__version__ = {version!r}" for name, version in versions.items()]
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
+    return {"env_vars": {"PYTHONPATH": f"{tmp_path}:{Path(lp.__file__).parents[1]}"}}
+
+
+def test_another_loaderpool_is_an_error_and_another_numpy_a_warning(cluster: RayCluster, tmp_path: Path) -> None:
+    with lp.RayPool(cluster.address, hosts=1, runtime_env=as_if(tmp_path, loaderpool="9.9.9")) as pool:
+        loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
+        with loader, soon(), pytest.raises(lp.ClusterError, match=r"node .* has loaderpool 9\.9\.9, the trainer has "):
+            next(iter(loader))
+    pool = lp.RayPool(cluster.address, runtime_env=as_if(tmp_path, numpy="2.99.0"))
+    with pool, lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader:
+        with pytest.warns(lp.ClusterWarning, match=r"node .* has NumPy 2\.99\.0, the trainer has ") as caught:
+            list(loader)
+        assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_an_environment_that_cannot_be_is_an_error_at_once(cluster: RayCluster, tmp_path: Path) -> None:
+    pool = lp.RayPool(cluster.address, runtime_env={"working_dir": str(tmp_path / "none")})
+    loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
+    with (
+        pool,
+        loader,
+        soon(),
+        pytest.raises(lp.ClusterError, match=r"no host can be started as is asked: .*none"),
+    ):
+        next(iter(loader))
 
 
 def test_a_resource_that_no_node_has_is_an_error_at_once(cluster: RayCluster) -> None:

@@ -31,6 +31,10 @@ class RuntimeEnvSetupError(Exception):
     """As Ray's."""
 
 
+class RayTaskError(Exception):
+    """As Ray's."""
+
+
 class ActorUnavailableError(Exception):
     """As Ray's."""
 
@@ -51,6 +55,10 @@ class ActorUnavailableError(Exception):
         (
             ActorUnavailableError("The actor 8f is unavailable: a socket"),
             "it cannot be reached (The actor 8f is unavail",
+        ),
+        (
+            RayTaskError("ray::HostActor.stage() (pid=8)\n  File ...\nloaderpool.errors.MemoryLimitError: no room"),
+            "it failed: loaderpool.errors.MemoryLimitError: no room",
         ),
         (ValueError("x" * 1000), f"ValueError: {'x' * 600} ..."),
     ],

@@ -132,8 +132,11 @@ class TestFindCluster:
             cluster_address.find_cluster("auto")
 
 
-def test_a_loader_on_no_cluster_says_so() -> None:
-    pool = RayPool(address="127.0.0.1:1")
-    told = pytest.raises(lp.ClusterError, match=r"no Ray cluster answers at 127\.0\.0\.1:1")
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_a_loader_on_no_cluster_says_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is named, and where it was: RAY_ADDRESS is of one that has gone."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    pool = RayPool(address=address)
+    told = pytest.raises(lp.ClusterError, match=r"no Ray cluster answers at .*127\.0\.0\.1:1: ")
     with pool, lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader, told:
         next(iter(loader))
