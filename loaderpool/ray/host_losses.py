@@ -39,7 +39,8 @@ class HostLosses:
 
     def told(self, lost: LoseTicket) -> tuple[bytes, LostReport]:
         """Return the notice that tells the trainer of work that is given up, and what goes with it."""
-        losses = [loss for loss in self._latest if lost.verdict is not Verdict.HOST or lost.ticket in loss.tickets]
+        with_it = [loss for loss in self._latest if lost.ticket in loss.tickets]
+        losses = with_it if lost.verdict is Verdict.HOST and with_it else self._latest
         report = LostReport(
             verdict=lost.verdict,
             index=lost.source_index,

@@ -1,0 +1,34 @@
+"""A node whose memory runs out, as Ray's memory monitor sees it: the reason is told. `pytest -m long tests/ray`."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import loaderpool as lp
+from tests.support.ray_cluster import RayCluster
+
+pytestmark = pytest.mark.long
+
+
+def slow(item: int) -> int:
+    time.sleep(0.05)
+    return item
+
+
+def test_a_host_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine that is never so empty the monitor ends whatever it may."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "200")
+    with RayCluster(nodes=1) as cluster:
+        pool = lp.RayPool(cluster.address, restarts=(1, 60))
+        loader = lp.Loader(range(4000), slow, batch_size=4, workers=pool)
+        with (
+            pool,
+            loader,
+            pytest.raises(lp.HostLostError, match=r"2 hosts .*; the last on node .*: Ray's memory mon") as e,
+        ):
+            for _ in loader:
+                pass
+        assert all("memory ran out on its node: have fewer workers on each host" in why for _, why in e.value.hosts)
