@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
+import operator
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -283,11 +285,15 @@ class LaneRecords:
         return None
 
 
+_start_of = operator.attrgetter("start")
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class PortionRecords:
     """What a dispatcher has dealt of a run to this host: consecutive batches each, made once, in one slot (DEAL-1)."""
 
-    waiting: collections.deque[range] = dataclasses.field(default_factory=collections.deque)  # longest first
+    # By the batches' order: what another host has lost is dealt behind what is wanted later.
+    waiting: list[range] = dataclasses.field(default_factory=list)
     in_slots: dict[int, range] = dataclasses.field(default_factory=dict)  # by slot, until that is released
     out: set[int] = dataclasses.field(default_factory=set)  # batches of all these
     later: list[range] = dataclasses.field(default_factory=list)  # dealt while some of their batches are out
@@ -296,7 +302,7 @@ class PortionRecords:
         """Add a portion; one of whose batches some are out already waits until these are released (DEAL-1)."""
         if self.out.isdisjoint(portion):
             self.out.update(portion)
-            self.waiting.append(portion)
+            bisect.insort(self.waiting, portion, key=_start_of)
         else:
             self.later.append(portion)
 
