@@ -28,6 +28,8 @@ from loaderpool.transport.pickling import put_object
 
 # A host bounds its slots by their number; how much is under way at all hosts together is the trainer's to say.
 _NO_LIMIT = 1 << 50
+# One may be killed for another reason, as on a node that has no memory left.
+_MOST_DEATHS_IN_LOAD = 3
 
 
 class StagedPayload(NamedTuple):
@@ -85,6 +87,7 @@ class HostedLoader:
         self.ring: Ring | None = None
         self._busy: dict[int, int] = {}  # by worker, what of its time was told
         self._is_loaded = self.was_loaded = False
+        self._deaths = 0  # of supervisors that loaded it
         self._cache, self._told_of_cache = cache, CacheCounts()
         pickled = block.offset + staged.pickled[0], staged.pickled[1]
         table, nbytes = put_object(
@@ -231,8 +234,11 @@ class HostedLoader:
         pass
 
     def on_load_died(self, how: str) -> None:
-        """The supervisor died while it imported: there is nothing that another host could do better."""
-        self.tell((HostReport.BROKEN,), f"the supervisor died while it loaded function and source: {how}")
+        """The supervisor died while it imported. Time and again: another host could do nothing better."""
+        self._deaths += 1
+        if self._deaths == _MOST_DEATHS_IN_LOAD:
+            text = f"the supervisor died {self._deaths} times while it loaded function and source: {how}"
+            self.tell((HostReport.BROKEN,), text)
 
     def _without_shortage(self, call: Callable[[], None]) -> None:
         try:

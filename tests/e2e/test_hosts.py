@@ -181,6 +181,38 @@ def test_a_death_in_mid_epoch_changes_no_bit(kill: Callable[[], None], make: Cal
     assert_same(got, expected)
 
 
+class EndsWhoLoadsIt:
+    """Kills the process that unpickles it, so many times."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        self.folder, self.times = str(folder), times
+
+    def __reduce__(self) -> Any:
+        def load(folder: str, times: int) -> None:
+            for number in range(times):
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_EXCL))
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return load, (self.folder, self.times)
+
+
+def loading(folder: Path, times: int, pool: lp.Pool) -> lp.Loader:
+    ends = EndsWhoLoadsIt(folder, times)
+    return lp.Loader(range(60), lambda item: (ends, item)[1], batch_size=4, workers=pool)
+
+
+def test_a_supervisor_that_is_killed_while_it_loads_is_replaced(tmp_path: Path) -> None:
+    with lp.Pool(1, _program=local_hosts(1, 1)) as pool, loading(tmp_path, 2, pool) as loader:
+        assert [item for batch in loader for item in batch.tolist()] == list(range(60))
+
+
+def test_what_always_ends_the_supervisor_that_loads_it_is_told(tmp_path: Path) -> None:
+    told = pytest.raises(lp.ClusterError, match="died 3 times while it loaded function and source: signal SIGKILL")
+    with lp.Pool(1, _program=local_hosts(1, 1)) as pool, told, loading(tmp_path, 99, pool) as loader:
+        next(iter(loader))
+
+
 def test_a_host_answers_while_what_it_shall_load_is_under_way() -> None:
     """A large array takes longer than a host may be silent."""
     pool = lp.Pool(1, restarts=(1, 60), _program=local_hosts(1, 1, timeout_s=1.5, staged_after_s=4))
