@@ -100,6 +100,10 @@ class ClusterNodes:
         """Start nothing on a node for a while: Ray learns late that one has gone."""
         self._doubtful[node] = clock.monotonic_s() + _DOUBT_S
 
+    def trust(self, node: str) -> None:
+        """A node has done something, so it has not gone."""
+        self._doubtful.pop(node, None)
+
     def answers(self, node: str) -> bool:
         """Whether a node's raylet listens, as far as is known."""
         door = self._doors.get(node)
@@ -108,4 +112,4 @@ class ClusterNodes:
     def doubtful(self) -> set[str]:
         """Return those on which nothing is to be started now."""
         now_s = clock.monotonic_s()
-        return {node for node, until_s in self._doubtful.items() if now_s < until_s}
+        return {node for node, until_s in self._doubtful.copy().items() if now_s < until_s}

@@ -298,13 +298,23 @@ class RayHosts:
         placed = self._placed.pop(host, None)
         if placed is None:
             return
-        if is_silent:
-            self._nodes.doubt(placed.node)
         self._ray.kill(placed.actor, no_restart=True)
-        pid = self._pids.get(host)
-        if is_silent and pid:  # Ray asks an actor to end itself, which one that is stopped never hears
-            affinity = self._affinity(placed.node, soft=False)
-            self._ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=affinity).remote(*pid)
+        if is_silent:  # Ray asks an actor to end itself, which one that is stopped never hears
+            self._nodes.doubt(placed.node)
+            self._have_killed(placed.node, *self._pids.get(host, (0, 0)))
+
+    def _have_killed(self, node: str, pid: int = 0, start_time: int = 0) -> None:
+        """Have a node kill a process, or nothing; a node that does is no longer in doubt."""
+        if not node:
+            return
+        affinity = self._affinity(node, soft=False)
+        task = self._ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=affinity)
+
+        def look(done: Any) -> None:
+            if done.exception() is None:
+                self._nodes.trust(node)
+
+        task.remote(pid, start_time).future().add_done_callback(look)
 
     # ---- calls ----
 
@@ -350,12 +360,13 @@ class RayHosts:
             return
         if is_doubtful and placed is not None:
             self._nodes.doubt(placed.node)
+            self._jobs.put(functools.partial(self._have_killed, placed.node))
         self._tell(News(host, "lost", why))
 
 
 def _kill(pid: int, start_time: int) -> None:
-    """End a process of this node, if it is the one that began then. Runs in: a task on that node."""
-    if machine.start_time(pid) == start_time:
+    """End a process of this node, if it is the one that began then; 0: none. Runs in: a task on that node."""
+    if pid and machine.start_time(pid) == start_time:
         os.kill(pid, signal.SIGKILL)
 
 

@@ -69,7 +69,7 @@ def hosts(cluster: RayCluster) -> list[int]:
     """Pids of the hosts: the processes of the cluster that have supervisors as children."""
     found = parents()
     supervisors = [pid for pid in descendants(cluster.pid) if "loaderpool-supervisor" in _command(pid)]
-    return sorted({found[pid] for pid in supervisors})
+    return sorted({found[pid] for pid in supervisors} - {*supervisors})  # not of workers, which have its command
 
 
 def _command(pid: int) -> str:
@@ -107,6 +107,10 @@ def test_a_host_that_is_stopped_is_replaced(cluster: RayCluster, expected: list[
 
     with lp.RayPool(cluster.address, host_timeout_s=2) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: stop}) + read(loader), expected)
+        until = time.monotonic() + 15  # a node that does what it is told is not left alone for longer
+        while len(there := {*hosts(cluster)} - {*stopped}) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(there) == 3
     assert not is_alive(stopped[0]) or not wait_gone(stopped, 10)
 
 
