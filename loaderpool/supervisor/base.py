@@ -97,6 +97,8 @@ class BaseSupervisor(abc.ABC):
     _workers: Workers
     _last_death: _Death | None = None
     _last_stacks = ""
+    # Said where a worker could not be started for lack of them.
+    _no_descriptors = "the supervisor has no file descriptors left (each worker takes five)"
 
     def __init__(self, state: SupervisorState, board: Board, max_restarts: tuple[int, float] | None) -> None:
         self._state, self._max_restarts = state, max_restarts
@@ -232,8 +234,8 @@ class BaseSupervisor(abc.ABC):
                 self._retry_ns = clock.monotonic_ns() + _RETRY_MS * 1_000_000
             else:
                 failure = describe_failure(error, epoch=0, worker=number)
-                no_descriptors = "the supervisor has no file descriptors left (each worker takes five)"
-                self._tell(encode(Notice.LOAD_FAILED, 0), (failure, capacity.start_advice(error, no_descriptors)))
+                advice = capacity.start_advice(error, self._no_descriptors)
+                self._tell(encode(Notice.LOAD_FAILED, 0), (failure, advice))
             return instructions
         fault_points.reach("supervisor.forked")
         self._send(encode(Notice.WORKER_STARTED, number, worker.pid, cell))

@@ -43,6 +43,8 @@ class SpawnedSupervisor(BaseSupervisor):
         tell: gives the trainer a notice. Runs in: any of our threads.
     """
 
+    _no_descriptors = "this process has no file descriptors left (each worker takes five)"
+
     def __init__(self, block: Block, start: Mapping[str, Any], tell: Callable[[Words, Attachment], None]) -> None:
         max_restarts: tuple[int, float] | None = start["max_restarts"]
         state = SupervisorState(start["workers"], max_restarts, start["first_ticket"])

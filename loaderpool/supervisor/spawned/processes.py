@@ -105,6 +105,7 @@ class _Tickets:
         self._connection = connection
         self._unheard_bytes = 0  # sent since the worker has said something
         self._late: queue.SimpleQueue[bytes] | None = None
+        self._sends_late: threading.Thread
 
     def send(self, messages: bytes) -> None:
         """Send it something; where it is dead, its end is told."""
@@ -114,7 +115,10 @@ class _Tickets:
                 self._send(messages)
                 return
             self._late = queue.SimpleQueue()
-            threading.Thread(target=self._send_late, args=(self._late,), name=f"{_NAME}late", daemon=True).start()
+            self._sends_late = threading.Thread(
+                target=self._send_late, args=(self._late,), name=f"{_NAME}late", daemon=True
+            )
+            self._sends_late.start()
         self._late.put(messages)
 
     def heard(self) -> None:
@@ -122,9 +126,10 @@ class _Tickets:
         self._unheard_bytes = 0
 
     def end(self) -> None:
-        """Have the thread end, when the connection is cut."""
+        """Have the thread end, when the connection is cut. Blocks: for a moment."""
         if self._late is not None:
             self._late.put(b"")
+            self._sends_late.join(_ENDS_S)
 
     def _send_late(self, late: queue.SimpleQueue[bytes]) -> None:
         while messages := late.get():
