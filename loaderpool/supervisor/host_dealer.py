@@ -28,7 +28,8 @@ class HostDealer(Dealer):
     def __init__(self, ledger: Ledger, hosts: HostRoster, early: EarlyDealer) -> None:
         super().__init__(ledger, hosts, early)
         self._hosts = hosts
-        self._latest = self._in_a_row = 0  # who was given tickets, and how many
+        self._latest: WorkerRecord | None = None  # who was given tickets
+        self._in_a_row = 0  # how many
 
     def deal(self, workers: int, give_up: Callable[[Ticket, WorkerRecord], None]) -> None:
         """Give tickets to hosts until none has room, or nothing is to be done.
@@ -62,14 +63,14 @@ class HostDealer(Dealer):
             self._in_a_row += 1
 
     def _next_host(self) -> WorkerRecord | None:
-        """Return the host that has been given some, for as many as travel together; then the one with most room.
+        """Return the one with most room; while it has workers with nothing to do, for as many as travel together.
 
         Where slots are short, each of very many hosts would have one ticket otherwise, and answer it in a call.
         """
-        host = self._hosts.with_room(self._latest)
-        if host is None or self._in_a_row >= min(host.workers, MOST_IN_GROUP):
+        host = self._latest
+        if host is None or host.place < 0 or len(host.tickets) >= host.workers or self._in_a_row >= MOST_IN_GROUP:
             host, self._in_a_row = self._hosts.roomiest(), 0
-            self._latest = 0 if host is None else host.number
+            self._latest = host
         return host
 
     def _deal_alone(self) -> None:
