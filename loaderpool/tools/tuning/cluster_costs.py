@@ -25,9 +25,10 @@ class Cost:
 
 # The one place of these numbers. Who measures others writes them here.
 COSTS = (
-    Cost("Ray's transport: raylet and store", "objects of 16 MB, Ray 2.60: half of both ends' 1.0", ms_per_mb=0.55),
-    Cost("dispatcher: the copy into slots", "batches of 38.5 MB, less the transport", ms_per_mb=0.25),
-    Cost("dispatcher: calls and answers", "batches of 4.8 MB, less what goes by MB", ms_per_ticket=2.8),
+    Cost("Ray's transport: raylet and store", "batches of 38.5 MB, Ray 2.60: of both ends' 1.0", ms_per_mb=0.6),
+    Cost("dispatcher: the copy into slots", "batches of 38.5 MB", ms_per_mb=0.085),
+    Cost("dispatcher: calls of large batches", "3 ms each, Ray 2.60, with up to 48 MB", ms_per_mb=0.065),
+    Cost("dispatcher: calls of small ones, and answers", "0.5 ms a call, with some tickets", ms_per_ticket=0.3),
     Cost("trainer: hand-over", "batches of 4 KB, some hundreds a ticket", ms_per_batch=0.01),
     Cost("raylet and dispatcher at rest", "6 batches a second", cpus=0.03),
 )
