@@ -114,6 +114,8 @@ class Dispatcher:
         for record in list(self._records.values()):
             if record.sent_ns and min(record.sent_ns.values()) < silent_since:
                 self._lose(record, f"no answer for {self._timeout_ns / 1e9:g} s", is_silent=True)
+            elif 0 < record.gap_since_ns < silent_since:
+                self._lose(record, f"some of its answers have not come within {self._timeout_ns / 1e9:g} s")
 
     # ---- from the trainer, and from the state ----
 

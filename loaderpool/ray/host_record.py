@@ -25,6 +25,7 @@ class HostRecord:
         slot_bytes: by loader, how large its slots are.
         parts: by ticket, pieces of its slot that have come before the others.
         sent_ns: by exchange, when it was sent.
+        gap_since_ns: since when answers wait for others that they have overtaken; 0: none do.
         object_bytes: so much travels from it at once.
         linger_ns: how long it lets answers wait for others, as it was told; 0: it was not told.
         place: where it runs; of one that is starting it says nothing.
@@ -47,6 +48,7 @@ class HostRecord:
         self.parts: dict[int, list[Piece]] = {}
         self.sent_ns: dict[int, int] = {}
         self.is_leaving = False
+        self.gap_since_ns = 0
         self._early: dict[int, list[Message]] = {}  # answers that have overtaken others
         self._place = 0  # of the answers that follow
         self._commands: list[Message] = []
@@ -112,6 +114,7 @@ class HostRecord:
         while self._place in self._early:
             yield from self._early.pop(self._place)
             self._place += 1
+        self.gap_since_ns = (self.gap_since_ns or clock.monotonic_ns()) if self._early else 0
 
     def take_commands(self, now_ns: int) -> tuple[int, list[Message], list[int]]:
         """Return the number of the next exchange, its commands, and which exchanges are not answered, this one too."""

@@ -64,7 +64,7 @@ class _Call:
 
     host: int
     make: Callable[[], Any]  # returns Ray's reference to what comes of it
-    news_of: Callable[[Any], News] | None = None
+    news_of: Callable[[Any], News] | None = None  # None: it brings a piece of a payload
     lost_since_s: float = 0.0
 
 
@@ -83,7 +83,7 @@ class RayHosts:
         self._placed: dict[int, _Placed] = {}
         self._ended: set[int] = set()
         self._unplaced: dict[int, float] = {}  # hosts that no node had CPUs for: since when, or when it was told
-        self._pieces_under_way: dict[Any, int] = {}  # what comes of calls that bring them, and of which host
+        self._pieces: dict[Any, tuple[int, float]] = {}  # what comes of calls that bring them: whose, and since when
         self._pids: dict[int, tuple[int, int]] = {}  # of hosts' processes, and when these began
         self._told_hosts = -1
         self._has_warned = False  # of nodes that are not quite as this one is
@@ -188,6 +188,7 @@ class RayHosts:
 
     def _look_at_nodes(self) -> None:
         """Have as many hosts as there are nodes, or as are wanted."""
+        self._look_at_pieces()
         nodes = self._nodes.usable()
         for host, placed in list(self._placed.items()):
             if placed.node and placed.node not in nodes and host not in self._ended:
@@ -281,18 +282,33 @@ class RayHosts:
 
     def _stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         actor = self._placed[host].actor
-        ray, under_way = self._ray, self._pieces_under_way
+        ray, under_way = self._ray, self._pieces
         cut = functools.partial(_cut, self._nodes.object_bytes // _PIECES_AT_ONCE)
         for at, view in itertools.chain.from_iterable(map(cut, pieces)):
             while len(under_way) >= _PIECES_AT_ONCE:  # of all hosts: they lie in one store here
-                done, _ = ray.wait(list(under_way), timeout=_AGAIN_S)
-                for each in [each for each, to in under_way.items() if each in done or to in self._ended]:
-                    del under_way[each]
+                ray.wait(list(under_way), timeout=_AGAIN_S)
+                self._look_at_pieces()
             if host in self._ended:
                 return
             piece = ray.put(np.frombuffer(view, np.uint8))
-            call = _Call(host, functools.partial(actor.stage.remote, key, nbytes, at, piece))
-            under_way[self._call(call)] = host
+            self._call(_Call(host, functools.partial(actor.stage.remote, key, nbytes, at, piece)))
+
+    def _look_at_pieces(self) -> None:
+        """Forget those that have arrived; a host that one does not reach never has its payload, and is given up.
+
+        Of such a call Ray may tell nothing, as where it looks for the piece in vain, and the host lives and answers.
+        """
+        if not self._pieces:
+            return
+        done, _ = self._ray.wait(list(self._pieces), num_returns=len(self._pieces), timeout=0)
+        late_s = clock.monotonic_s() - self._settings.host_timeout_s
+        for piece, (host, since_s) in list(self._pieces.items()):
+            if piece in done or host in self._ended:
+                del self._pieces[piece]
+            elif since_s < late_s:
+                del self._pieces[piece]
+                text = f"function and data have not come there within {self._settings.host_timeout_s:g} s"
+                self._tell(News(host, "lost", text))
 
     def _end(self, host: int, is_silent: bool) -> None:
         placed = self._placed.pop(host, None)
@@ -318,11 +334,12 @@ class RayHosts:
 
     # ---- calls ----
 
-    def _call(self, call: _Call) -> Any:
-        """Call a host, and tell what comes of it; returns Ray's reference to that."""
+    def _call(self, call: _Call) -> None:
+        """Call a host, and tell what comes of it."""
         reference = call.make()
+        if call.news_of is None:
+            self._pieces[reference] = call.host, clock.monotonic_s()
         reference.future().add_done_callback(functools.partial(self._settle, call))
-        return reference
 
     def _settle(self, call: _Call, future: Any) -> None:
         """Tell what comes of a call. What it raises means that the host is lost, unless the call itself is."""
