@@ -162,12 +162,15 @@ class Host:
             with self._session.lock:
                 if self._answers:
                     self._session.wake()
+                    if not self._are_worth_it():  # others were taken meanwhile, and these came later
+                        self._lingers.set()
 
     def _answer(self, message: Message) -> None:
         """Runs in: whichever thread reads the session's news. The session's lock is held."""
-        if not self._answers:
-            self._lingers.set()
+        were_none = not self._answers
         self._answers.add(message)
+        if were_none:
+            self._lingers.set()
 
     # ---- commands; the session's lock is held ----
 
