@@ -96,6 +96,7 @@ def _measure(work: Work, batches: Iterator[Any], window: Window, dispatcher: int
 def _on_one_core() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as Ray has it
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # threads of Ray Data's would, to a cluster that has gone
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*sys.path, str(_ROOT)]))
     sys.path.append(str(_ROOT))  # behind what is measured
 
@@ -150,6 +151,7 @@ def ray_data(name: str, window: Window) -> Measured:
         made = items.map_batches(functools.partial(_make, work.fn), batch_size=work.batch_size)
         batches = (each["sample"] for each in made.iter_batches(batch_size=work.batch_size, prefetch_batches=2))
         found = _measure(work, batches, window)
+        batches.close()
         ray.shutdown()
     return Measured(_named("raydata", name, found))
 

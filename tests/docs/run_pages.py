@@ -45,6 +45,7 @@ def run_page(page: Path) -> list[str]:
             return []
         finally:
             module.__dict__.clear()
+            module.__name__ = "__main__"  # an empty module is what `dill` takes each empty dict for
             gc.collect()
             sys.path.remove(folder)
             os.chdir(here)

@@ -98,9 +98,9 @@ class ReturnPipe:
         except OSError:  # it is read no more: the thread that leads finds out itself
             return True
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         self.is_dead = True
-        os.close(self._descriptor)
+        close(self._descriptor)  # `os` may be gone at the interpreter's end
 
 
 class _Lease(weakref.ref[Any]):
