@@ -69,7 +69,8 @@ def hosts(cluster: RayCluster) -> list[int]:
     """Pids of the hosts: the processes of the cluster that have supervisors as children."""
     found = parents()
     supervisors = [pid for pid in descendants(cluster.pid) if "loaderpool-supervisor" in _command(pid)]
-    return sorted({found[pid] for pid in supervisors if pid in found} - {*supervisors})  # not of workers, which have its command
+    # Not of workers, which have its command.
+    return sorted({found[pid] for pid in supervisors if pid in found} - {*supervisors})
 
 
 def _command(pid: int) -> str:
