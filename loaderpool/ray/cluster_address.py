@@ -10,6 +10,11 @@ from pathlib import Path
 from loaderpool.system import clock
 
 _KNOCK_S = 3.0
+# A cluster whose head is stopped for a while, or very busy, is back within this.
+_GREETING_S = 30.0
+# HTTP/2's preface and an empty SETTINGS frame (RFC 9113, 3.4): gRPC, and so Ray's GCS, answers with a frame of its own.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 _AGAIN_S = 1.0
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
@@ -51,7 +56,7 @@ def find_cluster(address: str) -> str:
                 ) from None
     name, _, port = address.rpartition(":")
     try:
-        _knock(name.strip("[]"), int(port))
+        _greet(name.strip("[]"), int(port))
     except (OSError, ValueError) as error:
         raise ConnectionError(f"no Ray cluster answers at {told}: {error}") from None
     return address
@@ -85,3 +90,25 @@ def listens(host: str, port: int) -> bool:
 
 def _knock(host: str, port: int) -> None:
     socket.create_connection((host, port), timeout=_KNOCK_S).close()
+
+
+def _greet(host: str, port: int) -> None:
+    """Find out whether gRPC is spoken there; `ray.init` would ask anything else for minutes.
+
+    Raises:
+        OSError: it is not.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):  # only Ray knows how
+        _knock(host, port)
+        return
+    answer = b""
+    with socket.create_connection((host, port), timeout=_KNOCK_S) as connection:
+        connection.settimeout(_GREETING_S)
+        connection.sendall(_PREFACE)
+        try:
+            while len(answer) < _FRAME_BYTES and (more := connection.recv(_FRAME_BYTES - len(answer))):
+                answer += more
+        except TimeoutError:
+            raise TimeoutError(f"what listens there has said nothing for {_GREETING_S:g} s") from None
+    if len(answer) < _FRAME_BYTES or answer[_FRAME_TYPE] != _SETTINGS:
+        raise ConnectionError("what listens there does not speak as Ray does")

@@ -68,6 +68,7 @@ class ClusterNodes:
 
     @property
     def needs(self) -> dict[str, float]:
+        """What a node must have free for a host: CPUs, bytes of memory, the user's own resources."""
         settings = self._settings
         memory = {"memory": settings.memory_per_host} if settings.memory_per_host else {}
         return {"CPU": settings.workers_per_host or 1, **memory, **settings.resources}

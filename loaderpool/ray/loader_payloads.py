@@ -13,7 +13,7 @@ from loaderpool.ray.host_record import HostRecord
 from loaderpool.ray.hosted_loader import StagedPayload
 from loaderpool.ray.hosts import Hosts
 from loaderpool.supervisor.instructions import Load, Update
-from loaderpool.transport.payload.changes import Change, LatestChanges
+from loaderpool.transport.payload.changes import Change, SourceChanges
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.placement import AboutShipment
 
@@ -36,7 +36,7 @@ class LoaderPayloads:
         self._payloads = payloads
         self._words: dict[int, tuple[int, ...]] = {}
         self._loaded: dict[int, _Payload] = {}
-        self._changes: LatestChanges[Change] = LatestChanges()
+        self._changes: SourceChanges = SourceChanges()
         self._caches: dict[int, SharedCache] = {}  # for the counters, which the trainer reads
 
     def note(self, loader: int, words: tuple[int, ...]) -> None:
@@ -75,7 +75,7 @@ class LoaderPayloads:
     def update(self, update: Update, records: Iterable[HostRecord]) -> None:
         """Read changed attributes, and send them to the hosts that have the loader."""
         change = self._payloads.read_change(update.loader, update.offset, update.nbytes)
-        self._changes.keep(change, frozenset((change.loader, name) for name in change.names))
+        self._changes.keep(change)
         for record in records:
             if change.loader in record.loaders:
                 _command(record, change)
@@ -87,7 +87,7 @@ class LoaderPayloads:
         if loader in self._caches:
             self._caches.pop(loader).close()
         self._payloads.unload(loader)
-        self._changes.drop(lambda change: change.loader == loader)
+        self._changes.forget(loader)
         for record in records:
             if loader in record.loaders:
                 record.loaders.discard(loader)
@@ -97,12 +97,12 @@ class LoaderPayloads:
     def count_cached(self, loader: int, cell: int, news: CacheNews) -> None:
         """Count what a host tells of a loader's cache."""
         if loader in self._caches:
-            self._caches[loader].host_cell(cell).add(news)
+            self._caches[loader].cell(cell).add(news)
 
     def forget_host(self, cell: int) -> None:
         """A host has gone, with what it kept."""
         for cache in self._caches.values():
-            cache.host_cell(cell).end()
+            cache.cell(cell).end()
 
 
 def _command(record: HostRecord, change: Change) -> None:

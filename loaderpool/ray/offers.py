@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from loaderpool.system.readable import counted
+
 # Where Ray's autoscaler notes what it is at. Of a cluster that nothing scales it says so in its types of nodes: each
 # node is one of its own, of this name.
 STATUS, _UNSCALED = "__autoscaling_status", "node_"
@@ -47,7 +49,7 @@ def describe_offers(nodes: Iterable[Node], free: Mapping[str, Mapping[str, float
 
 def _amount(name: str, amount: float) -> str:
     if name == "CPU":
-        return f"{amount:g} CPU{'s' * (amount != 1)}"
+        return counted(amount, "CPU")
     return f"{amount / 2**30:.1f} GiB of memory" if name == "memory" else f"{amount:g} of {name!r}"
 
 

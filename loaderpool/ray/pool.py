@@ -7,11 +7,10 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import ArgumentError, ArgumentTypeError, ClusterError
 from loaderpool.ray.visible_paths import paths_of
 from loaderpool.settings.checks import read_bytes_count, read_seconds, whole_number
-from loaderpool.settings.groups import DEFAULT_RESTARTS
+from loaderpool.settings.groups import DEFAULT_RESTARTS, MAX_WORKERS
 from loaderpool.settings.known_names import known_names_only
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import queue
@@ -21,8 +20,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from loaderpool.ray.actor import AboutHost, HostActor, differences, versions
 from loaderpool.ray.cluster_address import check_raylet, wait_for_cluster
 from loaderpool.ray.cluster_nodes import ClusterNodes, ClusterSettings
@@ -30,11 +27,10 @@ from loaderpool.ray.host_messages import Message
 from loaderpool.ray.hosts import News
 from loaderpool.ray.loss_words import could_not_begin, why_lost
 from loaderpool.ray.offers import describe_needs
+from loaderpool.ray.sent_pieces import SentPieces
 from loaderpool.system import clock, machine
 from loaderpool.trainer.session.running_workers import HostPlace
 
-# So many pieces of payloads are under way at a time, and together they are as large as an object may be.
-_PIECES_AT_ONCE = 4
 # How often the cluster is asked for nodes that have joined or left.
 _LOOK_S = 5.0
 # Connecting to what listens and is no cluster any more would never end; a head that was lost may be back within this.
@@ -83,7 +79,6 @@ class RayHosts:
         self._placed: dict[int, _Placed] = {}
         self._ended: set[int] = set()
         self._unplaced: dict[int, float] = {}  # hosts that no node had CPUs for: since when, or when it was told
-        self._pieces: dict[Any, tuple[int, float]] = {}  # what comes of calls that bring them: whose, and since when
         self._pids: dict[int, tuple[int, int]] = {}  # of hosts' processes, and when these began
         self._told_hosts = -1
         self._has_warned = False  # of nodes that are not quite as this one is
@@ -91,6 +86,7 @@ class RayHosts:
         self._wanted = settings.hosts
         self._ray: Any = None
         self._nodes: ClusterNodes
+        self._pieces: SentPieces
         threading.Thread(target=self._work, name="loaderpool-cluster", daemon=True).start()
 
     # ---- Hosts ----
@@ -183,16 +179,17 @@ class RayHosts:
 
         self._ray, self._affinity = ray, NodeAffinitySchedulingStrategy
         self._nodes = ClusterNodes(ray, self._settings)
+        self._pieces = SentPieces(ray, self._settings.host_timeout_s, self._ended.__contains__, self._give_up)
         self._actor_class: Any = ray.remote(HostActor)
         self._jobs.put(self._look_at_nodes)
 
     def _look_at_nodes(self) -> None:
         """Have as many hosts as there are nodes, or as are wanted."""
-        self._look_at_pieces()
+        self._pieces.look()
         nodes = self._nodes.usable()
         for host, placed in list(self._placed.items()):
             if placed.node and placed.node not in nodes and host not in self._ended:
-                self._tell(News(host, "lost", "its node has left the cluster"))
+                self._give_up(host, "its node has left the cluster")
         if not nodes and not self._pids and not self._nodes.is_scaled():
             self._tell(News(0, "over", f"no node of the cluster can have a host: {self._nodes.offers()}"))
             return
@@ -276,39 +273,14 @@ class RayHosts:
 
     def _try_to_stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         try:
-            self._stage(host, key, nbytes, pieces)
+            actor = self._placed[host].actor
+            for at, piece in self._pieces.objects(host, pieces, self._nodes.object_bytes):
+                self._call(_Call(host, functools.partial(actor.stage.remote, key, nbytes, at, piece)))
         except Exception as error:  # half of it there is no use
-            self._tell(News(host, "lost", why_lost(error)))
+            self._give_up(host, why_lost(error))
 
-    def _stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
-        actor = self._placed[host].actor
-        ray, under_way = self._ray, self._pieces
-        cut = functools.partial(_cut, self._nodes.object_bytes // _PIECES_AT_ONCE)
-        for at, view in itertools.chain.from_iterable(map(cut, pieces)):
-            while len(under_way) >= _PIECES_AT_ONCE:  # of all hosts: they lie in one store here
-                ray.wait(list(under_way), timeout=_AGAIN_S)
-                self._look_at_pieces()
-            if host in self._ended:
-                return
-            piece = ray.put(np.frombuffer(view, np.uint8))
-            self._call(_Call(host, functools.partial(actor.stage.remote, key, nbytes, at, piece)))
-
-    def _look_at_pieces(self) -> None:
-        """Forget those that have arrived; a host that one does not reach never has its payload, and is given up.
-
-        Of such a call Ray may tell nothing, as where it looks for the piece in vain, and the host lives and answers.
-        """
-        if not self._pieces:
-            return
-        done, _ = self._ray.wait(list(self._pieces), num_returns=len(self._pieces), timeout=0)
-        late_s = clock.monotonic_s() - self._settings.host_timeout_s
-        for piece, (host, since_s) in list(self._pieces.items()):
-            if piece in done or host in self._ended:
-                del self._pieces[piece]
-            elif since_s < late_s:
-                del self._pieces[piece]
-                text = f"function and data have not come there within {self._settings.host_timeout_s:g} s"
-                self._tell(News(host, "lost", text))
+    def _give_up(self, host: int, why: str) -> None:
+        self._tell(News(host, "lost", why))
 
     def _end(self, host: int, is_silent: bool) -> None:
         placed = self._placed.pop(host, None)
@@ -338,7 +310,7 @@ class RayHosts:
         """Call a host, and tell what comes of it."""
         reference = call.make()
         if call.news_of is None:
-            self._pieces[reference] = call.host, clock.monotonic_s()
+            self._pieces.sent(reference, call.host)
         reference.future().add_done_callback(functools.partial(self._settle, call))
 
     def _settle(self, call: _Call, future: Any) -> None:
@@ -378,16 +350,10 @@ class RayHosts:
         if is_doubtful and placed is not None:
             self._nodes.doubt(placed.node)
             self._jobs.put(functools.partial(self._have_killed, placed.node))
-        self._tell(News(host, "lost", why))
+        self._give_up(host, why)
 
 
 def _kill(pid: int, start_time: int) -> None:
     """End a process of this node, if it is the one that began then; 0: none. Runs in: a task on that node."""
     if pid and machine.start_time(pid) == start_time:
         os.kill(pid, signal.SIGKILL)
-
-
-def _cut(nbytes: int, piece: tuple[int, Any]) -> Iterable[tuple[int, memoryview]]:
-    at, content = piece
-    view = memoryview(content).cast("B")
-    return ((at + start, view[start : start + nbytes]) for start in range(0, view.nbytes, nbytes))

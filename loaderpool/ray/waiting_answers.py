@@ -9,7 +9,7 @@ from loaderpool.supervisor.host_room import GROUP_BYTES, group_of
 from loaderpool.system import clock
 
 # How long answers wait for others at the most, where there are few hosts.
-FEW_HOSTS_LINGER_NS = 50_000_000
+FEW_HOSTS_LINGER_NS = 300_000_000
 
 
 class WaitingAnswers:

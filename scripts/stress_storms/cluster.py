@@ -14,7 +14,7 @@ from loaderpool.system import machine
 from tests.support.processes import descendants, end_all, is_alive, marked, parents
 from tests.support.ray_cluster import RayCluster
 
-__all__ = ["LEFT_AT_MOST_S", "STOPPED_AT_MOST_S", "StormedCluster", "running_cluster"]
+__all__ = ["LEFT_AT_MOST_S", "StormedCluster", "running_cluster"]
 
 LEFT_AT_MOST_S = 2.0  # after a trainer's end, or a pool's: then nothing of ours is on any node
 STOPPED_AT_MOST_S = 7.0  # the same where a host is stopped: its raylet asks it to end, and kills it 5 s later
@@ -65,19 +65,18 @@ class StormedCluster:
         supervisors = set(self.supervisors())
         return [pid for pid, parent in parents().items() if parent in supervisors and is_alive(pid)]
 
-    def has_stopped_host(self) -> bool:
-        """Whether a host is there that is stopped."""
-        return any(machine.is_stopped(host) for host in self.hosts())
-
     def ours(self) -> list[int]:
         """All of the above, orphans too."""
         marks = (_DISPATCHER, _SUPERVISOR, _HOST)
         return [pid for pid in marked(_MARK, self._mark) if any(mark in _command(pid) for mark in marks)]
 
-    def wait_empty(self, seconds: float) -> tuple[float, list[int]]:
-        """Wait until nothing of ours is left; how long that took, and what is left after so many seconds."""
+    def wait_empty(self) -> tuple[float, list[int]]:
+        """Wait until nothing of ours is left; how long that took, and what is left when it should have gone."""
         began = time.monotonic()
-        while (left := self.ours()) and time.monotonic() < began + seconds:
+        while left := self.ours():
+            at_most_s = STOPPED_AT_MOST_S if any(map(machine.is_stopped, left)) else LEFT_AT_MOST_S
+            if time.monotonic() > began + at_most_s:
+                break
             time.sleep(_LOOK_S)
         return time.monotonic() - began, left
 

@@ -69,7 +69,7 @@ class ClusterKiller(threading.Thread):
 
     Attributes:
         strikes: what was done.
-        has_first_batch: whether a loader has given a batch; nobody is spared before it.
+        has_first_batch: whether a loader has given a batch; only the head is spared before it.
 
     Args:
         cluster: whose parts it ends.
@@ -189,7 +189,8 @@ class ClusterKiller(threading.Thread):
         self._later.append((time.monotonic() + after_s, repair))
 
     def _strike_head(self, kind: str, number: int) -> None:
-        while not self._has_head and not self._stop_now.wait(0.05):
+        # A pool that finds no cluster in its start says so at once, and waits for none.
+        while not (self._has_head and self.has_first_batch) and not self._stop_now.wait(0.05):
             self._repair()
         if self._stop_now.is_set():
             return

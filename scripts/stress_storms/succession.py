@@ -16,7 +16,6 @@ from .targets import find_readers
 
 __all__ = ["Succession"]
 
-_MEMORY_LIMITS = (None, "24MiB", "96MiB")
 _GONE_S = 10.0  # after close
 
 
@@ -35,6 +34,8 @@ class Succession:
         draw: the successors' settings.
         result: what was met is noted there.
     """
+
+    _memory_limits: tuple[str | None, ...] = (None, "24MiB", "96MiB")
 
     def __init__(
         self, this: Round, faults: Faults, seed: int, pool: lp.Pool | None, killer: Any, draw: random.Random,
@@ -64,7 +65,7 @@ class Succession:
         """Have another loader."""
         self.close()
         self._killer.has_first_batch = False
-        self.loader = self._make(self._draw.choice(WORKERS), memory=self._draw.choice(_MEMORY_LIMITS))
+        self.loader = self._make(self._draw.choice(WORKERS), memory=self._draw.choice(self._memory_limits))
 
     def close(self) -> None:
         """Close the loader, and look for what it leaves behind."""

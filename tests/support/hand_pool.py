@@ -26,6 +26,7 @@ from loaderpool.memory.board import Board
 from loaderpool.supervisor import instructions as told
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import machine
+from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.trainer.engine.pool_engine import PoolEngine
@@ -100,6 +101,7 @@ class HandSession:
         self.deliveries = self.supervisor_restarts = 0
         self.workers = RunningWorkers(self.arena.board)
         self.warnings = PendingWarnings()
+        self.long_work: LongWork | None = None
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)
         self.slow_one = False  # the first worker moves only where nobody else can

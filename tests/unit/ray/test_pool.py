@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import socket
 import threading
@@ -81,11 +82,46 @@ def test_copies_are_taken_where_their_number_is_sure() -> None:
         lp.Loader.from_generator(numbers, batch_size=4, workers=pool).close()
 
 
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # of HTTP/2, as gRPC begins
+
+
+@contextlib.contextmanager
+def answering(server: socket.socket, answer: bytes) -> Iterator[None]:
+    """Have the first who comes answered; waits for that at the end."""
+
+    def answer_first() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(100)
+            connection.sendall(answer)
+
+    thread = threading.Thread(target=answer_first)
+    thread.start()
+    yield
+    thread.join()
+
+
 class TestFindCluster:
     def test_where_one_listens(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
-            assert cluster_address.find_cluster(address) == address
+            with answering(server, SETTINGS):
+                assert cluster_address.find_cluster(address) == address
+
+    @pytest.mark.parametrize("answer", [b"-ERR unknown command 'PRI'\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+    def test_where_something_else_listens(self, answer: bytes) -> None:
+        """Such as a Redis, whose port is Ray's."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            with answering(server, answer), pytest.raises(ConnectionError, match="does not speak as Ray does"):
+                cluster_address.find_cluster(address)
+
+    def test_where_what_listens_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster_address, "_GREETING_S", 0.1)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            with pytest.raises(ConnectionError, match=r"what listens there has said nothing for 0\.1 s"):
+                cluster_address.find_cluster(address)
 
     def test_where_one_comes_back(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -93,8 +129,8 @@ class TestFindCluster:
 
         def come_back() -> None:
             time.sleep(0.3)
-            with socket.create_server(("127.0.0.1", port)) as server:
-                server.accept()[0].close()
+            with socket.create_server(("127.0.0.1", port)) as server, answering(server, SETTINGS):
+                pass
 
         thread = threading.Thread(target=come_back)
         thread.start()
