@@ -11,10 +11,8 @@ from typing import Any, Literal
 from loaderpool.element.padding import check_padding
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.settings.checks import whole_number
-from loaderpool.settings.groups import Buckets, Limits, Shard, WorkerOptions, check_group
+from loaderpool.settings.groups import MAX_WORKERS, Auto, Buckets, Limits, Shard, WorkerOptions, check_group
 
-# The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
-MAX_WORKERS = 1024
 # What travels in the messages' 64-bit words must fit them; this bound is far beyond what anybody means.
 MAX_EPOCH = 2**62
 
@@ -62,7 +60,7 @@ class LoaderConfig:
     """Settings of one loader, as `Loader` takes them, checked and in one form."""
 
     batch_size: int | None  # rows of a full batch (the most, by length); None: what `fn` returns is one element
-    workers: int | Literal["auto"]  # processes; 0: in the caller's process; "auto" also where a pool is shared
+    workers: int | Auto  # processes; 0: in the caller's process; `Auto` also where a pool is shared
     shuffle: bool  # a permutation of all indices, another one each epoch
     shuffle_window: int  # of a stream: how many items are shuffled among each other; 0: none
     seed: int  # keys order and random streams
@@ -124,15 +122,17 @@ class LoaderConfig:
         return self.batch_size if is_whole and is_one else None
 
 
-def check_workers(value: Any, of_pool: bool = False) -> int | Literal["auto"]:
-    """The checked `workers` argument: "auto" or a number up to MAX_WORKERS, from 0; of a pool from 1."""
+def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
+    """The checked `workers` argument: `Auto`, or a number up to MAX_WORKERS, from 0; of a pool from 1."""
+    if isinstance(value, Auto):
+        return value
     if isinstance(value, str):
         if value == "auto":
-            return "auto"
+            return Auto()
         also = "" if of_pool else ", or a loaderpool.Pool"
-        raise ArgumentError(f'workers must be a number or "auto"{also}, got {value!r}')
+        raise ArgumentError(f'workers must be a number, "auto", or loaderpool.Auto(min, max){also}, got {value!r}')
     here = "workers=0, in this process, is a setting of a Loader" if of_pool else "0 runs in this process"
-    hint = f'{here}, "auto" starts one per usable CPU' + ("" if of_pool else ", a loaderpool.Pool is shared")
+    hint = f'{here}, "auto" finds the number' + ("" if of_pool else ", a loaderpool.Pool is shared")
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import NamedTuple
 
-from loaderpool.config import MAX_WORKERS
+from loaderpool.settings.groups import MAX_WORKERS
 
 _FIELDS_PER_CELL = 16  # 128 bytes, for the reason that the board has
 COUNTER_BYTES = MAX_WORKERS * _FIELDS_PER_CELL * 8
@@ -47,8 +47,19 @@ class CacheCounts:
         return not self.troubles.isdisjoint({Trouble.BOUND, Trouble.NO_MEMORY, Trouble.NO_SPACE})
 
 
+class CacheNews(NamedTuple):
+    """What has come to a host's counts since it was told last."""
+
+    hits: int
+    misses: int
+    damaged: int
+    troubles: int  # a bit for each
+    bytes: int  # taken now
+
+
 class CacheCell:
-    """One process's counters. Every cell has one writer at a time: a worker, and after its death its successor.
+    """Counters of one worker, or of one host. Every cell has one writer at a time: a worker, and after its death its
+    successor, or the dispatcher of the host.
 
     Args:
         numbers: all cells, as u64.
@@ -73,28 +84,6 @@ class CacheCell:
     def trouble(self, trouble: Trouble) -> None:
         """An item could not be kept."""
         self._numbers[self._base + _Field.TROUBLES] |= 1 << trouble
-
-
-class CacheNews(NamedTuple):
-    """What has come to a host's counts since it was told last."""
-
-    hits: int
-    misses: int
-    damaged: int
-    troubles: int  # a bit for each
-    bytes: int  # taken now
-
-
-class HostCacheCell:
-    """A host's counters, as its dispatcher keeps them.
-
-    Args:
-        numbers: all cells, as u64.
-        cell: which.
-    """
-
-    def __init__(self, numbers: memoryview, cell: int) -> None:
-        self._numbers, self._base = numbers, cell * _FIELDS_PER_CELL
 
     def add(self, news: CacheNews) -> None:
         """Count what a host tells."""

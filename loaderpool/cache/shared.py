@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Protocol
 
-from loaderpool.cache.counters import COUNTER_BYTES, CacheCell, CacheCounts, HostCacheCell, Trouble, count
+from loaderpool.cache.counters import COUNTER_BYTES, CacheCell, CacheCounts, Trouble, count
 from loaderpool.cache.memory_store import MOST_BYTES, MemoryStore, table_items
 from loaderpool.cache.setting import MEMORY, Cache
 from loaderpool.errors import CacheError
@@ -100,7 +100,7 @@ class SharedCache:
             with InterruptsHeld():
                 self.descriptor = machine.above_standard(os.dup(descriptor))
                 self._undoing = Undoing(self, functools.partial(os.close, self.descriptor))
-            self._identity = self._look()
+            self._identity = machine.file_identity(self.descriptor)
             whole = memoryview(map_whole_file(self.descriptor, plan.start)).cast("B")
             self._counters = whole[:COUNTER_BYTES].cast("Q")
             self._table = whole[COUNTER_BYTES : COUNTER_BYTES + 8 * plan.table_items].cast("Q")
@@ -153,12 +153,8 @@ class SharedCache:
         self._counters = counters_in(arena, extent.offset)
 
     def cell(self, number: int) -> CacheCell:
-        """Return the counters of a worker."""
+        """Return the counters of a worker, or, in a dispatcher, of a host."""
         return CacheCell(self._counters, number)
-
-    def host_cell(self, number: int) -> HostCacheCell:
-        """Return the counters of a host. Runs in: its dispatcher."""
-        return HostCacheCell(self._counters, number)
 
     def counts(self) -> CacheCounts:
         """Return what all processes have counted."""
@@ -195,14 +191,7 @@ class SharedCache:
     @property
     def is_intact(self) -> bool:
         """Whether the descriptor is still ours: a function that closes all leaves the numbers to other files."""
-        return self.descriptor < 0 or self._look() == self._identity
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            status = os.fstat(self.descriptor)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
+        return self.descriptor < 0 or machine.file_identity(self.descriptor) == self._identity
 
     def close(self) -> None:
         """Let go of everything; twice is fine."""

@@ -1,7 +1,8 @@
 """The arena: one anonymous shared memory file, mapped once by trainer, supervisor and (through fork) every worker.
 
 It has no name, so nothing is left behind by any death, and it is large and sparse, so mapping it costs address space
-and nothing else. The board lies at its start; slots and blobs are extents behind it.
+and nothing else. The board lies at its start, then what workers tell of calls, and the flight recorder's rings; slots
+and blobs are extents behind them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import numpy.typing as npt
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
+from loaderpool.memory.call_times import CALL_TIMES_BYTES, CALL_TIMES_OF_WORKER_BYTES
 from loaderpool.memory.extents import Extent, ExtentMap
 from loaderpool.memory.pinning import PinnableMap, PinnedRanges
+from loaderpool.memory.recorder import RecorderMemory
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.cuda_driver import CudaError
 from loaderpool.system.interrupts import InterruptsHeld
@@ -30,6 +33,8 @@ _BYTE = np.dtype(np.uint8)
 # Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
 _ARENA_BYTES = 1 << 40
 _SMALLEST_ARENA_BYTES = 1 << 30
+# The cells of so many have their pages from the beginning; those of more get them when they are written to.
+_USUAL_WORKERS = 64
 # The limit to which an error number of making it large, or of mapping it, points.
 _LIMITS = {
     errno.ENOMEM: "the limit on virtual memory (ulimit -v, RLIMIT_AS)",
@@ -60,7 +65,9 @@ class Arena:
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
-        self.extents = ExtentMap(BOARD_BYTES, nbytes)
+        self.call_times: memoryview = memoryview(self.map)[BOARD_BYTES : BOARD_BYTES + CALL_TIMES_BYTES].cast("Q")
+        self.recorder = RecorderMemory(self.map, BOARD_BYTES + CALL_TIMES_BYTES, nbytes)
+        self.extents = ExtentMap(self.recorder.places.end, nbytes)
         self.pinned = self.map.pinned = PinnedRanges(np.frombuffer(self.map, np.uint8).ctypes.data)
         self._free_seen = self._spent_bytes = 0
         self._free_until_s = 0.0
@@ -78,7 +85,9 @@ class Arena:
         while True:
             try:
                 os.ftruncate(descriptor, nbytes)
-                return Arena(descriptor, nbytes)
+                arena = Arena(descriptor, nbytes)
+                machine.map_pages(arena.map, 0, BOARD_BYTES + _USUAL_WORKERS * CALL_TIMES_OF_WORKER_BYTES)
+                return arena
             except OSError as error:
                 nbytes //= 4
                 if nbytes >= _SMALLEST_ARENA_BYTES:

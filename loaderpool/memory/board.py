@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import mmap
 
-from loaderpool.config import MAX_WORKERS
+from loaderpool.settings.groups import MAX_WORKERS
 
 _FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
@@ -40,6 +40,7 @@ class Field(enum.IntEnum):
     IN_SETUP = 11  # 1 while the user's `setup` hook runs
     IN_GENERATOR = 12  # 1 while a generator makes the item that INDEX is of
     THREAD = 13  # which thread makes the sample, by its ident; 0: the main one
+    BLOCK = 14  # how many samples at most are made before INDEX is noted again; 0: one
 
 
 class HostField(enum.IntEnum):
@@ -62,7 +63,7 @@ class HostState(enum.IntEnum):
 class Board:
     """Reads and writes the board. `numbers` is the whole board as a memoryview of u64."""
 
-    def __init__(self, arena_map: mmap.mmap) -> None:
+    def __init__(self, arena_map: mmap.mmap | bytes) -> None:
         self.numbers: memoryview = memoryview(arena_map)[:BOARD_BYTES].cast("Q")
 
     @staticmethod
@@ -78,6 +79,11 @@ class Board:
     def read(self, cell: int, field: Field | HostField) -> int:
         """Return one field of a cell."""
         return int(self.numbers[cell * _FIELDS_PER_CELL + field])
+
+    def pids(self) -> dict[int, int]:
+        """Return the process of each cell in which one has begun to serve, be it gone by now; not of hosts' cells."""
+        found = self.numbers[Field.PID : _MARKS_START : _FIELDS_PER_CELL].tolist()
+        return {cell: pid for cell, pid in enumerate(found) if pid}
 
     def clear(self, cell: int) -> None:
         """Zero a cell before a new worker takes it."""

@@ -1,4 +1,4 @@
-"""Settings of a loader that belong together, checked when made: `Buckets`, `Shard`, `Limits`, `WorkerOptions`."""
+"""Settings of a loader that belong together, checked when made: `Auto`, `Buckets`, `Shard`, `Limits`, …."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 DEFAULT_RESTARTS = (50, 60.0)
 # What travels in the messages' 64-bit words must fit them; this bound is far beyond what anybody means.
 _MOST_RESTARTS = 2**31
+# The board has one cell per worker; more would only cost address space, but no machine forks as many usefully.
+MAX_WORKERS = 1024
 # Threads of one worker. More would wait for the one interpreter lock that they share, and workers share none.
 MAX_THREADS = 256
 # Bucket numbers are kept in 16 bits an item, which sort in linear time. No loader has as many batch shapes.
@@ -26,6 +28,46 @@ _MAX_LENGTH = 2**63 - 1
 _MAX_ROWS = 2**31
 
 _Group = TypeVar("_Group")
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Auto:
+    """Bounds within which a pool finds its number of workers while training runs: `workers=Auto(min=2, max=8)`.
+
+    `workers="auto"` is `Auto()`. The number is the least that feeds the training's steps, as long as CPUs and memory
+    allow; each change is in `statistics().decisions`, and changes no bit of any batch.
+
+    Args:
+        min: the fewest workers, at least 1.
+        max: the most; None: four for each CPU that may be used, and at least 32: workers that wait for a disk or a
+            server use no CPU.
+        start: how many there are at first; None: one for each CPU that may be used, within these bounds.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: a wrong argument, named.
+    """
+
+    min: int
+    max: int | None
+    start: int | None
+
+    @known_names_only
+    def __init__(self, min: int = 1, max: int | None = None, start: int | None = None) -> None:  # noqa: A002
+        least = whole_number("Auto.min", min, at_least=1, at_most=MAX_WORKERS)
+        most = None if max is None else whole_number("Auto.max", max, at_least=least, at_most=MAX_WORKERS)
+        if start is not None:
+            start = whole_number("Auto.start", start, at_least=least, at_most=most or MAX_WORKERS)
+        _set(self, min=least, max=most, start=start)
+
+    def bounds(self, cpus: int) -> tuple[int, int]:
+        """The fewest and the most workers on a machine with so many CPUs."""
+        most = self.max or min(MAX_WORKERS, max(4 * cpus, 32, self.min))
+        return self.min, most
+
+    def first(self, cpus: int) -> int:
+        """How many there are at first."""
+        least, most = self.bounds(cpus)
+        return self.start or min(most, max(least, cpus))
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)  # `by` may be an array, which has no plain equality

@@ -7,6 +7,7 @@ import codecs
 import csv
 import functools
 import io
+import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from loaderpool.sources.text_lines import checked_encoding
 from loaderpool.system.reading import read_at
 
 _BUFFER_BYTES = 1 << 20
+_TOLD_LINES = 4096  # from one word about how far a scan is to the next
 """Read at a time where rows are parsed one by one. Smaller: more calls. Larger: no gain."""
 
 
@@ -192,9 +194,13 @@ class _Scanner:
 
         def lines() -> Iterator[str]:
             nonlocal at
-            for line in buffered:
-                at += len(line)
-                yield line.decode(self._encoding, "replace")
+            before = -1
+            while at > before:  # so that nothing is asked for each line
+                before = at
+                for line in itertools.islice(buffered, _TOLD_LINES):
+                    at += len(line)
+                    yield line.decode(self._encoding, "replace")
+                scan.reached(at)
 
         buffered = io.BufferedReader(scan.file, _BUFFER_BYTES)
         try:

@@ -13,6 +13,7 @@ from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError, Spe
 from loaderpool.sources.extras import import_extra
 from loaderpool.sources.indexed_files import IndexedFiles
 from loaderpool.sources.paths import described_paths
+from loaderpool.system.machine import file_identity
 
 _LEAST_CACHE_BYTES = 1 << 20
 """Of a dataset's chunk cache; HDF5's own default."""
@@ -105,7 +106,7 @@ class _OpenFile:
         self.datasets = [self._file[name] for name in names]
         with contextlib.suppress(Exception):  # not every driver of HDF5's has one
             self._descriptor = self._file.id.get_vfd_handle()
-            self._identity = _identity_of(self._descriptor)
+            self._identity = file_identity(self._descriptor)
 
     def fileno(self) -> int | None:
         """The descriptor, or None where HDF5 tells of none."""
@@ -114,19 +115,11 @@ class _OpenFile:
     def __del__(self) -> None:
         if self._file is None:
             return
-        if self._owner == os.getpid() or (self._identity and self._identity == _identity_of(self._descriptor)):
+        if self._owner == os.getpid() or (self._identity and self._identity == file_identity(self._descriptor)):
             self._file.close()
         else:
             # A fork that has closed the descriptor, and may have something else under its number, that is not to close.
             _lost.append(self._file)
-
-
-def _identity_of(descriptor: Any) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except (OSError, TypeError):
-        return None
-    return status.st_dev, status.st_ino
 
 
 _lost: list[Any] = []

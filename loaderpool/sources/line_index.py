@@ -83,6 +83,7 @@ def scan_lines(
             scan.add(starts)
         at += size
         before = int(chunk[-1])
+        scan.reached(at)
     if begin < at:
         scan.add(np.array([begin]))
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import io
 import re
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.open_files import Stamp, changed
+from loaderpool.system.long_work import LongWork
+from loaderpool.system.readable import counted
 from loaderpool.system.reading import read_at
 
 _SHORT_OFFSETS = 1 << 32
@@ -60,13 +63,16 @@ class FileScan:
         size: bytes.
         pieces: the records' starts so far, as `RecordIndex` has them.
         first_byte: as `RecordIndex` has it.
+        reached: to be told now and then up to which byte the file is scanned.
     """
 
-    def __init__(self, path: str, file: io.FileIO, size: int, begin: int, dtype: Any) -> None:
+    def __init__(
+        self, path: str, file: io.FileIO, size: int, begin: int, dtype: Any, reached: Callable[[int], None]
+    ) -> None:
         self.path, self.file, self.size = path, file, size
         self.pieces: list[npt.NDArray[Any]] = []
         self.first_byte = begin
-        self._begin, self._dtype = begin, dtype
+        self._begin, self._dtype, self.reached = begin, dtype, reached
 
     def add(self, starts: npt.NDArray[np.int64]) -> None:
         """Note where records begin, in this file's bytes, ascending. What is before the first is no record's."""
@@ -95,19 +101,24 @@ def index_records(paths: tuple[str, ...], scan: Callable[[FileScan], int]) -> Re
     dtype = np.uint32 if sum(stamp.size for stamp in stamps) < _SHORT_OFFSETS else np.int64
     pieces: list[npt.NDArray[Any]] = []
     first_records, first_bytes = [], []
-    records = begin = 0
-    for path, stamp in zip(paths, stamps, strict=True):
-        with open(path, "rb", buffering=0) as file:
-            _check(path, stamp, file)
-            each = FileScan(path, file, stamp.size, begin, dtype)
-            end = scan(each)
-            _check(path, stamp, file)
-        first_records.append(records)
-        first_bytes.append(each.first_byte)
-        records += sum(map(len, each.pieces))
-        pieces += each.pieces
-        if each.pieces:
-            begin = each.first_byte + end
+    records = begin = before = 0
+    what = f"loaderpool: finding the records of {counted(len(paths), 'file')}"
+    with LongWork(what, sum(stamp.size for stamp in stamps), "bytes") as work:
+        for path, stamp in zip(paths, stamps, strict=True):
+            with open(path, "rb", buffering=0) as file:
+                _check(path, stamp, file)
+                reached = functools.partial(_reached, work, before)
+                each = FileScan(path, file, stamp.size, begin, dtype, reached)
+                end = scan(each)
+                _check(path, stamp, file)
+            first_records.append(records)
+            first_bytes.append(each.first_byte)
+            records += sum(map(len, each.pieces))
+            pieces += each.pieces
+            if each.pieces:
+                begin = each.first_byte + end
+            before += stamp.size
+            work.reach(before)
     starts = np.empty(records + 1, dtype)
     starts[records] = begin
     while pieces:  # from the end, each freed when copied: the allocator gives back what was made last
@@ -117,6 +128,10 @@ def index_records(paths: tuple[str, ...], scan: Callable[[FileScan], int]) -> Re
         del piece
     starts.flags.writeable = False
     return RecordIndex(starts, tuple(first_records), tuple(first_bytes), tuple(stamps))
+
+
+def _reached(work: LongWork, before: int, byte: int) -> None:
+    work.reach(before + byte)
 
 
 def _check(path: str, then: Stamp, file: io.FileIO) -> None:

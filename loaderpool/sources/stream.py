@@ -14,6 +14,10 @@ from loaderpool.errors import SourceError
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.window import shuffled
+from loaderpool.system import clock
+from loaderpool.system.long_work import LongWork
+
+_TOLD_NS = 50_000_000  # from one word about how far a way is to the next, at least
 
 
 class StreamSource:
@@ -76,6 +80,22 @@ def nothing_there(drops_remainder: bool) -> str:
     return "source is empty: the stream ended before its first item"
 
 
+def _read_up_to(items: Iterator[Any], place: int) -> int:
+    """Read items and drop them; returns how many there were."""
+    position, wanted = 0, 1
+    with LongWork(f"loaderpool: reading the stream up to item {place:,}, where it goes on", place) as work:
+        while position < place:
+            began_ns = clock.monotonic_ns()
+            read = sum(1 for _ in itertools.islice(items, min(wanted, place - position)))
+            position += read
+            if not read:
+                break
+            work.reach(position)
+            if clock.monotonic_ns() - began_ns < _TOLD_NS:  # of items that come fast not many words are made
+                wanted *= 2
+    return position
+
+
 def read_batches(
     stream: StreamSource, plan: Plan, *, window: int, seed: int, epoch: int
 ) -> Iterator[tuple[int, list[Any]]]:
@@ -97,7 +117,7 @@ def read_batches(
     items = stream.open()
     if window:
         items = shuffled(items, window, seed, epoch)
-    position = sum(1 for _ in itertools.islice(items, plan.start))
+    position = _read_up_to(items, plan.start)
     rows = plan.most_rows
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:

@@ -25,6 +25,8 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _BLOCK_BYTES = 512
 _DAMAGE = (tarfile.TarError, ValueError)
 """What `tarfile` raises for headers that are damaged; of numbers in extended ones some Pythons raise the second."""
+_TOLD_SAMPLES = 64
+"""Samples from one word about how far the scan is to the next: some ms."""
 _LOOK_BYTES = 1 << 20
 """How much behind the end mark is looked at: writers fill it up with zeros, to some KiB mostly."""
 
@@ -115,6 +117,8 @@ def _scan(scan: FileScan, tail: DamagedTail) -> int:
                 tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
                 samples.add(member, tar.offset)
                 at = tar.offset
+                if not len(samples.starts) % _TOLD_SAMPLES:
+                    scan.reached(at)
             at = tar.offset
         what = _what_is_wrong(scan, at)
     except _DAMAGE as error:

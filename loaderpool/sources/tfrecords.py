@@ -30,6 +30,8 @@ _AROUND = _HEADER.size + _FOOTER.size
 
 _WINDOW_BYTES = 1 << 16
 """Read at a time in search of headers, where records are short. Larger: more is read in vain once they are not."""
+_TOLD_BYTES = 1 << 24
+"""From one word about how far a scan is to the next. Larger: some seconds where a disk must seek for each record."""
 _SHORT_BYTES = 1 << 13
 """Records up to this length are short. Longer: a window would hold too few headers to be worth its bytes."""
 
@@ -130,24 +132,27 @@ def _scan(scan: FileScan, checksum: Callable[[bytes], int] | None, tail: Damaged
     descriptor, size, unpack, header_bytes = scan.file.fileno(), scan.size, _HEADER.unpack_from, _HEADER.size
     at, length, window, window_at = 0, 0, b"", 0
     what = ""
-    while at < size:  # a million times a second or two: what can be done outside is
-        inside = at - window_at
-        if inside + header_bytes > len(window):
-            window = read_at(descriptor, _WINDOW_BYTES if length <= _SHORT_BYTES else header_bytes, at)
-            window_at, inside = at, 0
-            if len(window) < header_bytes:
-                what = "it ends inside the length"
+    while at < size and not what:
+        until = min(size, at + _TOLD_BYTES)
+        while at < until:  # a million times a second or two: what can be done outside is
+            inside = at - window_at
+            if inside + header_bytes > len(window):
+                window = read_at(descriptor, _WINDOW_BYTES if length <= _SHORT_BYTES else header_bytes, at)
+                window_at, inside = at, 0
+                if len(window) < header_bytes:
+                    what = "it ends inside the length"
+                    break
+            length, crc = unpack(window, inside)
+            if checksum is not None and _masked(checksum(window[inside : inside + 8])) != crc:
+                what = "the checksum of its length is wrong"
                 break
-        length, crc = unpack(window, inside)
-        if checksum is not None and _masked(checksum(window[inside : inside + 8])) != crc:
-            what = "the checksum of its length is wrong"
-            break
-        end = at + length + _AROUND
-        if end > size:
-            what = f"it is to have {length} bytes, and the file ends before"
-            break
-        starts.append(at)
-        at = end
+            end = at + length + _AROUND
+            if end > size:
+                what = f"it is to have {length} bytes, and the file ends before"
+                break
+            starts.append(at)
+            at = end
+        scan.reached(at)
     if what:
         if not at:
             _refuse_compressed(scan)

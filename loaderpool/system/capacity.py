@@ -46,6 +46,15 @@ def resident_bytes() -> int:
         return 1 << 62
 
 
+def private_bytes(pid: int) -> int:
+    """Return the bytes of memory that a process shares with no other; 0 where it cannot be read."""
+    try:
+        lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
+        return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def cgroup_memory_limit() -> int | None:
     """Return the bytes that this process's cgroups allow (v2 and v1), the smallest; None without a limit."""
     return min((limit for _, limit in _memory_limits()), default=None)
@@ -59,6 +68,15 @@ def cgroup_pids() -> tuple[int, int] | None:
         if limit is not None and used is not None:
             found.append((limit, used))
     return min(found, key=lambda pair: pair[0] - pair[1], default=None)
+
+
+def cgroup_throttled_ns() -> int:
+    """Return how long the CPU limit of this process's cgroups has held processes back so far; 0: there is none."""
+    found = [0]
+    for directory in _cgroup_directories("cpu"):
+        found.append(1000 * (_count_in(f"{directory}/cpu.stat", "throttled_usec") or 0))
+        found.append(_count_in(f"{directory}/cpu.stat", "throttled_time") or 0)  # cgroup v1 has ns
+    return max(found)
 
 
 def oom_kill_count() -> int:

@@ -6,6 +6,7 @@ process table for `pidfd_open`, `getppid` for `PR_SET_PDEATHSIG`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -26,6 +27,7 @@ except ImportError:  # Windows
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _F_GETPIPE_SZ = 1032
+_F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 1033, 2, 4, 16
 _MOST_OOM_SCORE = 1000
 _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
@@ -52,6 +54,27 @@ def at_forks(
 def create_memory_file(name: str) -> int:
     """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
     return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
+
+
+def map_readable_file(name: str, nbytes: int) -> mmap.mmap:
+    """Map such a file, which goes with the mapping; who opens it under /proc can read it, and not write to it.
+
+    On a Linux before 5.1 other processes of the same user can.
+    """
+    import fcntl
+
+    descriptor = above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    try:
+        os.ftruncate(descriptor, nbytes)
+        mapping = mmap.mmap(descriptor, nbytes)
+        os.fchmod(descriptor, 0o400)
+        for seals in (_F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE, _F_SEAL_SHRINK | _F_SEAL_GROW):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(descriptor, _F_ADD_SEALS, seals)
+                break
+        return mapping  # which has a descriptor of its own
+    finally:
+        os.close(descriptor)
 
 
 def above_standard(descriptor: int) -> int:
@@ -107,6 +130,17 @@ def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
         ctypes.c_int64(offset),
         ctypes.c_int64(nbytes),
     )
+
+
+def file_identity(descriptor: int | None) -> tuple[int, int] | None:
+    """Return what tells the file behind a descriptor from all others; None: it is closed, or none at all."""
+    if descriptor is None:
+        return None
+    try:
+        status = os.fstat(descriptor)
+    except (OSError, TypeError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def open_pidfd(pid: int) -> int | None:
@@ -200,16 +234,6 @@ def pipe_capacity_bytes(descriptor: int) -> int:
     import fcntl
 
     return fcntl.fcntl(descriptor, _F_GETPIPE_SZ)
-
-
-def process_cpu_s(pid: int) -> float:
-    """Return the CPU time the process has used so far in seconds; 0.0 where it is gone or cannot be read."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def thread_ids() -> frozenset[int]:

@@ -53,25 +53,41 @@ class Change(NamedTuple):
     names: frozenset[str]  # of the attributes
 
 
-class Changes:
-    """The changes that matter, oldest first.
+class SourceChanges:
+    """The changes of loaders' sources that matter, oldest first."""
+
+    def __init__(self) -> None:
+        self._kept: LatestChanges[Change] = LatestChanges()
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self._kept)
+
+    def keep(self, change: Change) -> None:
+        """Keep a change of attributes of the loader's source."""
+        self._kept.keep(change, frozenset((change.loader, name) for name in change.names))
+
+    def forget(self, loader: int) -> None:
+        """Forget the changes of a loader that is unloaded."""
+        self._kept.drop(lambda change: change.loader == loader)
+
+
+class FiledChanges(SourceChanges):
+    """Such changes, and a memory file with them for workers that start.
 
     Runs in: the supervisor. Ownership: of the memory file, until the next change.
     """
 
     def __init__(self) -> None:
-        self._kept: LatestChanges[Change] = LatestChanges()
+        super().__init__()
         self._file: int | None = None
 
     def keep(self, change: Change) -> None:
-        """Keep a change of attributes of the loader's source."""
         self._drop_file()
-        self._kept.keep(change, frozenset((change.loader, name) for name in change.names))
+        super().keep(change)
 
     def forget(self, loader: int) -> None:
-        """Forget the changes of a loader that is unloaded."""
         self._drop_file()
-        self._kept.drop(lambda change: change.loader == loader)
+        super().forget(loader)
 
     def file(self) -> int | None:
         """Return a memory file that holds them, for `read_changes`; None: there are none.
@@ -79,7 +95,7 @@ class Changes:
         Raises:
             OSError: no descriptor, or no memory, is left.
         """
-        changes = [tuple(change) for change in self._kept]
+        changes = [tuple(change) for change in self]
         if self._file is None and changes:
             descriptor = machine.create_memory_file("changes")
             try:
@@ -98,7 +114,7 @@ class Changes:
 
 
 def read_changes(descriptor: int) -> list[Change]:
-    """Return what a memory file of `Changes` holds; closes the descriptor. Runs in: a worker."""
+    """Return what a memory file of `FiledChanges` holds; closes the descriptor. Runs in: a worker."""
     try:
         # Not read(): all workers' descriptors share one position in the file.
         with mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=mmap.PROT_READ) as view:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.memory.arena import Arena, map_private
-from loaderpool.transport.payload.changes import Change, Changes
+from loaderpool.transport.payload.changes import Change, FiledChanges
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.placement import AboutShipment
 from loaderpool.transport.payload.unship import unship
@@ -32,7 +32,7 @@ class Payloads:
         self.received = received or ReceivedDescriptors(None)
         self.loaded: dict[int, dict[str, Any]] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
-        self.changes = Changes()
+        self.changes = FiledChanges()
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
         """Unpickle a payload; whatever the user's modules raise on import is raised.

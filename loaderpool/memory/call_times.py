@@ -1,0 +1,228 @@
+"""How long calls of the user's function take: counted by each worker, for each loader, in shared memory.
+
+A worker has a cell for each of the last few loaders that it has worked for. Cells lie behind the board and outlive
+their workers: who takes a worker's place counts on. Every cell has one writer, and readers take what they find.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from loaderpool.memory.recorder import RECORDED_FROM_NS, WorkerRecorder
+from loaderpool.settings.groups import MAX_WORKERS
+
+# Of one worker. With more loaders in turns the one that was away longest loses its cell.
+_LOADERS = 4
+# Bucket b counts calls of 2**(b-1) to 2**b ns; the last one, of 9 minutes, all longer ones.
+BUCKETS = 40
+SLOWEST = 16
+# Of so many tickets the calls of one are counted in buckets: a sample of 0.1 ms shall not pay for it.
+_COUNTED_ONE_IN = 8
+# A call of more than so many times the median one is slow.
+_SLOW_TIMES = 8
+# The median is looked for again after so many tickets whose calls were counted.
+_MEDIAN_AGAIN = 16
+_LEAST_CALLS = 32  # of which there is one
+_NEVER_NS = 1 << 62
+# Fields of a cell. _USED: a number that rises with each use.
+_LOADER, _CALLS, _SUM_NS, _SLOW_NS, _USED = range(5)
+_BUCKETS_AT = 8
+_SLOWEST_AT = _BUCKETS_AT + BUCKETS
+_FIELDS_PER_CALL = 3  # ns, 1 + source index, epoch
+_CELL = _SLOWEST_AT + SLOWEST * _FIELDS_PER_CALL
+CALL_TIMES_OF_WORKER_BYTES = _LOADERS * _CELL * 8
+CALL_TIMES_BYTES = -(-MAX_WORKERS * _LOADERS * _CELL * 8 // 4096) * 4096
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class SlowCall:
+    """One of the calls that took longest."""
+
+    ns: int
+    index: int  # source index of the sample, or of the first one of a batch that one call makes
+    epoch: int
+
+
+class CallTimes(NamedTuple):
+    """What is known of a loader's calls."""
+
+    calls: int = 0  # that were counted, of about eight times as many
+    sum_ns: int = 0  # how long these took
+    slow_ns: int = 0  # of all calls, those of over eight times the median one: how long beyond it
+    buckets: tuple[int, ...] = (0,) * BUCKETS  # how many took less than 2**b ns, and no less than half of it
+    slowest: tuple[SlowCall, ...] = ()  # the longest one first
+
+    def quantile_ns(self, share: float) -> int:
+        """Return about how long so large a share of the calls takes at most; 0: there are none."""
+        found = _quantile(self.buckets, share)
+        return min(found, self.slowest[0].ns) if self.slowest else found
+
+    def since(self, before: CallTimes) -> CallTimes:
+        """Return what has come since then; the slowest are those of all the time."""
+        buckets = tuple(now - then for now, then in zip(self.buckets, before.buckets, strict=True))
+        return CallTimes(
+            self.calls - before.calls,
+            self.sum_ns - before.sum_ns,
+            self.slow_ns - before.slow_ns,
+            buckets,
+            self.slowest,
+        )
+
+
+class CallClock:
+    """Notes the calls of one worker for one loader: which take longest, of all; how long they take, of a share.
+
+    Runs in: a worker, on the thread that makes calls; where threads make them, on whichever notes them in turn.
+
+    Attributes:
+        begun_ns: when the call that runs has begun, or the ticket.
+        kept_from_ns: one that takes longer is to be kept, or recorded.
+        begins: when each call of this ticket has begun; None: they are not counted.
+
+    Args:
+        numbers: all cells, as u64.
+        worker_cell: the worker's.
+        loader: its number.
+        recorder: the worker's; None: calls are not recorded.
+    """
+
+    def __init__(
+        self, numbers: memoryview, worker_cell: int, loader: int, recorder: WorkerRecorder | None = None
+    ) -> None:
+        self._numbers, self.recorder = numbers, recorder
+        self._recorded_from_ns = _NEVER_NS if recorder is None else RECORDED_FROM_NS
+        self._base = _take_cell(numbers, worker_cell, loader)
+        self._median_ns, self._slow_from_ns = 0, _NEVER_NS  # until enough is counted
+        self._epoch = self._tickets = self._counted = 0
+        self.begun_ns, self.kept_from_ns = 0, self._least_kept()
+        self.begins: list[int] | None = None
+
+    def begin_ticket(self, now_ns: int, epoch: int) -> None:
+        """Calls follow, each of which ends where the next one begins."""
+        self._epoch, self.begun_ns = epoch, now_ns
+        self.begins = [] if self._tickets % _COUNTED_ONE_IN == 0 else None
+        self._tickets += 1
+
+    def end_ticket(self, now_ns: int, number: int) -> None:
+        """The last call is over, that of 1 + this source index."""
+        if now_ns - self.begun_ns > self.kept_from_ns:
+            self.keep(now_ns - self.begun_ns, number)
+        if self.begins:
+            ends = (*self.begins[1:], now_ns)
+            self._count([(end_ns - begun_ns).bit_length() for begun_ns, end_ns in zip(self.begins, ends, strict=True)])
+            self._numbers[self._base + _SUM_NS] += now_ns - self.begins[0]
+            if self._counted % _MEDIAN_AGAIN:
+                self._counted += 1
+            else:
+                self._find_median()
+
+    def note(self, begun_ns: int, ns: int, index: int) -> None:
+        """A call is over that others ran beside, in other threads."""
+        if ns > self.kept_from_ns:
+            self.begun_ns = begun_ns
+            self.keep(ns, index + 1)
+        if self.begins is not None:
+            self._count([ns.bit_length()])
+            self._numbers[self._base + _SUM_NS] += ns
+
+    def _count(self, buckets: list[int]) -> None:
+        numbers, base = self._numbers, self._base
+        for bucket in set(buckets):
+            numbers[base + _BUCKETS_AT + min(bucket, BUCKETS - 1)] += buckets.count(bucket)
+        numbers[base + _CALLS] += len(buckets)
+
+    def _find_median(self) -> None:
+        at = self._base + _BUCKETS_AT
+        buckets = self._numbers[at : at + BUCKETS].tolist()
+        if sum(buckets) < _LEAST_CALLS:
+            return
+        self._counted += 1
+        self._median_ns = _quantile(buckets, 0.5)
+        self._slow_from_ns = _SLOW_TIMES * self._median_ns or _NEVER_NS
+        self.kept_from_ns = self._least_kept()
+
+    def keep(self, ns: int, number: int) -> None:
+        """A call is recorded, was slow, or is among the slowest. Of an item's in several epochs the longest one stays.
+
+        Args:
+            ns: that it took, since `begun_ns`; more than `kept_from_ns`.
+            number: 1 + source index; 0: it was none, but what a ticket begins with.
+        """
+        if not number:
+            return
+        if self.recorder is not None and ns >= RECORDED_FROM_NS:
+            self.recorder.note_call(self.begun_ns, ns, number - 1)
+            if ns <= self._slowest_from_ns:
+                return
+        numbers = self._numbers
+        if ns > self._slow_from_ns:
+            numbers[self._base + _SLOW_NS] += ns - self._median_ns
+        places = [self._slow(number) for number in range(SLOWEST)]
+        at = next((place for place in places if numbers[place + 1] == number), None)
+        if at is None:
+            at = min(places, key=numbers.__getitem__)
+        if ns > numbers[at]:
+            numbers[at] = 0  # SYNC: no reader takes the one's time for the other's
+            numbers[at + 1], numbers[at + 2] = number, self._epoch
+            numbers[at] = ns
+        self.kept_from_ns = self._least_kept()
+
+    def _least_kept(self) -> int:
+        least_ns = min(self._numbers[self._slow(number)] for number in range(SLOWEST))
+        self._slowest_from_ns = min(self._slow_from_ns, least_ns)
+        return min(self._slowest_from_ns, self._recorded_from_ns)
+
+    def _slow(self, number: int) -> int:
+        return self._base + _SLOWEST_AT + number * _FIELDS_PER_CALL
+
+
+def read_call_times(numbers: memoryview, worker_cells: Iterable[int], loader: int) -> CallTimes:
+    """Return what these workers have counted for a loader. Runs in: any process."""
+    cells = np.frombuffer(numbers, np.uint64).reshape(-1, _LOADERS, _CELL)[list(worker_cells)]
+    found = cells[cells[:, :, _LOADER] == loader]
+    sums = found.sum(axis=0).tolist()
+    records = found[:, _SLOWEST_AT:].reshape(-1, _FIELDS_PER_CALL)
+    slow: dict[int, SlowCall] = {}
+    for ns, number, epoch in records[records[:, 0].argsort()[::-1]].tolist():
+        if ns and number not in slow:
+            slow[number] = SlowCall(ns, number - 1, epoch)
+    buckets = tuple(sums[_BUCKETS_AT:_SLOWEST_AT])
+    return CallTimes(sums[_CALLS], sums[_SUM_NS], sums[_SLOW_NS], buckets, tuple(slow.values())[:SLOWEST])
+
+
+def _cells_of(worker_cell: int) -> range:
+    first = worker_cell * _LOADERS * _CELL
+    return range(first, first + _LOADERS * _CELL, _CELL)
+
+
+def _find_cell(numbers: memoryview, worker_cell: int, loader: int) -> int | None:
+    return next((base for base in _cells_of(worker_cell) if numbers[base + _LOADER] == loader), None)
+
+
+def _take_cell(numbers: memoryview, worker_cell: int, loader: int) -> int:
+    """Return the loader's cell; where it has none, the one that was taken longest ago, emptied."""
+    bases = _cells_of(worker_cell)
+    latest = max(numbers[base + _USED] for base in bases)
+    base = _find_cell(numbers, worker_cell, loader)
+    if base is None:
+        base = min(bases, key=lambda each: numbers[each + _USED])
+        numbers[base + _LOADER] = 0
+        numbers[base : base + _CELL] = memoryview(array.array("Q", bytes(8 * _CELL)))
+        numbers[base + _LOADER] = loader
+    numbers[base + _USED] = latest + 1
+    return base
+
+
+def _quantile(buckets: Sequence[int], share: float) -> int:
+    wanted, seen = share * sum(buckets), 0
+    for bucket, count in enumerate(buckets):
+        if count and seen + count >= wanted:
+            least = 1 << max(0, bucket - 1)
+            return int(least * (1 + (wanted - seen) / count))
+        seen += count
+    return 0
