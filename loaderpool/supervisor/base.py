@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import abc
 import collections
+import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from loaderpool.memory.board import Board
+from loaderpool.memory.arena import Arena
+from loaderpool.memory.recorder import MarkKind
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
@@ -27,6 +29,7 @@ _RETRY_MS = 1000
 # When the first sample takes longer, what comes behind it is made meanwhile. Less: the function of loaders with quick
 # samples is called before a batch is wanted, for nothing. More: workers idle for so long.
 _SLOW_PROBE_MS = 100
+_SIGKILL = int(getattr(signal, "SIGKILL", 9))
 
 
 class Tickets(Protocol):
@@ -90,7 +93,7 @@ class BaseSupervisor(abc.ABC):
 
     Args:
         state: says what is to be done.
-        board: of the arena that all share.
+        arena: that all share.
         max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
     """
 
@@ -100,9 +103,11 @@ class BaseSupervisor(abc.ABC):
     # Said where a worker could not be started for lack of them.
     _no_descriptors = "the supervisor has no file descriptors left (each worker takes five)"
 
-    def __init__(self, state: SupervisorState, board: Board, max_restarts: tuple[int, float] | None) -> None:
+    def __init__(self, state: SupervisorState, arena: Arena, max_restarts: tuple[int, float] | None) -> None:
         self._state, self._max_restarts = state, max_restarts
-        self._watch = SampleWatch(board)
+        self._watch = SampleWatch(arena.board)
+        self._recorder = arena.recorder.supervisor
+        self._recorder.mark(MarkKind.SUPERVISOR, os.getpid())
         self._oom_kills = capacity.oom_kill_count()
         self._is_over = False
         self._retry_ns = 0  # when a worker that could not be started is tried again; 0: none
@@ -238,11 +243,13 @@ class BaseSupervisor(abc.ABC):
                 self._tell(encode(Notice.LOAD_FAILED, 0), (failure, advice))
             return instructions
         fault_points.reach("supervisor.forked")
+        self._recorder.mark(MarkKind.STARTED, worker.pid, number, cell)
         self._send(encode(Notice.WORKER_STARTED, number, worker.pid, cell))
         return []
 
     def _worker_gone(self, worker: Worker) -> None:
         self._workers.bury(worker)  # reaped: only now does its cell change no more
+        self._recorder.mark(MarkKind.ENDED, worker.pid, worker.number, worker.cell)
         fault_points.reach("supervisor.burying")
         # Reports it wrote before it died count: read them first, so that only real losses are redone.
         self._state.on_worker_dead(worker.number)
@@ -274,6 +281,3 @@ class BaseSupervisor(abc.ABC):
         """Whether the kernel has killed a process for memory since the last look, and this worker was killed so."""
         before, self._oom_kills = self._oom_kills, capacity.oom_kill_count()
         return last.exit_code == -_SIGKILL and self._oom_kills > before
-
-
-_SIGKILL = int(getattr(signal, "SIGKILL", 9))

@@ -61,7 +61,7 @@ class Supervisor(BaseSupervisor):
         self._has_told_of_exec = False
         os.set_blocking(self._control, False)
         state = SupervisorState(start["workers"], start["max_restarts"], start["first_ticket"])
-        super().__init__(state, self._arena.board, start["max_restarts"])
+        super().__init__(state, self._arena, start["max_restarts"])
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
         self._trainer = Outlet(start["completions"], self._poll)

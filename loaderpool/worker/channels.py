@@ -1,7 +1,7 @@
 """A worker's ways to the others: its commands come in, completions and reports go out.
 
 `WorkerChannels` are pipes and a socket, of which it has descriptors. Another kind of pool has others, with the same
-methods (supervisor/spawned/channel.py).
+methods (worker/connection.py).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WorkerChannels:
         self._poll = select.poll()
         self._poll.register(tickets, select.POLLIN)
         mine = (tickets, reports, completions, to_trainer.fileno())
-        self._identities = [(descriptor, _identity(descriptor)) for descriptor in mine]
+        self._identities = [(descriptor, machine.file_identity(descriptor)) for descriptor in mine]
 
     def read(self) -> bytes:
         return os.read(self._tickets, READ_BYTES)
@@ -111,12 +111,4 @@ class WorkerChannels:
             os.close(held.descriptor)
 
     def are_intact(self) -> bool:
-        return all(_identity(descriptor) == identity for descriptor, identity in self._identities)
-
-
-def _identity(descriptor: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        return all(machine.file_identity(descriptor) == identity for descriptor, identity in self._identities)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from loaderpool.memory.layout import VaryingLayout
+from loaderpool.system.machine import file_identity
 from loaderpool.transport.reports import LOST_PIPES_STATUS
 
 # A trainer that died is noticed by the end of the connection; where a fork of it holds that, by a look this often.
@@ -100,11 +101,7 @@ class ConnectedChannels:
     def _look(self) -> tuple[int, int] | None:
         if os.name == "nt":  # a handle, of which no function of Python's closes all
             return 0, 0
-        try:
-            status = os.fstat(self._connection.fileno())
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
+        return file_identity(self._connection.fileno())
 
     def _send(self, kind: bytes, *parts: bytes | bytearray) -> None:
         with self._turn:

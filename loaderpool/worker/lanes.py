@@ -15,11 +15,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.plan.generator_positions import item_name
 from loaderpool.plan.keys import stream_key
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import Permutation
 from loaderpool.plan.window import shuffled
 from loaderpool.sources.worker_info import WorkerInfo
+from loaderpool.system.long_work import LongWork
 from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.jobs import Job
 from loaderpool.worker.lane import BuffersReused, Lane
@@ -106,6 +108,10 @@ class LaneItems:
     def attend(self, progress: Progress, times_items: bool) -> None:
         """Have generators be seen at work: where they hang, and which of their items it is that ends the process."""
         self._watcher.progress, self._times_items = progress, times_items
+
+    def tell_by(self, work: LongWork | None) -> None:
+        """Have it told how far generators are. Runs in: the caller's process."""
+        self._watcher.work = work
 
     def __getitem__(self, position: int) -> Any:
         assert self._latest is not None
@@ -211,8 +217,11 @@ class _Watcher:
         self.progress: Progress | None = None
         self.times_items = False
         self.run = 0
+        self.work: LongWork | None = None  # in the caller's process, which is told of it
 
     def begins(self, position: int) -> None:
+        if self.work is not None and self.work.is_due:
+            self.work.reach(item_name(position))
         if self.progress is not None:
             self.progress.note_generator(self.run, position)
 

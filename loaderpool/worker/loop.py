@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
+from loaderpool.memory.call_times import CallClock
+from loaderpool.memory.recorder import CallKind
 from loaderpool.plan.base import Start
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport.messages import (
@@ -40,6 +42,11 @@ from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
+_ASIDE: dict[int, CallKind] = {
+    Command.TRY: CallKind.ALONE,
+    Command.EARLY: CallKind.EARLY,
+    Command.PROBE: CallKind.PROBE,
+}
 # Faults for single pages of a slot cost more than its first batch from about here on.
 _LARGE_SLOT_BYTES = 1 << 20
 
@@ -64,6 +71,7 @@ class WorkerLoop:
         self._worker, self._cell, self._arena, self._channels = worker, cell, arena, channels
         self._numbers = arena.board.numbers
         self._base = Board.base(cell)
+        self._recorder = arena.recorder.worker(cell)
         self._payloads = payloads
         self._works: dict[int, Work] = {}
         self._runs: dict[int, _Run] = {}
@@ -79,7 +87,10 @@ class WorkerLoop:
             fault_points.reach("worker.idle")
             waited = clock.monotonic_ns()
             data = self._channels.read()
-            self._numbers[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
+            waited = clock.monotonic_ns() - waited
+            self._numbers[self._base + Field.WAIT_NS] += waited
+            if self._recorder is not None:
+                self._recorder.waited_ns = waited
             if not data:
                 return
             commands.extend(decode_all(data))
@@ -146,15 +157,25 @@ class WorkerLoop:
                 self._work(words[1]).exclude(
                     epoch=words[2], index=words[3], ran_s=words[4] / 1e9, exit_code=_signed16(words[5])
                 )
-        elif kind == Command.TRY:
-            self._try(words)
-        elif kind == Command.EARLY:
-            self._make_early(*words[1:6])
-        elif kind == Command.PROBE:
-            self._probe(ticket=words[1], loader=words[2], epoch=words[3], feed=words[4], batch=words[5])
+        elif kind in _ASIDE:
+            self._call_aside(words)
         elif kind == Command.EXIT:
             return False
         return True
+
+    def _call_aside(self, words: Words) -> None:
+        """Make calls whose results go into no slot, or not yet."""
+        kind, begun_ns = words[0], clock.monotonic_ns()
+        if self._recorder is not None:
+            self._recorder.ticket = words[1]
+        if kind == Command.TRY:
+            self._try(words)
+        elif kind == Command.EARLY:
+            self._make_early(*words[1:6])
+        else:
+            self._probe(ticket=words[1], loader=words[2], epoch=words[3], feed=words[4], batch=words[5])
+        if self._recorder is not None:
+            self._recorder.note_call(begun_ns, clock.monotonic_ns() - begun_ns, 0, _ASIDE[kind])
 
     def _forget_epoch(self, run: _Run) -> None:
         """End the generators of an epoch that was abandoned."""
@@ -167,7 +188,14 @@ class WorkerLoop:
         work = self._works.get(loader)
         if work is None:
             payload = self._payloads[loader]
-            work = self._works[loader] = Work(payload, self._numbers, self._base, self._worker, shared=self._arena.map)
+            work = self._works[loader] = Work(
+                payload,
+                self._numbers,
+                self._base,
+                self._worker,
+                shared=self._arena.map,
+                call_clock=CallClock(self._arena.call_times, self._cell, loader, self._recorder),
+            )
             work.look_ahead = self._look_ahead
         return work
 
@@ -233,6 +261,8 @@ class WorkerLoop:
         fault_points.reach("worker.ticket_taken")
         board, base = self._numbers, self._base
         board[base + Field.TICKET] = ticket
+        if self._recorder is not None:
+            self._recorder.ticket = ticket
         started = clock.monotonic_ns()
         row_count = batches_ended = 0
         failure_bytes = b""
@@ -286,6 +316,11 @@ class WorkerLoop:
         fault_points.reach("worker.before_report")
         self._channels.report(encode(Report.DONE, ticket, self._worker, status, busy, row_count, count, attempt))
         fault_points.reach("worker.after_report")
+        if self._recorder is not None:
+            epoch, batch = divmod(first_batch, run.batches_per_epoch)
+            place = (run.first_epoch + epoch, batch, count, *split32(rows), slot, attempt)
+            published_ns = clock.monotonic_ns()
+            self._recorder.note_ticket(run.loader, run_id, started, started + busy, published_ns, place, status)
 
     def _check_pipes(self) -> None:
         """End this process where the function has closed or replaced our descriptors (rule 10), or has forked it."""

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from loaderpool.memory.board import Board, Field
+from loaderpool.memory.call_times import CallClock
+from loaderpool.memory.recorder import CallKind
 from loaderpool.system import clock
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.forked_children import end_stray
@@ -20,13 +22,24 @@ class Progress:
         cell: first field of this worker's cell.
         worker: this worker's number, None in the caller's process.
         catches: what is taken for an error of the function; BaseException in a worker, which has no user at its keys.
+        calls: takes how long they take; None: it is not wanted.
     """
 
-    def __init__(self, numbers: memoryview, cell: int, worker: int | None, catches: type[BaseException]) -> None:
+    def __init__(
+        self,
+        numbers: memoryview,
+        cell: int,
+        worker: int | None,
+        catches: type[BaseException],
+        calls: CallClock | None = None,
+    ) -> None:
         self.numbers, self.worker, self.catches = numbers, worker, catches
+        self._calls = calls
+        self._counted: CallClock | None = None  # where calls of this ticket follow one another
         self.index_field, self.started_field = cell + Field.INDEX, cell + Field.STARTED_NS
         self._thread_field = cell + Field.THREAD
         self._setup_field, self._generator_field = cell + Field.IN_SETUP, cell + Field.IN_GENERATOR
+        self._block_field = cell + Field.BLOCK
 
     def note(self, job: Job, index: int) -> None:
         """Note that the sample of this source index is made from now on.
@@ -39,9 +52,43 @@ class Progress:
         numbers = self.numbers
         if numbers[Board.mark(job.run)] == job.run:
             raise Abandoned
+        now_ns, calls = clock.monotonic_ns(), self._counted
+        if calls is not None:  # here, and not in a method: it is paid for each sample
+            if now_ns - calls.begun_ns > calls.kept_from_ns:
+                calls.keep(now_ns - calls.begun_ns, numbers[self.index_field])
+            calls.begun_ns = now_ns
+            if calls.begins is not None:
+                calls.begins.append(now_ns)
         # In this order: between the two a look at the board sees no more than the last sample begun again.
-        numbers[self.started_field] = clock.monotonic_ns()
+        numbers[self.started_field] = now_ns
         numbers[self.index_field] = index + 1
+
+    def begin_ticket(self, now_ns: int, epoch: int, in_threads: bool) -> None:
+        """Take the time of calls from now on: each ends where the next one begins, or, in threads, is told of."""
+        self.numbers[self._block_field] = 0
+        if self._calls is not None:
+            self._calls.begin_ticket(now_ns, epoch)
+            self._counted = None if in_threads else self._calls
+
+    def note_call(self, begun_ns: int, ended_ns: int, index: int) -> None:
+        """A thread's call is over."""
+        if self._calls is not None:
+            self._calls.note(begun_ns, ended_ns - begun_ns, index)
+
+    def end_ticket(self, now_ns: int) -> None:
+        """The last call is over."""
+        if self._counted is not None:
+            self._counted.end_ticket(now_ns, self.numbers[self.index_field])
+            self._counted = None
+
+    def begin_blocks(self, rows: int) -> None:
+        """Note that from now on the sample that is noted is the first of so many; the ticket's calls do not count."""
+        self._counted = None
+        self.numbers[self._block_field] = rows
+
+    def stop_counting(self) -> None:
+        """What follows is no call: nothing of this ticket is counted any more."""
+        self._counted = None
 
     def note_thread(self, thread: int, started_ns: int) -> None:
         """Note that the sample noted before is made by this thread, since then."""
@@ -72,10 +119,13 @@ class Progress:
     def setup(self) -> Iterator[None]:
         """Note that the `setup` hook runs in the block. A field that stays set says that it ended its process."""
         self.numbers[self._setup_field] = 1
+        begun_ns = clock.monotonic_ns()
         try:
             yield
         finally:
             self.numbers[self._setup_field] = 0
+            if self._calls is not None and self._calls.recorder is not None:
+                self._calls.recorder.note_call(begun_ns, clock.monotonic_ns() - begun_ns, 0, CallKind.SETUP)
 
     def failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
         """Return the error as one about these items, the first of which has this position."""

@@ -41,6 +41,7 @@ class _Call:
 
     __slots__ = (
         "done",
+        "ended_ns",
         "error",
         "indices",
         "is_done",
@@ -56,7 +57,7 @@ class _Call:
         self.ticket_calls, self.row, self.positions, self.indices = ticket_calls, row, positions, indices
         self.result: Any = None
         self.error: BaseException | None = None
-        self.started_ns = self.thread = 0
+        self.started_ns = self.ended_ns = self.thread = 0
         self.is_done = False  # the main thread knows it
         self.done = threading.Lock()  # open once the call was made, or will not be
         self.done.acquire()
@@ -73,6 +74,7 @@ class _Call:
             except BaseException as error:
                 end_stray(error)
                 self.error = error
+            self.ended_ns = clock.monotonic_ns()
         self.done.release()
 
 
@@ -149,6 +151,8 @@ class TicketCalls:
         call = self.calls[row]
         if not call.is_done:
             self._wait(call)
+            if call.ended_ns:
+                self._worker_threads.progress.note_call(call.started_ns, call.ended_ns, call.indices[0])
         if call.error is not None:
             raise call.error
         return call.result

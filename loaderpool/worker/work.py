@@ -16,6 +16,7 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig
 from loaderpool.memory.batch_form import BatchForm, UnitKind, unit_of
 from loaderpool.memory.board import Board
+from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order_ahead import OrderAhead
@@ -67,6 +68,7 @@ class Work:
         worker: this worker's number, None in the caller's process.
         catches: what is taken for an error of the function; BaseException in a worker, which has no user at its keys.
         shared: the arena's mapping, in which a stream's items lie; None in the caller's process.
+        call_clock: takes how long calls take; None: it is not wanted.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Work:
         worker: int | None,
         catches: type[BaseException] = BaseException,
         shared: Any = None,
+        call_clock: CallClock | None = None,
     ) -> None:
         self.config: LoaderConfig = payload["config"]
         self.plan: BasePlan = payload["plan"]
@@ -94,7 +97,7 @@ class Work:
         self._setup: Callable[[], Any] | None = payload["setup"]
         self.unit: UnitKind = unit_of(self.config, payload["batch_fn"])
         self._catches = catches
-        self._progress = Progress(numbers, cell, worker, catches)
+        self._progress = Progress(numbers, cell, worker, catches, call_clock)
         if isinstance(source, LaneItems):
             source.attend(self._progress, times_items=self.config.limits.timeout_s is not None)
         self._exclusions = Exclusions(worker, self.config.limits.timeout_s)
@@ -117,7 +120,8 @@ class Work:
             self._thread_calls = ThreadCalls(
                 self._calls, threads, self.config, self.unit, self._progress, self._exclusions
             )
-        self._row_ns = self._earlier_row_ns = 0  # of the latest two tickets: one may have been interrupted
+        # Of the latest two tickets: one may have been interrupted. The first one's rows are made one by one.
+        self._row_ns = self._earlier_row_ns = _SINGLE_ROW_NS
         self.form: BatchForm | None = None
         self._fill: Callable[[Opened, Any, int, int, Maker], Filled]
         self._writer: RowWriter
@@ -239,6 +243,7 @@ class Work:
         # Not kept in `self._fill`: that would be a cycle, and the files of a dropped loader would stay open.
         make = functools.partial(self._fill_rows if self._writes_rows else self._fill, opened, buffer, base, capacity)
         started = clock.monotonic_ns()
+        self._progress.begin_ticket(started, job.epoch, in_threads=thread_calls is not None)
         try:
             if thread_calls is not None:
                 rows = self._rows_of(opened, buffer, base, capacity)
@@ -247,10 +252,14 @@ class Work:
             else:
                 filled = self._calls.watched(make)
         except (Abandoned, WorkFailed):
+            self._progress.stop_counting()
             raise
         except self._catches as error:
+            self._progress.stop_counting()
             raise self._progress.failed(error, job.epoch, opened.indices, int(opened.positions[0])) from None
-        self._earlier_row_ns, self._row_ns = self._row_ns, (clock.monotonic_ns() - started) // len(opened.indices)
+        now = clock.monotonic_ns()
+        self._progress.end_ticket(now)
+        self._earlier_row_ns, self._row_ns = self._row_ns, (now - started) // len(opened.indices)
         return filled
 
     def _open(self, job: Job) -> Opened:
@@ -316,6 +325,8 @@ class Work:
         are_fast = self._row_ns < _SINGLE_ROW_NS or self._earlier_row_ns < _SINGLE_ROW_NS
         in_blocks = are_fast and not job.attempt and calls is self._calls
         block = self._block_rows if in_blocks else 1
+        if block > 1:
+            self._progress.begin_blocks(block)
         places = positions.tolist() if calls.needs_positions else indices
         for start in range(0, rows, block):
             self._progress.note(job, indices[start])

@@ -25,7 +25,7 @@ from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import clock
 from loaderpool.transport.messages import Words, decode_all
 from loaderpool.transport.notices import Attachment
-from loaderpool.transport.payload.changes import Change, LatestChanges
+from loaderpool.transport.payload.changes import SourceChanges
 from loaderpool.transport.payload.loaded import Payloads
 
 # Workers whose connection something else holds are looked for this often.
@@ -48,13 +48,13 @@ class SpawnedSupervisor(BaseSupervisor):
     def __init__(self, block: Block, start: Mapping[str, Any], tell: Callable[[Words, Attachment], None]) -> None:
         max_restarts: tuple[int, float] | None = start["max_restarts"]
         state = SupervisorState(start["workers"], max_restarts, start["first_ticket"])
-        super().__init__(state, block.arena.board, max_restarts)
+        super().__init__(state, block.arena, max_restarts)
         self.events: queue.SimpleQueue[bytes | WorkerReport | WorkerDeath] = (
             queue.SimpleQueue()
         )  # bytes are the trainer's messages
         self._to_trainer = tell
         self._payloads = Payloads(block.arena)
-        self._changes: LatestChanges[Change] = LatestChanges()
+        self._changes: SourceChanges = SourceChanges()
         self._looked_ns = clock.monotonic_ns()
         common = {**start["for_workers"], "block": block.name, "block_bytes": block.arena.nbytes}
         self._workers: SpawnedWorkers = SpawnedWorkers(block.arena, common, self.events, tell)
@@ -124,12 +124,12 @@ class SpawnedSupervisor(BaseSupervisor):
             self._workers.places[load.loader] = load.offset, load.nbytes
         else:
             change = self._payloads.read_change(load.loader, load.offset, load.nbytes)
-            self._changes.keep(change, frozenset((change.loader, name) for name in change.names))
+            self._changes.keep(change)
         return self._state.on_loaded(load.loader)
 
     def _unload(self, loader: int) -> None:
         self._workers.places.pop(loader, None)
-        self._changes.drop(lambda change: change.loader == loader)
+        self._changes.forget(loader)
 
     def _read_reports(self) -> None:
         """They came before the word that their worker is gone."""
