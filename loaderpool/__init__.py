@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from loaderpool.element.spec import ArraySpec, ElementSpec
     from loaderpool.memory.share import share
     from loaderpool.ray.pool import RayPool
-    from loaderpool.settings.groups import Buckets, Limits, Shard, WorkerOptions
+    from loaderpool.settings.groups import Auto, Buckets, Limits, Shard, WorkerOptions
     from loaderpool.sources.csv_rows import Csv
     from loaderpool.sources.hdf5 import HDF5
     from loaderpool.sources.indexed_files import IndexedFiles
@@ -73,6 +73,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "ArraySpec",
+    "Auto",
     "Buckets",
     "Cache",
     "CacheError",
@@ -135,6 +136,7 @@ __all__ = [
 # first batch waits for.
 _ON_DEMAND = {
     "ArraySpec": "element.spec",
+    "Auto": "settings.groups",
     "Buckets": "settings.groups",
     "Cache": "cache.setting",
     "Csv": "sources.csv_rows",
@@ -167,8 +169,13 @@ _ON_DEMAND = {
 }
 
 
-# What needs a framework, and who looks for it here.
-_ELSEWHERE = {"BackupCallback": "loaderpool.adapters.keras", "LoaderState": "loaderpool.adapters.tensorflow"}
+# What needs a framework or a library, and who looks for it here.
+_ELSEWHERE = {
+    "BackupCallback": "loaderpool.adapters.keras",
+    "LoaderState": "loaderpool.adapters.tensorflow",
+    "PrometheusCollector": "loaderpool.adapters.prometheus",
+    "ReportCallback": "loaderpool.adapters.keras",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.settings.checks import parameters_of
-from loaderpool.settings.groups import DEFAULT_RESTARTS
+from loaderpool.settings.groups import DEFAULT_RESTARTS, Auto
 from loaderpool.sources import Source, as_source
 from loaderpool.sources.advice import whole_batches
 from loaderpool.sources.replicated import ReplicatedSource
@@ -22,7 +22,7 @@ from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.functions import check_augment, check_cached, check_functions
-from loaderpool.trainer.pool import Pool, resolve_workers, shared_pool
+from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 # What streams, generators and caches need comes with the first of them: `import loaderpool` is not to wait for it.
 if TYPE_CHECKING:
@@ -224,8 +224,8 @@ def _check_threads(source: Source | StreamSource | ReplicatedSource, cache: Cach
 
 def _lanes_of(source: ReplicatedSource, config: LoaderConfig, pool: Pool | None) -> tuple[LoaderConfig, Plan]:
     """How many generators run at once, and no more workers for them than that where their number is ours to choose."""
-    is_chosen = pool is None and config.workers != "auto"
-    workers = pool._sure_workers if pool is not None else max(1, resolve_workers(config.workers))
+    is_chosen = pool is None and not isinstance(config.workers, Auto)
+    workers = pool._sure_workers if pool is not None else max(1, first_workers(config.workers))
     lanes = source.lanes(workers, is_chosen, config.shard.num_shards)
     if pool is None and not is_chosen:
         config = dataclasses.replace(config, workers=min(workers, lanes))

@@ -23,6 +23,7 @@ from loaderpool.errors import (
 )
 from loaderpool.settings.checks import check_signature, whole_number
 from loaderpool.settings.groups import Limits, WorkerOptions
+from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.pool import Pool, shared_pool
 
 if TYPE_CHECKING:
@@ -130,12 +131,27 @@ def _called(
     except UnpicklableError as error:
         raise UnpicklableError(str(error).replace(_SENT_AS, "Buckets.by")) from error.__cause__
     loader._core.tracker.looks_ahead = False
+
+    def count_made() -> int:
+        made: int = sum(worker.samples for worker in loader.statistics().workers)
+        return min(size, made)
+
     try:
-        with loader:
-            filled = 0
-            for batch in loader:
-                lengths[filled : filled + len(batch)] = batch
-                filled += len(batch)
+        with loader, LongWork("loaderpool: calling Buckets.by", size, measure=count_made) as work:
+            filled, session = 0, None if loader._core.pool is None else loader._core.pool.session
+            if session is not None:
+                session.long_work = work
+            try:
+                for batch in loader:
+                    lengths[filled : filled + len(batch)] = batch
+                    filled += len(batch)
+                    if session is None:
+                        work.reach(filled)
+                    else:
+                        work.tell()
+            finally:
+                if session is not None:
+                    session.long_work = None
         return lengths
     except SampleError as error:  # first: it may be of any other type, too, that the function has raised
         make, told, cause = sample_error, vars(error)["failure"], error.__cause__

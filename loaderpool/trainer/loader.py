@@ -21,17 +21,17 @@ from loaderpool.trainer.arguments import check_arguments, with_lengths
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
+from loaderpool.trainer.loader_reports import LoaderReports
 from loaderpool.trainer.loader_views import LoaderViews
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
-    from loaderpool.settings.groups import Buckets, Limits, Shard, WorkerOptions
-    from loaderpool.trainer.epochs.statistics import Statistics
+    from loaderpool.settings.groups import Auto, Buckets, Limits, Shard, WorkerOptions
     from loaderpool.trainer.lengths import Lengths
 
 
-class Loader(LoaderViews):
+class Loader(LoaderViews, LoaderReports):
     """Batches of a Python function's results, made in worker processes, in an order that no worker count changes.
 
     Construction checks the arguments, pickles function and source and starts the pool in the background; objects that
@@ -52,8 +52,9 @@ class Loader(LoaderViews):
             the items are the samples.
         batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
-        workers: worker processes, "auto" for one per usable CPU, 0 to run in this process (same bits), or a `Pool`
-            whose workers other loaders use, too.
+        workers: worker processes. "auto": one per usable CPU at first, and then as many as the training needs;
+            `Auto(min, max)`: within these bounds. 0: run in this process (same bits). Or a `Pool` whose workers other
+            loaders use, too.
         shuffle: another permutation of all indices each epoch, keyed by seed and epoch. For a stream a number: so many
             items are held, and at each step a random one of them comes.
         seed: keys order and random streams, at least 0.
@@ -101,7 +102,7 @@ class Loader(LoaderViews):
         *,
         batch_size: int | None = 32,
         batch_fn: Callable[..., Any] | None = None,
-        workers: int | Literal["auto"] | Pool = "auto",
+        workers: int | Literal["auto"] | Auto | Pool = "auto",
         shuffle: bool | int = False,
         seed: int = 0,
         drop_remainder: bool = False,
@@ -187,7 +188,7 @@ class Loader(LoaderViews):
 
     @classmethod
     def from_sequence(
-        cls, sequence: Any, workers: int | Literal["auto"] | Pool | None = None, **settings: Any
+        cls, sequence: Any, workers: int | Literal["auto"] | Auto | Pool | None = None, **settings: Any
     ) -> Loader:
         """A loader for a `keras.utils.PyDataset` / `Sequence`, or anything whose `[i]` is batch i, as it is.
 
@@ -209,7 +210,7 @@ class Loader(LoaderViews):
     def from_generator(
         cls,
         make_generator: Callable[..., Any],
-        workers: int | Literal["auto"] | Pool = "auto",
+        workers: int | Literal["auto"] | Auto | Pool = "auto",
         *,
         shards: Sequence[Any] | None = None,
         cycle_length: int | None = None,
@@ -319,12 +320,6 @@ class Loader(LoaderViews):
             ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
         """
         self._core.resize(workers)
-
-    def statistics(self) -> Statistics:
-        """A snapshot of counts and rates."""
-        from loaderpool.trainer.epochs.statistics import take_statistics
-
-        return take_statistics(self._core.tracker, self._core.engine)
 
     def close(self) -> None:
         """End the loader, and its pool if it is its own. Twice is fine; arrays handed out stay valid."""

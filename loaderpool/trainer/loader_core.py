@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError, closed_error, foreign_error
@@ -19,8 +19,13 @@ from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, EpochTracker
 from loaderpool.trainer.epochs.fingerprint import Fingerprint
 from loaderpool.trainer.epochs.position import Position
-from loaderpool.trainer.pool import Pool, resolve_workers, shared_pool
+from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 from loaderpool.trainer.start import end_engine, start_engine
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.epochs.cache_watch import CacheWatch
+    from loaderpool.trainer.epochs.observer import Observer
+    from loaderpool.trainer.explain.decision import Autotuned
 
 
 class LoaderCore:
@@ -48,6 +53,10 @@ class LoaderCore:
         hooks: EpochHooks | None = arguments["_hooks"]
         # The tracker outlives the core in its iterators' finalizers, so it reaches the engine without holding the core.
         self.tracker = EpochTracker(_EngineHandle(self), self.config, self.plan, hooks)
+        self._calls_of: Literal["sample", "batch"] = "sample" if checked.unit == "sample" else "batch"
+        self._has_cache = checked.payload["cache"] is not None
+        self._cache_watch: CacheWatch | None = None
+        self.tracker.counters.times.on_mark = _LookHandle(self)
         functions = arguments["fn"] or arguments["batch_fn"], arguments["augment"]
         self.fingerprint = Fingerprint(arguments["source"], *functions, self.config, self.plan)
         if role.is_trainer():
@@ -64,14 +73,32 @@ class LoaderCore:
         if cache is not None:
             from loaderpool.trainer.epochs.cache_watch import CacheWatch  # which `import loaderpool` shall not wait for
 
-            self.tracker.at_end = CacheWatch(cache.where, self.engine.cache_counts)
+            self._cache_watch = CacheWatch(cache.where, self.engine.cache_counts, self.plan.rows_per_epoch)
+            self.tracker.at_end = self._cache_watch
+
+    @functools.cached_property
+    def observer(self) -> Observer:
+        """What was seen of it lately."""
+        from loaderpool.trainer.epochs.observer import Observer  # which `import loaderpool` shall not wait for
+
+        loader = self.tracker, self.engine, self.config, self.plan
+        return Observer(*loader, self._calls_of, self._has_cache, functools.partial(_autotuned_of, self.pool))
+
+    def look(self, now_ns: int) -> None:
+        """Look at what it does. Runs in: the thread that takes batches."""
+        observer = self.observer
+        look = observer.look(now_ns)
+        if self.pool is not None:
+            self.pool._look(self, observer.about, look)
+        if self._cache_watch is not None:
+            self._cache_watch.look()
 
     @property
     def workers(self) -> int:
         """How many worker processes there are; 0: this process."""
         if self.pool is not None:  # it may have been resized
             return self.pool.workers
-        return 0 if self.config.workers == 0 else resolve_workers(self.config.workers)
+        return first_workers(self.config.workers)
 
     @property
     def has_processes(self) -> bool:
@@ -139,13 +166,58 @@ class LoaderCore:
             raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
         self.pool.resize(workers)
 
+    def begin_pause_test(self, steps: int) -> None:
+        """Have workers pause for some of the next steps.
+
+        Raises:
+            ArgumentError: there are none here.
+        """
+        self.check_usable()
+        from loaderpool.trainer.engine.pool_engine import PoolEngine
+
+        engine = self.engine
+        if not isinstance(engine, PoolEngine) or engine.session.hosts:
+            where = "in this process" if self.pool is None else "on other machines"
+            raise ArgumentError(f"batches are made {where}: no worker slows a step down here, and none can pause")
+        from loaderpool.trainer.engine.pause import Pause
+        from loaderpool.trainer.epochs.pause_test import PauseTest
+
+        tracker = self.tracker
+        hold = Pause(engine)
+        tracker.pause_test = PauseTest(hold, tracker.counters.times, steps, tracker.latest_is_dataset)
+
     def close(self) -> None:
         """End the engine, and the pool if it is the loader's own. Twice is fine."""
         with InterruptsHeld():
             self.is_closed = True
             self.tracker.drop_parked()
+            if "observer" in vars(self):
+                self.observer.close()
+            if self.pool is not None:
+                self.pool._drop(self)
             if self._undoing is not None:
                 self._undoing.now()
+
+
+def _autotuned_of(pool: Pool | None) -> Autotuned:
+    from loaderpool.trainer.explain.decision import Autotuned  # which `import loaderpool` shall not wait for
+
+    return Autotuned() if pool is None else pool._autotuned
+
+
+class _LookHandle:
+    """Has a loader look at itself without keeping it alive."""
+
+    def __init__(self, core: LoaderCore) -> None:
+        self._core = weakref.ref(core)
+
+    def __call__(self, now_ns: int) -> None:
+        core = self._core()
+        if core is not None:
+            try:
+                core.look(now_ns)
+            except Exception:  # who only looks shall end no training
+                core.tracker.counters.times.on_mark = None
 
 
 class _EngineHandle:

@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import check_workers
 from loaderpool.errors import ArgumentError, ForeignProcessError, closed_error
-from loaderpool.settings.groups import DEFAULT_RESTARTS, check_restarts
+from loaderpool.settings.checks import whole_number
+from loaderpool.settings.groups import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts
 from loaderpool.settings.known_names import known_names_only
 from loaderpool.system import capacity, machine, role
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.system.undoing import Undoing
 
 if TYPE_CHECKING:
+    from loaderpool.trainer.autotune.pool_workers import PoolWorkers
     from loaderpool.trainer.engine.checked_arguments import CheckedArguments
+    from loaderpool.trainer.explain.decision import Autotuned
+    from loaderpool.trainer.explain.looks import AboutLoader, Look
     from loaderpool.trainer.session.launch import Program
     from loaderpool.trainer.session.session import Session
 
 
-def resolve_workers(workers: int | Literal["auto"]) -> int:
-    """A number of workers; "auto" is one for each usable CPU."""
-    return capacity.usable_cpu_count() if workers == "auto" else workers
+def first_workers(workers: int | Auto) -> int:
+    """A number of workers to begin with."""
+    return workers.first(capacity.usable_cpu_count()) if isinstance(workers, Auto) else workers
 
 
 def shared_pool(arguments: Mapping[str, Any]) -> Pool | None:
@@ -50,8 +54,9 @@ class Pool:
     is collected, or when the interpreter exits. Closing it ends the loaders that use it.
 
     Args:
-        workers: worker processes, at least 1, or "auto": one for each CPU that this process may use (the smallest of
-            `os.cpu_count()`, the affinity mask and the cgroup's quota).
+        workers: worker processes, at least 1. "auto": one for each CPU that this process may use (the smallest of
+            `os.cpu_count()`, the affinity mask and the cgroup's quota), and then, while batches are taken, as many as
+            the training needs; `Auto(min, max)`: within these bounds.
         restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and
             seconds; more are a `WorkerLostError` in all loaders, for then the fault is general. None: any number.
         start: "fork": a supervisor forks the workers. "spawn": each is a process of the `multiprocess` package, which
@@ -66,19 +71,21 @@ class Pool:
     @known_names_only
     def __init__(
         self,
-        workers: int | Literal["auto"] = "auto",
+        workers: int | Literal["auto"] | Auto = "auto",
         restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
         start: Literal["fork", "spawn"] | None = None,
         _program: Program | None = None,
     ) -> None:
         checked = check_workers(workers, of_pool=True)
         self._restarts = check_restarts("restarts", restarts)
-        self._workers, self._program = resolve_workers(checked), _program
+        self._workers, self._program = first_workers(checked), _program
         if start is not None:
             self._program = _program_of(start)
         self._session: Session | None = None
         self._undoing: Undoing  # of the session, from its start on
         self._is_closed = False
+        self._auto = checked if isinstance(checked, Auto) else None
+        self._autotune: PoolWorkers | None = None  # from the first look at a loader on
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
 
     @property
@@ -149,17 +156,55 @@ class Pool:
     def resize(self, workers: int) -> None:
         """Have this many workers from now on, also in the middle of an epoch; the batches stay the same to the bit.
 
+        It is the number to stay at, where "auto" found one before.
+
         Args:
             workers: at least 1.
 
         Raises:
             ArgumentError: fewer than 1.
         """
-        checked = check_workers(workers, of_pool=True)
+        checked = whole_number("workers", workers, at_least=1, at_most=MAX_WORKERS)
         with InterruptsHeld(), self._turn():
-            self._workers = resolve_workers(checked)
-            if self._session is not None:
-                self._session.resize(self._workers)
+            self._keep_workers()
+            self._set_workers(checked)
+
+    def _keep_workers(self) -> None:
+        """Stay at the present number, where "auto" would find another one."""
+        self._auto = None
+
+    def _look(self, loader: object, about: AboutLoader, look: Look) -> None:
+        """Take in a look at one of the loaders, which may tell that its training needs another number of workers."""
+        auto = self._auto
+        if auto is None:
+            return
+        if self._autotune is None:
+            from loaderpool.trainer.autotune.pool_workers import PoolWorkers  # not before the first batch is there
+
+            self._autotune = PoolWorkers(*auto.bounds(capacity.usable_cpu_count()))
+        workers = self._autotune.look(loader, about, look, self._workers)
+        if workers is not None:
+            with InterruptsHeld(), self._turn():
+                if self._auto is not None:
+                    self._set_workers(workers)
+
+    def _set_workers(self, workers: int) -> None:
+        self._workers = workers
+        if self._session is not None:
+            self._session.resize(workers)
+
+    def _drop(self, loader: object) -> None:
+        """This loader is closed, and needs no worker any more. Runs in: any thread, also in a finalizer."""
+        if self._autotune is not None:
+            self._autotune.forget(loader)
+
+    @property
+    def _autotuned(self) -> Autotuned:
+        """What "auto" has changed."""
+        from loaderpool.trainer.explain.decision import Autotuned  # which `import loaderpool` shall not wait for
+
+        found = Autotuned() if self._autotune is None else self._autotune.autotuned
+        return found if self._auto is not None else found._replace(most=0)
 
     def close(self) -> None:
         """End the supervisor and its workers. May be called twice; arrays that were handed out stay valid."""

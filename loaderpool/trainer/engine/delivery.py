@@ -18,6 +18,7 @@ from loaderpool.plan.lane_places import LanePlaces
 if TYPE_CHECKING:
     from loaderpool.cache.counters import CacheCounts
     from loaderpool.element.spec import ElementSpec
+    from loaderpool.memory.recorder import Origin
     from loaderpool.trainer.engine.engine_statistics import EngineStatistics
     from loaderpool.transport.reports import Failure, RowFailure
 
@@ -43,6 +44,7 @@ class Delivery:
     Attributes:
         count: how many of its batches are handed out.
         waited_ns: how long the consumer has waited for it.
+        origin: what is recorded of where it came from; None: nothing is.
 
     Args:
         form: how to look at the batches.
@@ -63,6 +65,7 @@ class Delivery:
         "count",
         "first",
         "form",
+        "origin",
         "row_failures",
         "rows",
         "waited_ns",
@@ -86,6 +89,7 @@ class Delivery:
         self.first, self.rows = first, rows
         self.row_failures = row_failures
         self.waited_ns = 0
+        self.origin: Origin | None = None
         self._is_aligned = is_aligned
         if keep is not None:
             self.count = len(keep)
@@ -95,7 +99,7 @@ class Delivery:
         """The first `count` of its batches, in the same memory."""
         keep = tuple(self._numbers()[:count])
         head = Delivery(self.form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
-        head.waited_ns = self.waited_ns
+        head.waited_ns, head.origin = self.waited_ns, self.origin
         return head
 
     @property

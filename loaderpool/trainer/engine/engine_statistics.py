@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from loaderpool.memory.board import Board, Field, HostField
-from loaderpool.system import machine
+from loaderpool.system import cpu_time
 
 if TYPE_CHECKING:
     from loaderpool.trainer.engine.ring import Ring
@@ -138,7 +138,7 @@ def _workers(session: EngineSession) -> tuple[tuple[WorkerStatistics, ...], tupl
             samples=board.read(worker.cell, Field.SAMPLES),
             busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
             wait_s=board.read(worker.cell, Field.WAIT_NS) / 1e9,
-            cpu_s=machine.process_cpu_s(worker.pid) if worker.pid else 0.0,
+            cpu_s=cpu_time.process_cpu_s(worker.pid) if worker.pid else 0.0,
             host="" if worker.place is None else worker.place.address,
         )
         for worker in found

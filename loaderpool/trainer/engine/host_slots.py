@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from loaderpool.system.readable import counted
+
 
 def why_hosts_wait(limit_bytes: int, slot_bytes: int, hosts: int, workers: int, tickets: int, beside: int) -> str:
     """Return why hosts have to wait for slots, and with which budget they need not; "": they need not as it is.
@@ -19,7 +21,7 @@ def why_hosts_wait(limit_bytes: int, slot_bytes: int, hosts: int, workers: int, 
         return ""
     least = (tickets + beside) * slot_bytes
     return (
-        f"Limits(memory={limit_bytes:,}) has room for {slots} slots of {slot_bytes:,} bytes, and {hosts} "
-        f"host{'s' * (hosts > 1)} with {workers} workers may have {tickets} in use at once. Limits(memory={least}) "
+        f"Limits(memory={limit_bytes:,}) has room for {slots} slots of {slot_bytes:,} bytes, and "
+        f"{counted(hosts, 'host')} with {workers} workers may have {tickets} in use at once. Limits(memory={least}) "
         f"({least / 2**20:,.0f} MiB) would do; or have fewer workers, or lower batch_size"
     )

@@ -83,6 +83,10 @@ class LaneBuffer:
         self._move_on()
         return [self._waiting.pop(first) for first in behind]
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def clear(self) -> list[Arrived]:
         waiting, self._waiting, self._ready = self._waiting, {}, {}
         return list(waiting.values())

@@ -16,11 +16,13 @@ from loaderpool.errors import SourceError
 from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import is_empty
+from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
 from loaderpool.trainer.engine.engine_statistics import EngineStatistics
@@ -35,6 +37,7 @@ from loaderpool.trainer.engine.local_subscription import (
 )
 from loaderpool.trainer.engine.ring import with_chunk
 from loaderpool.trainer.engine.second_look import SECOND, SecondLook
+from loaderpool.trainer.engine.way_to_place import RUNNING_GENERATORS
 from loaderpool.trainer.session.remote_errors import sample_error
 from loaderpool.worker.global_rng import GlobalsGuard, SavedGlobals
 from loaderpool.worker.items import StreamedItems
@@ -45,6 +48,7 @@ from loaderpool.worker.work import Work
 _LOCK_TIMEOUT_S = 1.0
 # Of a smaller batch TensorFlow makes a copy in less time than it takes to find memory that needs none.
 _ALIGNED_FROM_BYTES = 4096
+_MADE_HERE = int(DeliveryKind.MADE_HERE)
 _RUN = 1  # any number whose mark on the stand-in board is not set
 # Samples of all such loaders are made one at a time: they share the global generators, which are seeded and put back,
 # and those of one loader its `rng` as well. Reentrant, for a function that reads another loader itself.
@@ -74,6 +78,7 @@ class LocalEngine:
         self._globals: GlobalsGuard  # made with the form
         self._second = SecondLook(self.given_spec, self.plan, self.unit)
         self._is_making = False
+        self._way: LongWork | None = None  # told of until generators stand where a pass goes on
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
     def read_ahead(self, is_sure: bool) -> int:
@@ -121,6 +126,10 @@ class LocalEngine:
             reading = self._reading_for(self._stream, first_epoch, plan)
             return StreamSubscription(self.make, self.forget, first_epoch, plan, taken, reading)
         if plan.lanes:
+            if lanes is not None and any(lanes.taken):
+                assert isinstance(self.work.items, LaneItems)
+                self._way = LongWork(RUNNING_GENERATORS)
+                self.work.items.tell_by(self._way)
             return GeneratorSubscription(self.make, self.forget, first_epoch, plan, lanes)
         return IndexedSubscription(self.make, self.forget, first_epoch, plan, limit, taken)
 
@@ -186,6 +195,14 @@ class LocalEngine:
     def cache_counts(self) -> CacheCounts:
         return CacheCounts() if self.cache is None else self.cache.counts()
 
+    def _end_way(self) -> None:
+        """The place from which a pass goes on is reached, or will not be."""
+        way, self._way = self._way, None
+        if way is not None:
+            assert isinstance(self.work.items, LaneItems)
+            self.work.items.tell_by(None)
+            way.end()
+
     def close(self) -> None:
         """Let go of the cache; nothing else is to end."""
         # Another thread may be making a sample; a finalizer must not wait for that for ever.
@@ -215,6 +232,8 @@ class LocalEngine:
                 raise sample_error(error.failure, error.error) from error.error
             finally:
                 self._is_making = was_making
+                if self._way is not None:
+                    self._end_way()
         if self._forgotten:
             self._end_forgotten()
         if plan.lanes and filled.oversize is None and is_empty(anchor):
@@ -222,4 +241,6 @@ class LocalEngine:
         if filled.oversize is not None:
             anchor = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(anchor, 0)
-        return Delivery(form, anchor, number, 1, filled.rows, filled.row_failures)
+        delivery = Delivery(form, anchor, number, 1, filled.rows, filled.row_failures)
+        delivery.origin = (0, epoch, batch, 1, 0, 0, 0, 0, _MADE_HERE)
+        return delivery

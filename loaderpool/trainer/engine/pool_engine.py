@@ -33,8 +33,7 @@ from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import AboutShipment, place, put_shipment
 
-# The thread that holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for
-# ever.
+# Who holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
 _LOCK_TIMEOUT_S = 1.0
 
 # What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while

@@ -26,6 +26,7 @@ class Arrived:
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
     row_failures: tuple[RowFailure, ...] = ()
     ticket: int = 0  # one of those whose work the slot holds
+    arrived_ns: int = 0  # when the last row was known to be there
     keep: tuple[int, ...] | None = None  # which of the batches are wanted, counted from `first`; None: all
 
 
@@ -55,6 +56,10 @@ class ReorderBuffer(Protocol):
 
     def drop_front(self) -> None:
         """What is in front was taken."""
+
+    @property
+    def waiting(self) -> int:
+        """How many slots' batches wait. Runs in: any thread, without the lock."""
 
     def clear(self) -> list[Arrived]:
         """Take out all that wait."""
@@ -94,6 +99,10 @@ class OrderedBuffer:
 
     def drop_front(self) -> None:
         self.begin_at += self._by_first.pop(self.begin_at).count
+
+    @property
+    def waiting(self) -> int:
+        return len(self._by_first)
 
     def clear(self) -> list[Arrived]:
         waiting, self._by_first = self._by_first, {}
@@ -170,6 +179,10 @@ class UnorderedBuffer:
             self._taken_count += len(arrived.keep)
         while count := self._taken.pop(self.begin_at, 0):
             self.begin_at += count
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(queue) for queue in list(self._by_epoch.values()))
 
     def clear(self) -> list[Arrived]:
         waiting, self._by_epoch = self._by_epoch, {}

@@ -168,6 +168,11 @@ class Ring:
         return sum(1 for slot in self.extents if slot in lent and slot not in self._retiring and slot not in but)
 
     @property
+    def slots_wanted(self) -> int:
+        """How many slots there would be, were memory no limit."""
+        return self.tickets + _CONSUMER_SLOTS
+
+    @property
     def tickets(self) -> int:
         """How many tickets the workers may have, and how many travel to them and from them."""
         session, plan = self._session, self.plan

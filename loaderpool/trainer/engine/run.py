@@ -13,6 +13,7 @@ import pickle
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan, Start
+from loaderpool.system import clock
 from loaderpool.trainer.engine.reorder_buffer import Arrived, ReorderBuffer
 from loaderpool.trainer.engine.run_context import RunContext
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error
@@ -62,6 +63,11 @@ class Run:
         self._parts: dict[int, Arrived] = {}  # batches of which some rows are there
         self._seen: dict[tuple[int, int], None] = {}
         self._start: Extent | None = None  # where workers read the beginning of its epoch
+
+    @property
+    def slots_ready(self) -> int:
+        """How many slots have batches that wait to be taken. Runs in: any thread, without the lock."""
+        return self.buffer.waiting
 
     def place_start(self, start: Start) -> tuple[int, int]:
         """What tells workers where its epoch begins: a position and 0, or an offset in the arena and bytes.
@@ -169,7 +175,9 @@ class Run:
         arrived.rows_done += row_stop - row_start
         if arrived.rows_done < rows:
             self._parts[first] = arrived
-        elif self.is_over:
+            return
+        arrived.arrived_ns = clock.monotonic_ns()
+        if self.is_over:
             self.give_back(arrived)
         elif not self.buffer.put(arrived):
             self.give_back(arrived)

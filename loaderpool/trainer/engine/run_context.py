@@ -17,6 +17,10 @@ class LiveRun(Protocol):
     number: int
     feed: Feed | None
 
+    @property
+    def slots_ready(self) -> int:
+        """How many slots have batches that are finished and not taken yet. Runs in: any thread."""
+
     def forget(self) -> None:
         """No worker reads anything of it any more. The session's lock is held."""
 
@@ -43,6 +47,7 @@ class DeliveryCounts:
     largest_chunk: int = 1  # batches of a delivery of a stream
     lent: int = 0
     copied: int = 0
+    copied_ns: int = 0  # that this took
     oversize: int = 0
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.memory.layout import is_empty
+from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.lane_places import LanePlaces
 from loaderpool.system import clock, fault_points
@@ -18,10 +19,12 @@ from loaderpool.trainer.engine.reorder_buffer import Arrived, OrderedBuffer, Reo
 from loaderpool.trainer.engine.ring import Ring
 from loaderpool.trainer.engine.run import Run
 from loaderpool.trainer.engine.run_context import RunContext
+from loaderpool.trainer.engine.way_to_place import WayToPlace
 from loaderpool.trainer.stream.feed import Feed
 from loaderpool.transport.messages import Control
 
 _NO_LIMIT = 1 << 62
+_LOW = 0xFFFFFFFF
 
 
 class PoolSubscription:
@@ -54,7 +57,7 @@ class PoolSubscription:
         lanes: LanePlaces | None = None,
     ) -> None:
         self._context, self._session, self._layout = context, context.session, context.layout
-        self._plan, self.feed = plan, feed
+        self._plan, self._per_epoch, self.feed = plan, plan.batches_per_epoch, feed
         self.first_epoch, self.limit, self.quota = first_epoch, limit, quota
         self.is_over = False
         self._tells_its_end = feed is not None or plan.lanes > 0
@@ -64,6 +67,7 @@ class PoolSubscription:
         elif not context.is_deterministic:
             buffer = UnorderedBuffer(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
         self._run = self._begin(buffer)
+        self._way: WayToPlace | None = WayToPlace(self._session, plan, buffer, feed is not None and not feed.reads_here)
 
     def take(self) -> Delivery:
         """The next batches. Blocks until they are there.
@@ -79,6 +83,8 @@ class PoolSubscription:
         waited_ns = 0
         while True:
             if not self._run.buffer.is_ready():
+                if self._layout.ring.lender.is_held:  # what is waited for may want such a slot
+                    self._let_slots_go()
                 started = clock.monotonic_ns()
                 session.wait_for(self._has_news)
                 waited_ns += clock.monotonic_ns() - started
@@ -97,6 +103,8 @@ class PoolSubscription:
                         raise arrived.make_error()
                     delivery = self._deliver(arrived)
                     delivery.waited_ns = waited_ns
+                    if self._way is not None:
+                        self._end_way()
                     return delivery
                 failure.check()
                 session.check_usable()
@@ -107,6 +115,15 @@ class PoolSubscription:
                 if self.is_over:
                     raise StopIteration
             # What was ready was given back by `restart`, on another thread, before we had the lock: wait again.
+
+    def _let_slots_go(self) -> None:
+        with self._session.lock:
+            self._layout.ring.lender.let_go()
+
+    def _end_way(self) -> None:
+        way, self._way = self._way, None
+        if way is not None:
+            way.end()
 
     @property
     def is_ready(self) -> bool:
@@ -169,6 +186,7 @@ class PoolSubscription:
     def end(self) -> None:
         """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
         self.is_over = True
+        self._end_way()
         if self.feed is not None:
             self.feed.stop()
         self._run.end()
@@ -265,6 +283,7 @@ class PoolSubscription:
             ring.pin()
         form, slot = self._layout.form, arrived.slot
         assert slot is not None
+        way, copied_us = DeliveryKind.LENT, 0
         is_ours = False  # still in the buffer: the end of the run gives it back
         try:
             run.buffer.drop_front()
@@ -279,13 +298,18 @@ class PoolSubscription:
             if arrived.oversize is not None:
                 anchor: npt.NDArray[Any] = np.ndarray((arrived.oversize[1],), np.uint8, buffer=arrived.oversize[0])
                 context.counts.oversize += arrived.count
+                way = DeliveryKind.OVERSIZE
             elif self._may_lend(ring):
                 is_ours = False
                 anchor = self._lend(ring, slot, arrived.ticket, run.lent)
                 context.counts.lent += arrived.count
             else:
+                begun_ns = clock.monotonic_ns()
                 anchor = self._copied(ring, arrived, slot)
+                copied_ns = clock.monotonic_ns() - begun_ns
+                way, copied_us = DeliveryKind.COPIED, copied_ns // 1000
                 context.counts.copied += arrived.count
+                context.counts.copied_ns += copied_ns
         finally:
             if is_ours:
                 is_ours = False
@@ -293,9 +317,15 @@ class PoolSubscription:
         if arrived.oversize is not None:
             context.owner.outgrown(arrived.oversize[1] // arrived.count * form.max_chunk)
         # Slots begin at pages, memory files are mapped at pages, and copies are aligned.
-        return Delivery(
+        delivery = Delivery(
             form, anchor, arrived.first, arrived.count, arrived.rows, arrived.row_failures, arrived.keep, True
         )
+        epoch, batch = divmod(arrived.first, self._per_epoch)
+        delivery.origin = (
+            run.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket & _LOW, slot, arrived.arrived_ns,
+            copied_us, way,
+        )  # fmt: skip
+        return delivery
 
     @staticmethod
     def _lend(ring: Ring, slot: int, ticket: int, lent: dict[int, None]) -> npt.NDArray[np.uint8]:

@@ -10,6 +10,7 @@ from loaderpool.cache.counters import CacheCounts, Trouble
 from loaderpool.cache.setting import Cache
 from loaderpool.cache.shared import SharedCache, plan_in_memory, plan_on_disk
 from loaderpool.errors import CacheError, CacheWarning
+from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.session.warnings import level_outside
 
 _MORE_MEMORY = "give it a smaller max_bytes, or a directory in place of memory"
@@ -49,14 +50,36 @@ class CacheWatch:
     Args:
         where: the cache is, as its setting says it.
         counts: gives what its processes have counted.
+        items: of the source that this process has in an epoch.
     """
 
-    def __init__(self, where: str, counts: Callable[[], CacheCounts]) -> None:
-        self._where, self._counts = where, counts
+    def __init__(self, where: str, counts: Callable[[], CacheCounts], items: int) -> None:
+        self._where, self._counts, self._items = where, counts, items
+        self._filling: LongWork | None = None
         self._said: set[Trouble | None] = set()
+
+    def look(self) -> None:
+        """Tell how far the cache is filled. Runs in: the trainer, every two seconds in which batches are taken."""
+        if not self._items:
+            return
+        if self._filling is None:
+            self._filling = LongWork(f"loaderpool: filling cache={self._where!r}", self._items, in_lines=True)
+        elif self._filling.is_due:
+            counts = self._counts()
+            made = counts.hits + counts.misses
+            if made >= self._items or counts.is_full or not counts.misses:
+                self._end()
+            else:
+                self._filling.reach(made)
+
+    def _end(self) -> None:
+        self._items = 0
+        if self._filling is not None:
+            self._filling.end()
 
     def __call__(self) -> None:
         """Warn in the user's line where there is news. Runs in: the trainer, at the end of a pass."""
+        self._end()  # each item was asked for once
         counts, where = self._counts(), self._where
         for trouble in sorted(counts.troubles & _TEXTS.keys() - self._said):
             self._said.add(trouble)

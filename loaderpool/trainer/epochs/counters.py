@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from loaderpool.system import clock
 from loaderpool.trainer.engine.delivery import Delivery
+from loaderpool.trainer.epochs.step_times import StepTimes
 
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure
@@ -16,9 +17,14 @@ _LATEST_INDICES = 1000
 
 
 class Counters:
-    """What was handed to consumers, over all passes."""
+    """What was handed to consumers, over all passes.
 
-    def __init__(self) -> None:
+    Args:
+        makes_here: batches are made in the consumer's process, while they are asked for.
+    """
+
+    def __init__(self, makes_here: bool) -> None:
+        self.times = StepTimes(makes_here)
         self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
         self.first_ns = self.last_ns = 0
         self.first_samples = 0  # of the first delivery: they came before the clock ran
@@ -31,6 +37,7 @@ class Counters:
         """Note a delivery's time, the wait for it, and its padding; who takes it apart counts what it hands over."""
         now = clock.monotonic_ns()
         self.wait_ns += delivery.waited_ns
+        self.times.note(now, delivery.waited_ns, delivery.count, delivery.origin)
         if not self.first_ns:
             self.first_ns = now
             self.first_samples = sum(each.rows for each in delivery.counts())

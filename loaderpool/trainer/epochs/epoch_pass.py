@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loaderpool.errors import ClosedError, LoaderpoolError
+from loaderpool.system import clock
 from loaderpool.system.interrupts import wait_for_the_end
 from loaderpool.trainer.engine.delivery import Delivery, Subscription
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
@@ -60,6 +61,10 @@ class Pass:
         tracker = self._tracker
         if self.is_over:
             raise StopIteration
+        times, pause_test = tracker.counters.times, tracker.pause_test
+        if pause_test is not None and self._subscription is not None:
+            pause_test.before()
+        times.ask(clock.monotonic_ns())
         try:
             if self.log is None:
                 self._subscription, self.log = tracker.open_subscription(self._is_followed)
@@ -75,6 +80,7 @@ class Pass:
             if delivery is not None and delivery.row_failures:
                 delivery = self._admit(delivery)
         except BaseException as error:
+            times.ask(0)
             if isinstance(error, ClosedError):
                 wait_for_the_end()
             if isinstance(error, Exception):
@@ -85,6 +91,7 @@ class Pass:
                 self.close()
             raise
         if delivery is None:
+            times.ask(0)
             if self._goes_on:
                 self._goes_on = self.is_over = False
                 self.log = None
@@ -92,7 +99,10 @@ class Pass:
             raise StopIteration
         if not log.delivered:
             tracker.counters.passes += 1
+            times.begin_pass()
             tracker.note_begun(log.epoch)
+        if pause_test is not None:
+            pause_test.after(delivery.count, begins=not log.delivered)
         tracker.counters.note(delivery)
         log.note(delivery, self._subscription)
         if log.delivered >= log.batches and self._budget is None and not tracker.has_hooks:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError
@@ -25,6 +25,9 @@ from loaderpool.trainer.engine.delivery import Engine, Subscription
 from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.last_error import LastError
 from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.epochs.pause_test import PauseTest
 
 # Of an epoch this part, one batch at least, is the most that is made ahead while no other pass is known of. Smaller:
 # many workers idle while a first epoch's last batches are made. Larger: more calls in vain where it is the only pass.
@@ -71,7 +74,7 @@ class EpochTracker:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.has_hooks = hooks is not None and hooks.changes_data  # something of the user's runs between epochs
         self.epoch = 0  # of the next pass
-        self.counters = Counters()
+        self.counters = Counters(makes_here=config.workers == 0)
         self._last_error = LastError()
         self._parked: tuple[Subscription, int] | None = None  # a subscription, and the epoch it stands before
         self._was_whole = self._was_followed = False  # a pass was; and another one has begun after it
@@ -82,6 +85,7 @@ class EpochTracker:
         self.iterations = 0  # that have begun
         self.times_placed = 0  # by `resume_at`, so that what was begun before can tell
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
+        self.pause_test: PauseTest | None = None  # the latest one
         self.looks_ahead = True  # over an epoch's edge; False: no other epoch will be wanted
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         # Of iterators that have begun and are not at their end, by their pass's id; a WeakSet costs microseconds in

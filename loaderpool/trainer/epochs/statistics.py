@@ -6,9 +6,47 @@ import dataclasses
 from typing import Literal
 
 from loaderpool.cache.counters import CacheCounts
+from loaderpool.system import clock
 from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.engine.engine_statistics import EngineStatistics, HostStatistics, WorkerStatistics
+from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.observer import Observer
+from loaderpool.trainer.explain.decision import Decision
+from loaderpool.trainer.explain.explanation import SlowItem, slow_items
+
+
+@dataclasses.dataclass(frozen=True)
+class StepStatistics:
+    """The consumer's steps since the loader was made; `explain()` is about the last minute.
+
+    A step is the time from one batch's hand-over to the next one's. Time between passes is in none.
+    """
+
+    count: int  # batches handed over, but for each pass's first one
+    seconds: float  # that they took, with the waits at the beginnings of epochs but the first
+    wait_s: float  # of these: data was waited for
+    mean_s: float | None  # on average; None: there was none yet
+    wait_share: float | None  # wait_s / seconds
+    ready_share: float | None  # of the steps: how many found their batch ready, 0.0 to 1.0
+    ready_mean_s: float | None  # of these steps: what a step takes with data ready; None: there was none yet
+    first_batch_s: float | None  # the wait for the loader's first batch: workers start, import, make a first sample
+
+
+@dataclasses.dataclass(frozen=True)
+class CallStatistics:
+    """How long calls of the function took, as workers have measured them since the loader was made.
+
+    Percentiles are of counts in powers of two, so they are right within a factor of two; the slowest are exact.
+    """
+
+    of: str  # what a call makes: a "sample", or a "batch"
+    timed: int  # of which mean and percentiles are: about one in eight
+    mean_s: float  # on average
+    p50_s: float  # half of the calls took at most so long
+    p90_s: float  # nine of ten
+    p99_s: float  # 99 of 100
+    slowest: tuple[SlowItem, ...]  # of all calls, by item, the longest first, at most 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +61,10 @@ class Statistics:
     elapsed_s: float  # seconds between the first and the latest hand-over, all passes
     samples_per_s: float  # samples after the first hand-over / elapsed_s; 0.0 before there are two
     bytes_per_s: float  # bytes after the first hand-over / elapsed_s
+    steps: StepStatistics  # the consumer's: how long they take, and what is waited for
+    calls: CallStatistics | None  # None: none was timed yet; nor are any under `workers=0`, or by hosts
+    # Measured every two seconds, from the first batch on; of a pool that loaders share it is that of all of them.
+    cpu_s_per_sample: float | None  # of workers, for a sample that they make; None: not yet, of hosts, `workers=0`
     padding_share: float  # of the elements of padded components that were delivered: how many are padding, 0.0 to 1.0
     consumer_wait_s: float  # seconds that consumers waited for workers; 0.0 under `workers=0`
     worker_wait_s: float  # seconds that workers waited for a slot or for work, summed
@@ -56,14 +98,15 @@ class Statistics:
     # exec: modules start threads on import; spawn: Pool(start="spawn"), or no fork; None: workers=0
     workers_start: Literal["fork", "exec", "spawn"] | None
     workers: tuple[WorkerStatistics, ...]
+    decisions: tuple[Decision, ...]  # changes of the number of workers by `workers="auto"`, the latest 64
     hosts: tuple[HostStatistics, ...]  # of a `RayPool`, those that run or start; of workers of this machine ()
     hosts_lost: int  # hosts that died, were silent for too long, or whose node left, and were replaced where possible
     hosts_wait_because: str  # why hosts have to wait for slots, and the `Limits.memory` with which they need not
     batches_redone: int  # batches of hosts that are gone, which other hosts made
 
 
-def take_statistics(tracker: EpochTracker, engine: Engine | None) -> Statistics:
-    """Return the counts of a loader's passes, and what its engine knows; None: it has none."""
+def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Observer) -> Statistics:
+    """Return the counts of a loader's passes, what its engine knows (None: it has none), and what its observer does."""
     counters = tracker.counters
     elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
     samples_per_s = (counters.samples - counters.first_samples) / elapsed_s if elapsed_s > 0 else 0.0
@@ -79,6 +122,10 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None) -> Statistics:
         elapsed_s=elapsed_s,
         samples_per_s=samples_per_s,
         bytes_per_s=samples_per_s * counters.nbytes / max(1, counters.samples),
+        steps=_steps(counters),
+        calls=_calls(observer),
+        cpu_s_per_sample=observer.cpu_s_per_sample,
+        decisions=observer.autotuned().decisions,
         padding_share=counters.padding / max(1, counters.padded),
         consumer_wait_s=counters.wait_ns / 1e9,
         worker_wait_s=sum(worker.wait_s for worker in told.workers),
@@ -91,4 +138,36 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None) -> Statistics:
         cache_damaged=cached.damaged,
         cache_bytes=cached.bytes,
         cache_is_full=cached.is_full,
+    )
+
+
+def _steps(counters: Counters) -> StepStatistics:
+    counts = counters.times.counts(clock.monotonic_ns())
+    steps, ready = counts.steps, counts.ready_steps
+    whole_ns = counts.steps_ns + counts.epoch_starts_ns
+    waited_ns = min(whole_ns, counts.wait_ns + counts.epoch_starts_ns)
+    return StepStatistics(
+        count=steps,
+        seconds=whole_ns / 1e9,
+        wait_s=waited_ns / 1e9,
+        mean_s=counts.steps_ns / 1e9 / steps if steps else None,
+        wait_share=waited_ns / whole_ns if whole_ns else None,
+        ready_share=ready / steps if steps else None,
+        ready_mean_s=counts.ready_steps_ns / 1e9 / ready if ready else None,
+        first_batch_s=counts.start_ns / 1e9 if counters.first_ns else None,
+    )
+
+
+def _calls(observer: Observer) -> CallStatistics | None:
+    calls = observer.calls()
+    if not calls.calls:
+        return None
+    return CallStatistics(
+        of=observer.about.calls_of,
+        timed=calls.calls,
+        mean_s=calls.sum_ns / 1e9 / calls.calls,
+        p50_s=calls.quantile_ns(0.5) / 1e9,
+        p90_s=calls.quantile_ns(0.9) / 1e9,
+        p99_s=calls.quantile_ns(0.99) / 1e9,
+        slowest=slow_items(calls),
     )

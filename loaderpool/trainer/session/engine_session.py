@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from loaderpool.memory.arena import Arena
+from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.running_workers import HostPlace
 from loaderpool.trainer.session.warnings import PendingWarnings
@@ -47,6 +48,7 @@ class Workers(Protocol):
     restarts: int  # of workers
     hosts_lost: int
     batches_redone: int  # of such hosts
+    cells: set[int]  # that processes of this machine have had
 
     def values(self) -> Iterable[WorkerProcess]:
         """Those that run."""
@@ -70,6 +72,7 @@ class EngineSession(Protocol):
     deliveries: int  # batches that consumers have taken; engines count
     supervisor_restarts: int
     warnings: PendingWarnings  # what the user should know of the workers
+    long_work: LongWork | None  # what consumers wait for, told of while they do
 
     @property
     def pipe(self) -> ReleasePipe:

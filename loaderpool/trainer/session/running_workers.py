@@ -45,6 +45,7 @@ class RunningWorkers(dict[int, RunningWorker]):
         restarts: workers that died and were replaced; of hosts those of hosts that are gone by now.
         hosts_lost: hosts that died, or were given up.
         batches_redone: batches of such hosts that others made.
+        cells: that processes of this machine have had, whether they still run or not.
 
     Args:
         board: whose cells they have.
@@ -54,12 +55,15 @@ class RunningWorkers(dict[int, RunningWorker]):
         super().__init__()
         self._board = board
         self.restarts = self.hosts_lost = self.batches_redone = 0
+        self.cells: set[int] = set()
 
     def started(self, words: Words, attachment: Attachment) -> None:
         """Take in `Notice.WORKER_STARTED`; of a host it comes once more when it runs."""
         assert words[0] == Notice.WORKER_STARTED
         _, number, pid, cell, *_ = words
         self[number] = RunningWorker(number, pid, cell, read_attachment(attachment) if attachment else None)
+        if not attachment:
+            self.cells.add(cell)
 
     def ended(self, words: Words) -> None:
         """Take in `Notice.WORKER_ENDED`."""

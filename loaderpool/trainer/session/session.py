@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
 from loaderpool.memory.board import Field
+from loaderpool.memory.recorder import MarkKind
 from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.system import ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint
+from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR, Program
 from loaderpool.trainer.session.open_sessions import live
 from loaderpool.trainer.session.routing import Routing
@@ -108,6 +110,7 @@ class Session:
         self.deliveries = 0  # that consumers have taken
         self._supervisor_deaths = SupervisorDeaths(max_restarts)
         self.warnings = PendingWarnings()
+        self.long_work: LongWork | None = None
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
         self._numbers = 0
         live.add(self)
@@ -144,12 +147,14 @@ class Session:
         while not self._wait_once(is_ready):
             checkpoint()  # with the lock free; the handler may return
             self.warnings.say()
+            if (work := self.long_work) is not None:
+                work.tell()
 
     def _wait_once(self, is_ready: Callable[[], bool]) -> bool:
         before = ctrl_c.note_signals()
         with InterruptsHeld(self._wake_leader) as held, self.lock:
             while not is_ready():
-                if held.is_pending or self.warnings.are_due:
+                if held.is_pending or self.warnings.are_due or (self.long_work is not None and self.long_work.is_due):
                     return False
                 ctrl_c.check_patience(before)
                 self.check_usable()
@@ -174,6 +179,7 @@ class Session:
         with self.lock:
             self.check_usable()
             self.workers_wanted = workers
+            self.arena.recorder.trainer.mark(MarkKind.WANTED, 0, workers)
             self.send(Control.RESIZE, workers)
 
     def wake(self) -> None:

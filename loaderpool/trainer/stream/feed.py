@@ -55,6 +55,7 @@ class Feed:
         make_error: makes the error that stands behind the last batch, if the stream ended with one.
         tail: how many batches are full and the rows of the one behind them, where that is smaller.
         offset: of the table in the arena.
+        reads_here: in this process.
 
     Args:
         session: whose arena.
@@ -82,6 +83,7 @@ class Feed:
         self._session, self._frames, self.epoch, self.plan = session, frames, epoch, plan
         self._batch_rows, self._ahead, self._on_news = plan.most_rows, ahead, on_news
         self._rooms = rooms
+        self.reads_here = frames.reads_here
         self.made = 0
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None

@@ -55,6 +55,8 @@ class NextFrame(Protocol):
 class FrameSource(Protocol):
     """One pass over a stream. All but `cancel` is called on the feed's thread only."""
 
+    reads_here: bool  # in this process, where reading tells itself how far it is
+
     def next(self, batch: int) -> NextFrame | None:
         """The frame of the next batch, which has this number; None: the stream has ended. Blocks until it is read.
 
@@ -76,6 +78,8 @@ class OwnFrames:
     Args:
         batches: of `read_batches`.
     """
+
+    reads_here = True
 
     def __init__(self, batches: Iterator[tuple[int, list[Any]]]) -> None:
         self._frames = frames(batches)

@@ -47,6 +47,8 @@ class ReadFrames:
         plan: of its batches.
     """
 
+    reads_here = False
+
     def __init__(self, readers: Readers, epoch: int, plan: Plan) -> None:
         self._readers, self._epoch, self._plan = readers, epoch, plan
         self._reader: Reader | None = None

@@ -1,0 +1,126 @@
+"""The number of workers of a pool, as the trainings of its loaders need it."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import weakref
+
+from loaderpool.system import capacity, clock
+from loaderpool.system.readable import counted
+from loaderpool.trainer.autotune.autotuner import Autotuner
+from loaderpool.trainer.autotune.windows import Windows
+from loaderpool.trainer.explain.decision import Autotuned, Decision
+from loaderpool.trainer.explain.looks import AboutLoader, Look
+
+_KEPT = 64
+# A loader that gave no batch for so long, as one for validation may, has no say any more.
+_IDLE_S = 600.0
+# Of the memory that is free: workers beyond that might have the machine end a process.
+_MEMORY_SHARE = 0.5
+# A pool that is short of workers for so long cannot start them.
+_START_S = 30.0
+_LOG = logging.getLogger("loaderpool")
+_LOG_EVERY_S = 60.0
+
+
+class _Tuned:
+    """One of the pool's loaders."""
+
+    def __init__(self, about: AboutLoader, least: int, most: int) -> None:
+        self.windows, self.autotuner = Windows(about), Autotuner(least, most)
+        self.wanted = 0  # workers; 0: not known yet
+        self.seen_s = 0.0
+
+
+class PoolWorkers:
+    """Finds a pool's number of workers. The loader that needs most of them decides: what it leaves idle costs little.
+
+    Args:
+        least: the fewest workers.
+        most: the most.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
+        self._loaders: weakref.WeakKeyDictionary[object, _Tuned] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()  # loaders of a pool may be iterated by threads of their own
+        self._logged_s = -_LOG_EVERY_S
+        self._short_since_s: float | None = None
+        self._decisions: collections.deque[Decision] = collections.deque(maxlen=_KEPT)
+
+    @property
+    def autotuned(self) -> Autotuned:
+        """What it did. Runs in: any thread."""
+        return Autotuned(self._most, tuple(self._decisions))
+
+    def look(self, loader: object, about: AboutLoader, look: Look, workers: int) -> int | None:
+        """Take in a look at one of the loaders. Runs in: who takes batches.
+
+        Args:
+            loader: whose; it is not kept.
+            about: what does not change of it.
+            look: the latest one.
+            workers: how many there shall be now.
+
+        Returns:
+            How many there shall be instead, which is noted; None: as many.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None  # another loader's is taken in; each has one every two seconds
+        try:
+            return self._look(loader, about, look, workers)
+        finally:
+            self._lock.release()
+
+    def forget(self, loader: object) -> None:
+        """This loader is closed, and needs nothing. Runs in: any thread, also in a finalizer."""
+        self._loaders.pop(loader, None)
+
+    def _look(self, loader: object, about: AboutLoader, look: Look, workers: int) -> int | None:
+        now_s = look.now_ns / 1e9
+        if (there := self._cannot_start(look, workers, now_s)) is not None:
+            self._most = max(self._least, there)
+            return self._noted(workers, self._most, f"no more than {counted(there, 'worker')} could be started", now_s)
+        tuned = self._loaders.get(loader)
+        if tuned is None:
+            tuned = self._loaders[loader] = _Tuned(about, self._least, self._most)
+        tuned.seen_s = now_s
+        window = tuned.windows.add(look, workers)
+        proposal = None if window is None else tuned.autotuner.judge(window, now_s)
+        if proposal is None:
+            tuned.wanted = tuned.wanted or (workers if window is not None and window.is_whole else 0)
+            return None
+        tuned.wanted = proposal.workers
+        wanted = max(each.wanted for each in list(self._loaders.values()) if now_s - each.seen_s < _IDLE_S)
+        if wanted > workers:
+            wanted = max(workers, min(wanted, workers + self._more_in_memory(look)))
+        return self._noted(workers, min(wanted, self._most), proposal.reason, now_s)
+
+    def _cannot_start(self, look: Look, workers: int, now_s: float) -> int | None:
+        """Return how many there are, if there cannot be as many as there shall be."""
+        there = sum(worker.workers for worker in look.work.workers.values())
+        if there >= workers:
+            self._short_since_s = None
+        elif self._short_since_s is None:
+            self._short_since_s = now_s
+        elif now_s - self._short_since_s >= _START_S:
+            self._short_since_s = None
+            return there
+        return None
+
+    def _more_in_memory(self, look: Look) -> int:
+        """How many more workers there is memory for, where each takes as much of its own as those that there are."""
+        pids = [worker.pid for worker in look.work.workers.values() if worker.pid]
+        own = max((capacity.private_bytes(pid) for pid in pids), default=0)
+        return int(capacity.available_memory_bytes() * _MEMORY_SHARE) // own if own else self._most
+
+    def _noted(self, before: int, workers: int, reason: str, now_s: float) -> int | None:
+        if workers == before:
+            return None
+        self._decisions.append(Decision(clock.wall_s(), before, workers, reason))
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            _LOG.info("workers: %d -> %d: %s", before, workers, reason)
+        return workers

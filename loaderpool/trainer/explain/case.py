@@ -1,0 +1,155 @@
+"""A window of a training as verdicts look at it: what was observed, what a step demands, and the shares of both."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from loaderpool.system.readable import counted, readable_s
+from loaderpool.trainer.explain.demand import Demand, cpus_of_others, cpus_used, demand_of
+from loaderpool.trainer.explain.observed import Observed, Pace
+from loaderpool.trainer.explain.thresholds import (
+    COMPUTES_ABOVE,
+    CONTESTED,
+    FEWER_BY,
+    FULL,
+    SPARE,
+    TOLERANCE,
+    WAITS_ABOVE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A window with at least one step, in shares."""
+
+    seen: Observed
+    demand: Demand
+
+    @classmethod
+    def of(cls, observed: Observed) -> Case:
+        """Return the case of a window."""
+        return cls(observed, demand_of(observed))
+
+    @property
+    def busy_share(self) -> float:
+        """Of the workers' time since the first batch: at tickets."""
+        seen = self.seen
+        since_start_s = seen.workers * max(0.0, seen.whole_s - seen.start_s)
+        had_s = max(seen.busy_s, min(seen.busy_s + seen.idle_s, since_start_s))
+        return seen.busy_s / had_s if had_s else 0.0
+
+    @property
+    def cpu_share(self) -> float:
+        """Of the time at tickets, waiting for a CPU left out: computing."""
+        return min(1.0, self.demand.cpu_s / self.demand.making_s) if self.demand.making_s else 0.0
+
+    @property
+    def queued_share(self) -> float:
+        """Of the time at tickets: waiting for a CPU."""
+        return min(1.0, self.seen.queued_s / self.seen.busy_s) if self.seen.busy_s else 0.0
+
+    @property
+    def start_wait_share(self) -> float:
+        """Of the time since the first batch: waiting."""
+        seen = self.seen
+        rest_s = seen.seconds - seen.start_s
+        return max(0.0, seen.wait_s - seen.start_s) / rest_s if rest_s > 0 else 0.0
+
+    @property
+    def steady_wait_s(self) -> float:
+        """Waiting within epochs."""
+        return max(0.0, self.seen.wait_s - self.seen.start_s - self.seen.epoch_starts_s)
+
+    @property
+    def steady_wait_share(self) -> float:
+        """Of the time within epochs: waiting. At their beginning more workers would not help."""
+        seconds = self.seen.seconds - self.seen.start_s - self.seen.epoch_starts_s
+        return self.steady_wait_s / seconds if seconds > 0 else 0.0
+
+    @property
+    def knows_cpu_time(self) -> bool:
+        """Whether CPU time of workers was measured, which it is not on other machines, or not on each system."""
+        return self.seen.cpu_s > 0
+
+    @property
+    def computes(self) -> bool:
+        """Whether the function computes, rather than waits for anything else than a CPU."""
+        return self.cpu_share >= COMPUTES_ABOVE
+
+    @property
+    def has_full_cpus(self) -> bool:
+        """Whether workers and consumer use what others leave them, or workers have to wait for it."""
+        used = cpus_used(self.seen)
+        return used >= FULL * self.demand.cpus_left or self.queued_share >= CONTESTED
+
+    @property
+    def is_outpaced(self) -> bool:
+        """Whether making takes longer than a step with data ready, whatever workers wait for besides."""
+        return self.demand.making_s / self.demand.workers > (1 + WAITS_ABOVE) * self.demand.ready_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """The rate of the window."""
+        return self.seen.samples / self.seen.seconds
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether the memory limit leaves far fewer slots than there would be."""
+        return 0 < self.seen.slots * FEWER_BY <= self.seen.slots_wanted
+
+    @property
+    def would_hide_slow_calls(self) -> bool:
+        """Whether the slots that the memory limit takes would hold what is consumed during the slowest call."""
+        more_s = (self.seen.slots_wanted - self.seen.slots) * self.demand.ready_s
+        return self.lacks_slots and more_s * 1e9 >= max((call.ns for call in self.seen.calls.slowest), default=0)
+
+    def slower_paces(self) -> list[Pace]:
+        """Return the paces of so few workers that they should have been slower by far, the fewest first."""
+        fewer = [pace for pace in self.seen.paces if 0 < pace.workers * FEWER_BY <= self.seen.workers]
+        return sorted(fewer, key=lambda pace: pace.workers)
+
+    def fewer_as_fast(self) -> Pace | None:
+        """Return the pace of the fewest workers that were no slower than these, though they should have been."""
+        enough = (1 - TOLERANCE) * self.samples_per_s
+        return next((pace for pace in self.slower_paces() if pace.samples_per_s >= enough), None)
+
+    def enough_workers(self, step_s: float) -> int:
+        """Return how many workers feed such a step with some to spare; no more than there are."""
+        seen = self.seen
+        is_held_up = seen.slow_s > WAITS_ABOVE * seen.seconds  # and hidden by workers that go on meanwhile
+        if is_held_up or not self.knows_cpu_time:
+            return seen.workers
+        return min(seen.workers, max(1, math.ceil(SPARE * self.demand.making_s / step_s)))
+
+    # -- phrases of several verdicts
+
+    def what_workers_did(self) -> str:
+        """Say how busy they were, and with what."""
+        seen = self.seen
+        each = f"{counted(seen.workers, 'worker')} worked {self.busy_share:.0%} of the time"
+        made_s = self.demand.making_s * seen.threads * seen.steps / max(1, seen.samples)
+        text = f"{each}; a sample takes {readable_s(made_s)} of one"
+        return f"{text}, {self.cpu_share:.0%} of that computing" if self.knows_cpu_time else text
+
+    def what_cpus_did(self) -> str:
+        """Say who uses the CPUs, and who waits for one."""
+        seen = self.seen
+        text = f"workers and training use {cpus_used(seen):.1f} of {counted(seen.cpus, 'usable CPU')}"
+        if cpus_of_others(seen) >= 0.1:
+            text += f", other programs {cpus_of_others(seen):.1f}"
+        if self.queued_share >= 0.01:
+            text += f"; workers waited for a CPU {self.queued_share:.0%} of their time"
+        if seen.throttled_s:
+            text += f"; the cgroup's limit held processes back for {readable_s(seen.throttled_s)}"
+        return text
+
+    def what_a_step_becomes(self, step_s: float) -> str:
+        """Say how long a step will be, as surely as it is known."""
+        seen, demand = self.seen, self.demand
+        is_sure = step_s > demand.cpu_bound_s and (demand.is_ready_measured or step_s > demand.ready_s)
+        about = "about" if is_sure else "at best"
+        text = f"{about} {readable_s(step_s)} a step in place of {readable_s(seen.step_s)}"
+        if step_s <= (1 + WAITS_ABOVE) * demand.ready_s:
+            return f"{text}, as with data always ready ({seen.step_s / step_s:.2g}x)"
+        return f"{text} ({seen.step_s / step_s:.2g}x); with data always ready it would be {readable_s(demand.ready_s)}"

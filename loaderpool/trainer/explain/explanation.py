@@ -1,0 +1,121 @@
+"""What a user is told: the verdict, why, one change, what it would bring, and the items that took longest."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Iterator
+from typing import Any
+
+from loaderpool.memory.call_times import CallTimes
+from loaderpool.system.readable import readable_s
+from loaderpool.trainer.explain.observed import Observed
+from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
+
+# In a line; `slowest` has all.
+_SHOWN_ITEMS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowItem:
+    """An item of the source whose call was among those that took longest."""
+
+    index: int  # in the source
+    epoch: int  # in which the call was
+    seconds: float  # that it took
+    replay: str  # the command that makes it again; empty: the loader's place is not known
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Why training waits for data, and ONE change that would help; `print` it, or take `to_dict()`."""
+
+    verdict: Verdict  # one of a closed list; its `value` is the word for it
+    wait_share: float  # of the time, 0.0 to 1.0
+    wait_s: float  # in a step, on average
+    step_s: float  # on average
+    why: str  # the evidence, a sentence or two
+    change: str  # code that can be pasted; empty: there is nothing to change, or it cannot be told
+    expect: str  # what that would bring; empty: it cannot be told
+    expected_step_s: float | None  # how long a step would be; None: it cannot be told
+    slowest: tuple[SlowItem, ...]  # of all the time, the longest first
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *(f"{label}: {text}" for label, text in self._lines())])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, in the colours that the page has."""
+        rows = "".join(
+            f'<tr><th style="text-align: left; vertical-align: top">{label}</th>'
+            f'<td style="text-align: left">{_escaped(label, text)}</td></tr>'
+            for label, text in self._lines()
+        )
+        return f"<div><p><b>{html.escape(self.headline)}</b></p><table>{rows}</table></div>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as numbers, texts, lists and dicts, for JSON."""
+        return {**dataclasses.asdict(self), "verdict": self.verdict.name, "slowest": self._slowest_dicts()}
+
+    def _slowest_dicts(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(item) for item in self.slowest]
+
+    @property
+    def headline(self) -> str:
+        """The first line: the verdict, and how long is waited."""
+        verdict = self.verdict.value.upper()
+        if self.verdict is Verdict.WARM_UP:
+            return f"{verdict}: {self.why}"
+        waited = f"{readable_s(self.wait_s)} of a step of {readable_s(self.step_s)}"
+        return f"{verdict}: training waited {self.wait_share:.0%} of the time for data ({waited})"
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        if self.verdict is Verdict.WARM_UP:
+            return
+        yield "Why", self.why
+        if self.change:
+            yield "Change", self.change
+        if self.expect:
+            yield "Expect", self.expect
+        if self.slowest:
+            shown = ", ".join(f"{item.index} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS])
+            replay = self.slowest[0].replay
+            yield "Slowest items", f"{shown}: {replay}" if replay else shown
+
+
+def explain(observed: Observed, replay: str | None = None) -> Explanation:
+    """Return the explanation of a window.
+
+    Args:
+        observed: what was measured in it.
+        replay: how a `loaderpool replay` command for this loader begins, as "loaderpool replay train:make_loader";
+            None: it is not known.
+    """
+    finding = find_verdict(observed)
+    return Explanation(
+        verdict=finding.verdict,
+        wait_share=observed.wait_share,
+        wait_s=observed.wait_s / max(1, observed.steps),
+        step_s=observed.step_s,
+        why=finding.why,
+        change=finding.change,
+        expect=finding.expect,
+        expected_step_s=finding.step_s,
+        slowest=() if finding.verdict is Verdict.WARM_UP else slow_items(observed.calls, replay),
+    )
+
+
+def slow_items(calls: CallTimes, replay: str | None = None) -> tuple[SlowItem, ...]:
+    """Return the slowest calls as items, the longest first; `replay` is as for `explain`."""
+    return tuple(
+        SlowItem(
+            call.index,
+            call.epoch,
+            call.ns / 1e9,
+            f"{replay} --index {call.index} --epoch {call.epoch}" if replay else "",
+        )
+        for call in calls.slowest
+    )
+
+
+def _escaped(label: str, text: str) -> str:
+    return f"<code>{html.escape(text)}</code>" if label == "Change" else html.escape(text)

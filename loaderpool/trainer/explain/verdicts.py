@@ -1,0 +1,366 @@
+"""Which verdict the numbers of a window give: a decision procedure, each branch with its evidence.
+
+| fewer than 20 steps | WARM_UP |
+| waited below 5 % | CONSUMER_HOARDS, NOISY_NEIGHBOUR, HAND_OVER, COMPUTE_BOUND |
+| waited for the first batch only | START_UP |
+| workers=0 | HAND_OVER, CPUS_FULL, TOO_FEW_WORKERS |
+| workers are busy | MEMORY_BANDWIDTH, CPUS_FULL, SOURCE_LIMIT, SOURCE_WAITS, TOO_FEW_WORKERS |
+| workers are idle | what is before, in or behind the ring; or as if they were busy, where they are too slow anyhow |
+| nothing of that, or CPU time was not measured | INCOMPLETE |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Iterable
+
+from loaderpool.settings.groups import MAX_WORKERS
+from loaderpool.system.readable import counted, readable_bytes, readable_s
+from loaderpool.trainer.explain import advice, changes
+from loaderpool.trainer.explain.case import Case
+from loaderpool.trainer.explain.demand import cpus_of_others
+from loaderpool.trainer.explain.observed import Observed
+from loaderpool.trainer.explain.thresholds import (
+    BLOCKS_BELOW,
+    CHEAP_BATCH_S,
+    CONTESTED,
+    COPIED_OFTEN,
+    FULL,
+    HEAVY_BYTES_PER_S,
+    LEAST_STEPS,
+    MOST_OF_IT,
+    MOST_TIMES_LARGER,
+    SLOW_CALLS_EXPLAIN,
+    SLOWED_DOWN,
+    TOLERANCE,
+    USUALLY_LENT,
+    WAITS_ABOVE,
+)
+
+
+class Verdict(enum.Enum):
+    """Why training waits for data, or why it does not, with the word for it."""
+
+    COMPUTE_BOUND = "compute-bound"
+    TOO_FEW_WORKERS = "too few workers"
+    CPUS_FULL = "CPUs full"
+    SOURCE_WAITS = "source waits"
+    SOURCE_LIMIT = "limit of the source"
+    MEMORY_BANDWIDTH = "memory bandwidth"
+    MEMORY_LIMIT = "memory limit"
+    STRAGGLERS = "stragglers"
+    HAND_OVER = "hand-over"
+    CONSUMER_HOARDS = "consumer hoards"
+    STREAM_READER = "stream's reader"
+    NOISY_NEIGHBOUR = "noisy neighbour"
+    EPOCH_START = "epoch start"
+    START_UP = "start-up"
+    WARM_UP = "warm-up"
+    INCOMPLETE = "incomplete"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A verdict with its evidence, and what to do about it."""
+
+    verdict: Verdict
+    why: str
+    change: str = ""  # code that can be pasted; empty: there is nothing to change, or it cannot be told
+    expect: str = ""  # what the change brings; empty: that cannot be told
+    step_s: float | None = None  # how long a step is with the change; None: that cannot be told
+
+
+_Branch = Callable[[Case], Finding | None]
+
+
+def find_verdict(observed: Observed, waits_above: float = WAITS_ABOVE) -> Finding:
+    """Return the first verdict whose evidence the numbers are. Equal numbers give an equal finding.
+
+    Args:
+        observed: the window.
+        waits_above: the share of the time from which on waiting is to be explained.
+    """
+    if observed.steps < LEAST_STEPS or observed.seconds <= 0:
+        return Finding(Verdict.WARM_UP, f"{counted(observed.steps, 'step')} so far, and {LEAST_STEPS} are needed")
+    case = Case.of(observed)
+    findings = (branch(case) for branch in _branches(case, waits_above))
+    return next((finding for finding in findings if finding is not None), _incomplete(case))
+
+
+def _branches(case: Case, waits_above: float) -> Iterable[_Branch]:
+    if case.seen.wait_share < waits_above:
+        return _FED
+    if not case.seen.workers:
+        return _IN_PROCESS
+    if case.busy_share >= FULL:
+        return (_start_up, *_BUSY)
+    return (_start_up, *_IDLE, *(_BUSY if case.is_outpaced else ()))
+
+
+# -- data are ready
+
+
+def _noisy_neighbour(case: Case) -> Finding | None:
+    """The consumer could have gone on, and had no CPU."""
+    seen = case.seen
+    least_s = max(CONTESTED * seen.whole_s, MOST_OF_IT * seen.wait_s)
+    if seen.trainer_queued_s < least_s:
+        return None
+    share = seen.trainer_queued_s / seen.whole_s
+    quiet_s = (1 - min(share, 0.99)) * seen.step_s
+    workers = case.enough_workers(quiet_s)
+    why = f"the training's thread waited for a CPU {share:.0%} of the time; {case.what_cpus_did()}"
+    if workers == seen.workers or seen.cpu_s < cpus_of_others(seen) * seen.whole_s:
+        return Finding(Verdict.NOISY_NEIGHBOUR, why)
+    expect = f"{counted(workers, 'worker')} would do; at best {readable_s(quiet_s)} a step, on a CPU of its own"
+    return Finding(Verdict.NOISY_NEIGHBOUR, why, *advice.with_workers(case, workers, expect))
+
+
+def _hand_over(case: Case) -> Finding | None:
+    """Steps are so short that the way of a batch from process to process is a good part of them."""
+    seen = case.seen
+    if seen.step_s >= CHEAP_BATCH_S or (not seen.workers and seen.wait_share < WAITS_ABOVE):
+        return None
+    why = (
+        f"a step takes {readable_s(seen.step_s)}, and making its batch {readable_s(case.demand.making_s)}: so short "
+        "that handing a batch over from a worker is a good part of it"
+    )
+    if seen.by_tf_data:
+        return Finding(Verdict.HAND_OVER, why, changes.without_tf_data(), "less time for each hand-over")
+    if seen.calls_of != "sample":
+        return Finding(Verdict.HAND_OVER, why)
+    if not seen.workers:
+        return Finding(Verdict.HAND_OVER, why, *(advice.batched(case) or advice.NOTHING))
+    times = min(MOST_TIMES_LARGER, 2 ** math.ceil(math.log2(CHEAP_BATCH_S / seen.step_s)))
+    rows = max(2, times * round(seen.samples / seen.steps))
+    return Finding(Verdict.HAND_OVER, why, changes.with_batch_size(rows), f"{times} times fewer hand-overs")
+
+
+def _tiny_batches(case: Case) -> Finding | None:
+    """Making them takes so little that workers are busy with handing them over, whatever the CPUs do."""
+    return _hand_over(case) if case.demand.making_s < CHEAP_BATCH_S / 3 else None
+
+
+def _compute_bound(case: Case) -> Finding:
+    """Nothing is to be gained from data; perhaps some workers can be given back."""
+    seen = case.seen
+    waited = readable_s(seen.wait_s / seen.steps)
+    why = f"data were ready: a step takes {readable_s(seen.step_s)}, {waited} of it waiting"
+    if not seen.workers:
+        return Finding(Verdict.COMPUTE_BOUND, why)
+    why += f"; {case.what_workers_did()}"
+    workers = case.enough_workers(seen.step_s)
+    if workers == seen.workers or seen.most_workers:  # "auto" has taken back what is worth it
+        return Finding(Verdict.COMPUTE_BOUND, why)
+    expect = f"the same step, and the memory of {counted(seen.workers - workers, 'worker')} given back"
+    return Finding(Verdict.COMPUTE_BOUND, why, changes.with_workers(workers), expect, seen.step_s)
+
+
+# -- the beginning
+
+
+def _start_up(case: Case) -> Finding | None:
+    seen = case.seen
+    if not seen.start_s or case.start_wait_share >= WAITS_ABOVE:
+        return None
+    later_s = (seen.seconds - seen.start_s) / seen.steps
+    why = f"the first batch came after {readable_s(seen.start_s)}: workers start, import, and make the first sample"
+    expect = f"nothing to change: that is paid once, and steps behind it take {readable_s(later_s)}"
+    return Finding(Verdict.START_UP, why, expect=expect, step_s=later_s)
+
+
+# -- workers=0: what is waited for is the making
+
+
+def _in_process_workers(case: Case) -> Finding:
+    seen, demand = case.seen, case.demand
+    making = f"workers=0: batches are made between the steps, {readable_s(demand.making_s)} each"
+    workers = demand.least_workers()
+    step_s = demand.step_s(workers)
+    if step_s > (1 - TOLERANCE) * seen.step_s:
+        return Finding(Verdict.CPUS_FULL, f"{making}; {case.what_cpus_did()}", *advice.cheaper(case))
+    why = f"{making}, beside {readable_s(demand.ready_s)} of the training's own"
+    expect = case.what_a_step_becomes(step_s)
+    return Finding(Verdict.TOO_FEW_WORKERS, why, changes.with_workers(workers), expect, step_s)
+
+
+# -- workers are busy
+
+
+def _unknown_cpu_time(case: Case) -> Finding | None:
+    if case.knows_cpu_time:
+        return None
+    why = f"{case.what_workers_did()}; no CPU time was measured of them, which would tell whether it computes or waits"
+    return Finding(Verdict.INCOMPLETE, why)
+
+
+def _memory_bandwidth(case: Case) -> Finding | None:
+    """The same work takes more CPU time beside more workers, and many bytes go through memory."""
+    seen, bytes_per_s = case.seen, case.seen.bytes / case.seen.seconds
+    few = next((pace for pace in case.slower_paces() if pace.cpu_s_per_sample), None)
+    if few is None or not case.computes or bytes_per_s < HEAVY_BYTES_PER_S:
+        return None
+    growth = seen.cpu_s / max(1, seen.samples) / few.cpu_s_per_sample
+    if growth < SLOWED_DOWN:
+        return None
+    why = (
+        f"with {counted(seen.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
+        f"{few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished batches: most likely memory bandwidth is full. "
+        "Smaller dtypes (uint8 rather than float32) and a parameter named out help more than workers"
+    )
+    return Finding(Verdict.MEMORY_BANDWIDTH, why, *(advice.fewer(case) or advice.NOTHING))
+
+
+def _cpus_full(case: Case) -> Finding | None:
+    if not case.has_full_cpus:
+        return None
+    return Finding(Verdict.CPUS_FULL, f"{case.what_cpus_did()}; {case.what_workers_did()}", *advice.cheaper(case))
+
+
+def _source_limit(case: Case) -> Finding | None:
+    """Fewer workers were as fast, and CPUs are free: they wait for something that they share."""
+    fewer = case.fewer_as_fast()
+    if fewer is None:
+        return None
+    why = (
+        f"{case.samples_per_s:,.3g} samples/s with {counted(case.seen.workers, 'worker')}, {fewer.samples_per_s:,.3g} "
+        f"with {fewer.workers}, although CPUs are free: something that workers share is the limit (disk, network, a "
+        f"lock){_reads(case)}"
+    )
+    return Finding(Verdict.SOURCE_LIMIT, why, *(advice.cached(case) or advice.fewer(case) or advice.NOTHING))
+
+
+def _source_waits(case: Case) -> Finding | None:
+    """Workers wait for anything but a CPU: more calls at the same time."""
+    if case.computes:
+        return None
+    seen, demand = case.seen, case.demand
+    why = f"{case.what_workers_did()}, and the rest waiting for data to read, a server or a lock{_reads(case)}"
+    threads = demand.least_threads()
+    if seen.can_have_threads and case.cpu_share < BLOCKS_BELOW and threads > seen.threads:
+        step_s = demand.step_s(seen.workers, threads)
+        expect = case.what_a_step_becomes(step_s)
+        return Finding(Verdict.SOURCE_WAITS, why, changes.with_threads(threads), expect, step_s)
+    return _more_workers(case, Verdict.SOURCE_WAITS, why, ", as long as what is waited for can serve more calls")
+
+
+def _too_few_workers(case: Case) -> Finding:
+    return _more_workers(case, Verdict.TOO_FEW_WORKERS, f"{case.what_workers_did()}; {case.what_cpus_did()}")
+
+
+def _more_workers(case: Case, verdict: Verdict, why: str, provided: str = "") -> Finding:
+    workers = max(case.demand.least_workers(), case.seen.workers + 1)
+    if workers > MAX_WORKERS:
+        return Finding(verdict, f"{why}; there are no more workers")
+    step_s = case.demand.step_s(workers)
+    expect = case.what_a_step_becomes(step_s) + provided
+    return Finding(verdict, why, *advice.with_workers(case, workers, expect), step_s)
+
+
+# -- workers are idle, and yet training waits
+
+
+def _epoch_start(case: Case) -> Finding | None:
+    seen = case.seen
+    if seen.epoch_starts_s < MOST_OF_IT * (seen.wait_s - seen.start_s):
+        return None
+    later_s = (seen.seconds - seen.epoch_starts_s) / seen.steps
+    why = (
+        f"the first batches of {counted(seen.epochs, 'epoch')} were waited for {readable_s(seen.epoch_starts_s)}, of "
+        f"{readable_s(seen.wait_s)} in all"
+    )
+    if not seen.by_tf_data or seen.is_stream:
+        return Finding(Verdict.EPOCH_START, why)
+    expect = f"at best {readable_s(later_s)} a step: workers make the next epoch's batches ahead"
+    return Finding(Verdict.EPOCH_START, why, changes.without_epoch_ends(), expect, later_s)
+
+
+def _stream_reader(case: Case) -> Finding | None:
+    seen = case.seen
+    if not seen.is_stream or seen.idle_s < 1e-9:
+        return None
+    share = seen.idle_s / (seen.busy_s + seen.idle_s)
+    why = f"workers had nothing to do {share:.0%} of their time, as the stream's one reader had read nothing yet"
+    expect = f"workers read beside one another; at best {readable_s(case.demand.step_s(seen.workers))} a step"
+    return Finding(Verdict.STREAM_READER, why, changes.read_in_parts(), expect)
+
+
+def _stragglers(case: Case) -> Finding | None:
+    """What a few calls took explains the waiting: the order stands until each is over.
+
+    A call that had no CPU for a while is slow, too; but not the item.
+    """
+    seen = case.seen
+    if seen.slow_s - seen.queued_s < max(SLOW_CALLS_EXPLAIN * case.steady_wait_s, 1e-9) or case.would_hide_slow_calls:
+        return None
+    median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
+    why = (
+        f"calls that took over 8 times the median one ({median}) took {readable_s(seen.slow_s)} more than it, of "
+        f"{readable_s(case.steady_wait_s)} of waiting; {counted(seen.workers, 'worker')} worked {case.busy_share:.0%} "
+        "of the time"
+    )
+    if not seen.deterministic:
+        return Finding(Verdict.STRAGGLERS, why)
+    expect = f"other batches go ahead; at best {readable_s(case.demand.step_s(seen.workers))} a step"
+    return Finding(Verdict.STRAGGLERS, why, changes.in_any_order(), expect)
+
+
+def _consumer_hoards(case: Case) -> Finding | None:
+    """Batches are copied out as the consumer keeps those before; that takes time, or workers lack the slots."""
+    seen = case.seen
+    if seen.copied < COPIED_OFTEN * seen.steps or seen.slots_lent <= USUALLY_LENT:
+        return None
+    why = (
+        f"arrays of the training look at {seen.slots_lent} of {counted(seen.slots, 'slot')}, so that {seen.copied:,} "
+        f"of {seen.steps:,} batches had to be copied out, {readable_s(seen.copy_s / seen.steps)} a step: let go of "
+        "batches, or keep copies of what is needed of them"
+    )
+    return Finding(Verdict.CONSUMER_HOARDS, why)
+
+
+def _copies_all_the_time(case: Case) -> Finding | None:
+    """Data are ready, and yet handing them over takes its time."""
+    return _consumer_hoards(case) if case.seen.copy_s >= WAITS_ABOVE * case.seen.seconds else None
+
+
+def _memory_limit(case: Case) -> Finding | None:
+    seen = case.seen
+    if not case.lacks_slots:
+        return None
+    why = (
+        f"Limits.memory leaves {counted(seen.slots, 'slot')} of {readable_bytes(seen.slot_bytes)}, where workers and "
+        f"training would have {seen.slots_wanted}; {counted(seen.workers, 'worker')} worked {case.busy_share:.0%} of "
+        "the time"
+    )
+    expect = f"at best {readable_s(case.demand.step_s(seen.workers))} a step in place of {readable_s(seen.step_s)}"
+    return Finding(Verdict.MEMORY_LIMIT, why, changes.with_memory(seen.slots_wanted * seen.slot_bytes), expect)
+
+
+def _incomplete(case: Case) -> Finding:
+    seen = case.seen
+    why = (
+        f"{counted(seen.workers, 'worker')} worked {case.busy_share:.0%} of the time, and training waited all the "
+        "same; what is counted does not tell for what"
+    )
+    return Finding(Verdict.INCOMPLETE, why)
+
+
+# In this order: the one whose evidence is most its own comes first.
+_FED: tuple[_Branch, ...] = (_copies_all_the_time, _noisy_neighbour, _hand_over, _compute_bound)
+_IN_PROCESS: tuple[_Branch, ...] = (_start_up, _hand_over, _in_process_workers)
+_BUSY: tuple[_Branch, ...] = (
+    _tiny_batches, _unknown_cpu_time, _memory_bandwidth, _cpus_full, _source_limit, _source_waits, _too_few_workers,
+)  # fmt: skip
+_IDLE: tuple[_Branch, ...] = (
+    _epoch_start, _stream_reader, _copies_all_the_time, _stragglers, _consumer_hoards, _memory_limit, _noisy_neighbour,
+    _hand_over,
+)  # fmt: skip
+
+
+def _reads(case: Case) -> str:
+    seen = case.seen
+    if not seen.read_bytes:
+        return ""
+    return f"; workers read {readable_bytes(seen.read_bytes / seen.seconds)} a second from disks"
