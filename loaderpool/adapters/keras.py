@@ -24,9 +24,10 @@ from loaderpool.sources.sequence import BatchSequence, attributes_of
 
 if TYPE_CHECKING:
     from loaderpool.adapters.backup import BackupCallback
+    from loaderpool.adapters.report import ReportCallback
     from loaderpool.trainer.loader import Loader
 
-__all__ = ["BackupCallback", "FlowHooks", "SequenceHooks", "loader_from_sequence"]
+__all__ = ["BackupCallback", "FlowHooks", "ReportCallback", "SequenceHooks", "loader_from_sequence"]
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 # Hooks that come from these are Keras' own, which do nothing.
@@ -43,6 +44,10 @@ def __getattr__(name: str) -> Any:
         from loaderpool.adapters.backup import BackupCallback
 
         return BackupCallback
+    if name == "ReportCallback":
+        from loaderpool.adapters.report import ReportCallback
+
+        return ReportCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

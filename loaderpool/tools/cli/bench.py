@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from loaderpool.system.readable import counted
 from loaderpool.tools.cli.options import read_json, read_seconds
 from loaderpool.tools.cli.report import bench_data, bench_table, workers_table
 from loaderpool.tools.cli.target import load_target
@@ -31,6 +32,8 @@ def bench(target: str, seconds: float, json_to: Path | str | None) -> None:
     cpus = cpu_budget()
     with contextlib.closing(load_target(target)) as loader:
         batch_size, workers = loader.config.batch_size, loader.workers
+        if loader._core.pool is not None:
+            loader._core.pool._keep_workers()  # or the rate would be that of no number
         unit = "samples" if batch_size is not None else "elements"
         with progress(1, 1, unit) as watcher:
             watcher.begin(Setting(workers), 1)
@@ -38,7 +41,7 @@ def bench(target: str, seconds: float, json_to: Path | str | None) -> None:
             watcher.end(window)
 
     console = results(json_to)
-    count = "in this process" if workers == 0 else f"{workers} worker{'s' * (workers != 1)}"
+    count = "in this process" if workers == 0 else counted(workers, "worker")
     say(console, f"{target}, batch_size={batch_size}, {count}", style="bold")
     console.print(bench_table(window, unit, console.is_terminal))
     if window.workers:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import click
 
-from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import ArgumentError
-from loaderpool.ray.pool import RayPool
-from loaderpool.settings.groups import MAX_THREADS
+from loaderpool.settings.groups import MAX_THREADS, MAX_WORKERS
 
 # What an output option has for "-": no `Path`, for a file may be called so, as `./-`.
 STDOUT = "-"
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.001, 1.0
 
 
 def read_seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
@@ -77,6 +76,8 @@ def read_hosts(context: click.Context, parameter: click.Parameter, value: str | 
 def read_cluster(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """The address of a Ray cluster, as a `RayPool` takes it; whether there is one is not looked at."""
     if value is not None:
+        from loaderpool.ray.pool import RayPool  # which commands that need no cluster shall not wait for
+
         try:
             RayPool(value)
         except ArgumentError as error:
@@ -86,12 +87,12 @@ def read_cluster(context: click.Context, parameter: click.Parameter, value: str 
 
 def read_json(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | str | None:
     """A file to be written when all is done, or STDOUT."""
-    return STDOUT if value == STDOUT else _read_output(context, parameter, value)
+    return STDOUT if value == STDOUT else read_output(context, parameter, value)
 
 
 def read_plot(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     """A picture to be written, where matplotlib is installed."""
-    path = _read_output(context, parameter, value)
+    path = read_output(context, parameter, value)
     if path is None:
         return None
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -103,8 +104,28 @@ def read_plot(context: click.Context, parameter: click.Parameter, value: str | N
     return path
 
 
-def _read_output(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """A folder that is not there shall not cost the measurements."""
+def read_interval(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """Seconds from one look of a profile to the next: a thousandth at least, or looking is all that is done."""
+    seconds = read_seconds(context, parameter, value)
+    if not SHORTEST_INTERVAL_S <= seconds <= LONGEST_INTERVAL_S:
+        raise click.BadParameter(
+            f"{value!r} is not within {SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} seconds.", context, parameter
+        )
+    return seconds
+
+
+def read_html(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """A page to be written, where pyinstrument is installed."""
+    path = read_output(context, parameter, value)
+    if path is not None and importlib.util.find_spec("pyinstrument") is None:
+        raise click.BadParameter(
+            "the page needs pyinstrument; install it by: pip install 'loaderpool[cli]'", context, parameter
+        )
+    return path
+
+
+def read_output(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """A file to be written when all is done: a folder that is not there shall not cost the measurements."""
     if value is None:
         return None
     path = Path(value)

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from loaderpool.tools.cli.report import number
+from loaderpool.system.readable import counted, readable_number
 from loaderpool.tools.tuning import Recommendation, Setting
 
 _INK, _GREY, _BLUE, _GREEN = "#222222", "#8a8a8a", "#2563a8", "#1a7f4b"
@@ -67,8 +67,9 @@ def write_plot(path: Path, target: str, unit: str, cpus: int, recommendation: Re
     )  # fmt: skip
     for place, rate in zip(places, rates, strict=True):
         axes.annotate(
-            number(rate), (place, rate), (0, 12), textcoords="offset points", ha="center", color=_INK, fontsize=9,
-            zorder=4, bbox={"boxstyle": "round,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+            readable_number(rate), (place, rate), (0, 12), textcoords="offset points", ha="center", color=_INK,
+            fontsize=9, zorder=4,
+            bbox={"boxstyle": "round,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
         )  # fmt: skip
     if names_threads:
         _name_threads(axes, settings)
@@ -111,7 +112,7 @@ def _name_workers(axes: Axes, counts: list[int], cpus: int) -> None:
     if cpus in counts:
         axes.axvline(counts.index(cpus), color=_GREY, linewidth=0.8, alpha=0.5, zorder=0)
         axes.annotate(
-            f"{cpus} CPU{'s' * (cpus != 1)}", (counts.index(cpus), 0), (4, 5), xycoords=("data", "axes fraction"),
+            counted(cpus, "CPU"), (counts.index(cpus), 0), (4, 5), xycoords=("data", "axes fraction"),
             textcoords="offset points", color=_GREY, fontsize=9,
         )  # fmt: skip
     axes.set_xticks(range(len(counts)), [str(count) for count in counts])

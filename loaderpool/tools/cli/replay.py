@@ -20,6 +20,7 @@ from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.system import clock
+from loaderpool.system.readable import counted, readable_s
 from loaderpool.tools.cli.report import plain_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import results, say
@@ -73,7 +74,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     try:
         spec = wanted.spec_of(result)
     except SpecMismatchError as error:
-        raise click.ClickException(f"it ran for {_duration(elapsed_s)}, and {error}") from None
+        raise click.ClickException(f"it ran for {readable_s(elapsed_s)}, and {error}") from None
     _show_result(console, spec, result, elapsed_s)
 
 
@@ -117,7 +118,7 @@ def _show_result(console: Console, spec: ElementSpec, result: Any, elapsed_s: fl
     count = structure.num_leaves
     say(
         console,
-        f"It took {_duration(elapsed_s)} and gave {count} component{'s' * (count != 1)}, {nbytes:,} bytes: "
+        f"It took {readable_s(elapsed_s)} and gave {counted(count, 'component')}, {nbytes:,} bytes: "
         f"{sketch_value(result)}",
         style="dim",
     )
@@ -136,7 +137,3 @@ def _summary(array: npt.NDArray[Any]) -> tuple[str, str, str]:
     if not values.size:
         return "", "", remark
     return f"{float(values.min()):.6g}", f"{float(values.max()):.6g}", remark
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

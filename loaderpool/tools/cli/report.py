@@ -10,16 +10,12 @@ from rich import box
 from rich.table import Table
 
 import loaderpool
+from loaderpool.system.readable import readable_number
 from loaderpool.tools.doctor.checks import Check
 from loaderpool.tools.tuning import Comparison, CpuBudget, Recommendation, Setting, Window
 from loaderpool.trainer.loader import Loader
 
 _FORMAT_VERSION = 1  # of the JSON files; raised when a key changes its meaning or goes away
-
-
-def number(value: float) -> str:
-    """A rate as people read it: three digits at least, with thousands set apart."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def tune_table(recommendation: Recommendation, unit: str, is_terminal: bool) -> Table:
@@ -38,7 +34,7 @@ def tune_table(recommendation: Recommendation, unit: str, is_terminal: bool) -> 
         table.add_row(
             str(setting.workers),
             *[str(setting.threads) if setting.workers else "-"] * names_threads,
-            number(measurement.samples_per_s),
+            readable_number(measurement.samples_per_s),
             f"-{measurement.spread:.0%}" if len(measurement.windows) > 1 else "one round",
             f"{measurement.cpu_use:.2f}",
             f"{each.speedup:.2f}",
@@ -55,9 +51,9 @@ def bench_table(window: Window, unit: str, is_terminal: bool) -> Table:
     table.add_column("what")
     table.add_column("value", justify="right")
     for name, value in (
-        (f"{unit}/s", number(window.samples_per_s)),
-        ("batches/s", number(window.batches / window.elapsed_s)),
-        ("MB/s", number(window.bytes_per_s / 1e6)),
+        (f"{unit}/s", readable_number(window.samples_per_s)),
+        ("batches/s", readable_number(window.batches / window.elapsed_s)),
+        ("MB/s", readable_number(window.bytes_per_s / 1e6)),
         ("CPUs in use", f"{window.cpu_use:.2f}"),
         ("time measured", f"{window.elapsed_s:.2f} s"),
         (

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from loaderpool.system.readable import readable_number
 from loaderpool.tools.cli.options import STDOUT
-from loaderpool.tools.cli.report import number
 from loaderpool.tools.tuning import Setting, Watcher, Window
 
 # A file has no width; a table that is cut or wrapped at 80 columns would be of no use there.
@@ -85,7 +85,7 @@ class _Lines(Watcher):
         self._label = _label(setting, round_number, self._rounds)
 
     def end(self, window: Window) -> None:
-        say(self._console, f"{self._label}: {number(window.samples_per_s)} {self._unit}/s")
+        say(self._console, f"{self._label}: {readable_number(window.samples_per_s)} {self._unit}/s")
 
 
 class _Bar(Watcher):
@@ -103,7 +103,7 @@ class _Bar(Watcher):
         self._bar.update(self._task, completed=self._done + fraction)
 
     def end(self, window: Window) -> None:
-        self._latest = f"(latest: {number(window.samples_per_s)} {self._unit}/s) "
+        self._latest = f"(latest: {readable_number(window.samples_per_s)} {self._unit}/s) "
         self._step()
 
     def skip(self, setting: Setting, round_number: int) -> None:

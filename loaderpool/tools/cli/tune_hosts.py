@@ -12,14 +12,14 @@ from rich.table import Table
 
 from loaderpool.errors import ClusterError
 from loaderpool.ray.cluster_view import ClusterNode, ClusterView
-from loaderpool.tools.cli.report import head_data, number, plain_table, window_data
+from loaderpool.system.readable import counted, readable_number
+from loaderpool.tools.cli.report import head_data, plain_table, window_data
 from loaderpool.tools.cli.terminal import progress, results, say, write_json
 from loaderpool.tools.tuning.cluster_costs import (
     COSTS,
     NETWORKS,
     Forecast,
     SampleCost,
-    counted,
     describe_forecast,
     describe_sample,
     find_limits,
@@ -125,8 +125,8 @@ def forecast_table(forecasts: Sequence[Forecast], unit: str, is_terminal: bool) 
         table.add_row(
             str(each.hosts),
             str(each.workers),
-            number(each.samples_per_s),
-            number(each.bytes_per_s / 1e6),
+            readable_number(each.samples_per_s),
+            readable_number(each.bytes_per_s / 1e6),
             f"{each.trainer_cpus:.2f}",
             *(f"{each.share_of(gbit):.0%}" for gbit in NETWORKS),
         )
@@ -144,9 +144,9 @@ def hosts_table(comparisons: Sequence[HostComparison], chosen: HostComparison, u
         table.add_row(
             str(each.hosts),
             str(each.workers),
-            number(measurement.samples_per_s),
+            readable_number(measurement.samples_per_s),
             f"-{measurement.spread:.0%}" if len(measurement.windows) > 1 else "one round",
-            number(measurement.best.bytes_per_s / 1e6),
+            readable_number(measurement.best.bytes_per_s / 1e6),
             f"{each.trainer_cpus:.2f}",
             f"{each.share_of_ideal:.0%}",
             "<- use" if each is chosen else "",

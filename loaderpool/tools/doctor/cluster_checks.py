@@ -9,7 +9,8 @@ from typing import Any
 
 from loaderpool.ray.actor import versions
 from loaderpool.ray.cluster_view import ClusterNode
-from loaderpool.tools.doctor.checks import Check, Status, readable_bytes
+from loaderpool.system.readable import counted, readable_bytes
+from loaderpool.tools.doctor.checks import Check, Status
 
 GROUP = "cluster"
 # The function's data travel in four pieces of 64 MiB at once; a store that has no room for them keeps some on a disk.
@@ -49,7 +50,7 @@ def node_checks(
 def _cluster(address: str, nodes: Sequence[ClusterNode]) -> Check:
     able = [node for node in nodes if node.workers]
     cpus = sum(node.workers for node in able)
-    text = f"{address}: {len(nodes)} node{'s' * (len(nodes) != 1)}, {len(able)} with CPUs free for a host ({cpus} CPUs)"
+    text = f"{address}: {counted(len(nodes), 'node')}, {len(able)} with CPUs free for a host ({cpus} CPUs)"
     if able:
         return Check(GROUP, "nodes", "ok", text)
     return Check(

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.system import clock
+from loaderpool.system.readable import counted
 from loaderpool.tools.doctor.checks import Check
 from loaderpool.trainer.loader import Loader
 
@@ -65,7 +66,7 @@ def _start(workers: int) -> Check:
     with Loader(range(_ROWS), functools.partial(_row, None), batch_size=_BATCH, workers=workers) as loader:
         next(iter(loader))
         elapsed_s = clock.monotonic_s() - started_s
-    found = f"{elapsed_s:.2f} s to the first batch, with {workers} worker{'s' * (workers != 1)}"
+    found = f"{elapsed_s:.2f} s to the first batch, with {counted(workers, 'worker')}"
     if elapsed_s < _SLOW_START_S:
         return Check(_GROUP, "start of a pool", "ok", found)
     change = (

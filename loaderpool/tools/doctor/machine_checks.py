@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loaderpool.tools.doctor.checks import Check, Status, readable_bytes
+from loaderpool.system.readable import readable_bytes
+from loaderpool.tools.doctor.checks import Check, Status
 from loaderpool.tools.doctor.limits import Limits
 
 _GROUP = "machine"

@@ -9,7 +9,8 @@ from typing import Any
 from loaderpool.errors import LargeDataWarning, UnpicklableError
 from loaderpool.memory.adoption import is_in_passing, is_shared, why_copied
 from loaderpool.system import clock
-from loaderpool.tools.doctor.checks import Check, readable_bytes
+from loaderpool.system.readable import readable_bytes
+from loaderpool.tools.doctor.checks import Check
 from loaderpool.tools.doctor.drill import DEADLINE_S, in_time
 from loaderpool.trainer.arguments import payload_of
 from loaderpool.trainer.loader import Loader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from loaderpool.system.readable import counted, readable_s, readable_size
 from loaderpool.tools.tuning.window import Window
 
 # The network's rates that a forecast is held against, in Gbit/s.
@@ -27,7 +28,7 @@ class Cost:
 COSTS = (
     Cost("Ray's transport: raylet and store", "batches of 38.5 MB, Ray 2.60: of both ends' 1.0", ms_per_mb=0.6),
     Cost("dispatcher: the copy into slots", "batches of 38.5 MB", ms_per_mb=0.085),
-    Cost("dispatcher: calls of large batches", "3 ms each, Ray 2.60, with up to 48 MB", ms_per_mb=0.065),
+    Cost("dispatcher: calls of large batches", "batches of 38.5 MB, one a call, beside the copy", ms_per_mb=0.1),
     Cost("dispatcher: calls of small ones, and answers", "0.5 ms a call, with some tickets", ms_per_ticket=0.3),
     Cost("trainer: hand-over", "batches of 4 KB, some hundreds a ticket", ms_per_batch=0.01),
     Cost("raylet and dispatcher at rest", "6 batches a second", cpus=0.03),
@@ -143,21 +144,3 @@ def find_limits(forecasts: Sequence[Forecast], cpus: int) -> tuple[str, ...]:
 
 def _some_workers(count: float) -> str:
     return f"{count:,.0f} workers" if count >= 9.95 else f"{count:.2g} workers"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def readable_s(seconds: float) -> str:
-    """A time as people read it."""
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-
-
-def readable_size(nbytes: float) -> str:
-    """A size in powers of ten, as networks have it."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:,.0f} {unit}" if nbytes >= 100 * factor else f"{nbytes / factor:.3g} {unit}"
-    return f"{nbytes:.0f} bytes"

@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 from loaderpool.system import capacity
+from loaderpool.system.readable import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class CpuBudget:
         affinity = "none" if self.affinity is None else str(self.affinity)
         quota = "none" if self.quota is None else f"{self.quota:g}"
         return (
-            f"{self.usable} usable CPU{'s' * (self.usable != 1)}, decided by {self.decided_by} "
+            f"{counted(self.usable, 'usable CPU')}, decided by {self.decided_by} "
             f"(os.cpu_count() {self.machine}, affinity mask {affinity}, cgroup quota {quota})"
         )
 

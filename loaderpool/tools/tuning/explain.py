@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loaderpool.settings.groups import MAX_THREADS
-from loaderpool.tools.tuning.ideal import COMPUTES_ABOVE, THREADS_ABOVE_CPUS
+from loaderpool.system.readable import counted
+from loaderpool.tools.tuning.ideal import THREADS_ABOVE_CPUS
 from loaderpool.tools.tuning.window import Measurement
+from loaderpool.trainer.explain.thresholds import (
+    BLOCKS_BELOW,
+    CHEAP_BATCH_S,
+    COMPUTES_ABOVE,
+    CONTESTED,
+    FULL,
+    HEAVY_BYTES_PER_S,
+    SLOWED_DOWN,
+)
 
-# Below this share it hardly computes at all.
-_WAITS_BELOW = 0.25
-# Of all CPUs (or of one, for this process): the part from which on they are full. The machine has other things to do.
-_FULL = 0.85
-# From here on, CPU time per sample grew because of the other workers and not by chance.
-_SLOWED_DOWN = 1.25
 # Rounds further apart than this leave the difference between neighbouring counts open.
 _NOISY = 0.15
-# Waiting for a CPU while some are used by others: below this it is the ordinary turn-taking of a few processes.
-_CONTESTED = 0.15
 # A count that costs this much less CPU time per sample than another got its work cheaper, and not by chance.
 _CHEAPER = 0.95
 # A larger step from the last count but one to the last says that the end is not reached.
 _STILL_GROWS = 1.1
-# A batch in less time costs about as much to hand over (some 20 µs to 100 µs) as to make.
-_CHEAP_BATCH_S = 300e-6
-# One core copies some GB a second, a machine some ten of them; a function touches each delivered byte several times.
-_HEAVY_BYTES_PER_S = 0.5e9
 
 
 def describe_ideal(ascending: Sequence[Measurement], unit: Measurement, cpus: int, share: float, in_turns: bool) -> str:
@@ -60,7 +58,7 @@ def _which_ideal(base: Measurement, threads: set[int], cpus: int, share: float, 
                 f"min(workers times their threads, CPUs), as the function computes outside of Python's lock: {measured}"
             )
         return f"min(workers, CPUs), as the function is CPU-bound: {measured}"
-    if share < _WAITS_BELOW:
+    if share < BLOCKS_BELOW:
         limit = f", up to the {cpus / share:.0f} whose computing would fill the CPUs" if share > 0.01 else ""
         return f"workers, as the function blocks (I/O, sleep, a lock): {measured}{limit}"
     return f"min(workers, CPUs / {share:.2f}), as the function partly computes and partly blocks: {measured}"
@@ -122,12 +120,12 @@ def give_reason(
     if chosen is ascending[-1]:
         return f"the largest {'setting' if names_threads else 'number'} measured is the fastest: {gain}"
     beyond = f"more workers {'or threads ' * names_threads}bring less than 5 %"
-    if _wanted_cpus(best) >= _FULL * cpus:
+    if _wanted_cpus(best) >= FULL * cpus:
         return f"{gain}; {beyond}, as {'both CPUs are' if cpus == 2 else f'the {_cpus(cpus)} {_is(cpus)}'} full"
-    if best.best.own_cpu_s / best.best.elapsed_s >= _FULL:
+    if best.best.own_cpu_s / best.best.elapsed_s >= FULL:
         return f"{gain}; {beyond}, as this process is busy handing over batches: larger ones cost it less per sample"
     computed = best.best.workers_cpu_s / best.best.elapsed_s
-    if in_turns and best.setting.threads > 1 and computed >= _FULL * best.workers:
+    if in_turns and best.setting.threads > 1 and computed >= FULL * best.workers:
         return f"{gain}; {beyond}, as the threads of a worker compute in turns, which takes all of its time"
     return (
         f"{gain}; {beyond}, although only {best.cpu_use:.1f} of {_cpus(cpus)} {_is(cpus)} in use: something that the "
@@ -156,7 +154,7 @@ def _reason_for_none(ascending: Sequence[Measurement], chosen: Measurement, best
             f"the function uses {window.cpu_use:.1f} CPUs by itself, with threads of its own (BLAS, OpenMP, OpenCV); "
             "workers run with one thread each and gain nothing over that"
         )
-    if window.batch_s < _CHEAP_BATCH_S:
+    if window.batch_s < CHEAP_BATCH_S:
         return (
             f"the function is so cheap ({_time(window.batch_s)} a batch) that handing batches over from workers costs "
             "as much as they gain"
@@ -257,14 +255,14 @@ def _notes_on_crowding(ascending: Sequence[Measurement], cpus: int, share: float
     within = [
         each for each in ascending if each.workers <= cpus and (each.setting.threads == fewest or not each.workers)
     ]
-    if len(within) < 2 or share < COMPUTES_ABOVE or within[-1].best.batch_s * within[-1].workers < _CHEAP_BATCH_S:
+    if len(within) < 2 or share < COMPUTES_ABOVE or within[-1].best.batch_s * within[-1].workers < CHEAP_BATCH_S:
         return
     few, many = within[1] if within[0].workers == 0 and len(within) > 2 else within[0], within[-1]
     growth = _cpu_s_per_sample(many) / _cpu_s_per_sample(few)
-    if growth < _SLOWED_DOWN or few.best.cpu_use > THREADS_ABOVE_CPUS * few.setting.processes:
+    if growth < SLOWED_DOWN or few.best.cpu_use > THREADS_ABOVE_CPUS * few.setting.processes:
         return
     text = f"With {many.setting.label} a sample costs {growth:.2f} times the CPU time it costs with {few.workers}"
-    if many.best.bytes_per_s >= _HEAVY_BYTES_PER_S:
+    if many.best.bytes_per_s >= HEAVY_BYTES_PER_S:
         yield (
             f"{text}: most likely memory bandwidth is full ({many.best.bytes_per_s / 1e9:.1f} GB/s of finished "
             "batches, each byte read and written several times). Smaller dtypes (uint8 rather than float32) and an "
@@ -281,9 +279,9 @@ def _wanted_cpus(measurement: Measurement) -> float:
 
 def _contested(ascending: Sequence[Measurement], cpus: int) -> Measurement | None:
     """The measurement that waited most for CPUs which others had: it left some unused, and yet had to wait."""
-    robbed = [each for each in ascending if each.workers <= cpus and each.cpu_use < _FULL * cpus]
+    robbed = [each for each in ascending if each.workers <= cpus and each.cpu_use < FULL * cpus]
     worst = max(robbed, key=_queued_share, default=None)
-    return worst if worst is not None and _queued_share(worst) > _CONTESTED else None
+    return worst if worst is not None and _queued_share(worst) > CONTESTED else None
 
 
 def _queued_share(measurement: Measurement) -> float:
@@ -297,7 +295,7 @@ def _cpu_s_per_sample(measurement: Measurement) -> float:
 
 
 def _cpus(cpus: int) -> str:
-    return f"{cpus} CPU{'s' * (cpus != 1)}"
+    return counted(cpus, "CPU")
 
 
 def _is(cpus: int) -> str:

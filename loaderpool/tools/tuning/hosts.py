@@ -9,18 +9,18 @@ from typing import Any
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, ClusterError
 from loaderpool.ray.pool import RayPool
-from loaderpool.system import clock, machine
-from loaderpool.tools.tuning.cluster_costs import SampleCost, counted
+from loaderpool.system import clock, cpu_time
+from loaderpool.system.readable import counted
+from loaderpool.tools.tuning.cluster_costs import SampleCost
 from loaderpool.tools.tuning.measure import Watcher, measure, measure_settings
 from loaderpool.tools.tuning.setting import Measurable, Setting
 from loaderpool.tools.tuning.window import Measurement, Window
 from loaderpool.trainer.epochs.statistics import Statistics
+from loaderpool.trainer.explain.thresholds import TOLERANCE
 from loaderpool.trainer.session.supervisor_process import SupervisorProcess
 
 # Hosts start within some seconds, and import what the function wants.
 _START_S = 120.0
-# As with workers: a number this close to the fastest is as good.
-_TOLERANCE = 0.05
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -85,7 +85,7 @@ class OnHosts:
 
     def cpu_ns(self) -> int:
         """CPU time of all that takes part on this machine, but for a host that may be here, too."""
-        return clock.process_cpu_ns() + int(1e9 * sum(machine.process_cpu_s(pid) for pid in self._pids))
+        return clock.process_cpu_ns() + int(1e9 * sum(cpu_time.process_cpu_s(pid) for pid in self._pids))
 
     def close(self) -> None:
         """End loader and hosts."""
@@ -174,7 +174,7 @@ def recommend_hosts(comparisons: Sequence[HostComparison]) -> tuple[HostComparis
         comparisons: ascending by hosts, at least one.
     """
     best = max(comparisons, key=lambda each: each.measurement.samples_per_s)
-    enough = (1 - _TOLERANCE) * best.measurement.samples_per_s
+    enough = (1 - TOLERANCE) * best.measurement.samples_per_s
     chosen = next(each for each in comparisons if each.measurement.samples_per_s >= enough)
     if len(comparisons) == 1:
         return chosen, "nothing else was measured"
@@ -182,7 +182,7 @@ def recommend_hosts(comparisons: Sequence[HostComparison]) -> tuple[HostComparis
         before = comparisons[-2]
         times = chosen.measurement.samples_per_s / before.measurement.samples_per_s
         return chosen, f"{times:.2f} times the rate of {counted(before.hosts, 'host')}; more may bring more"
-    return chosen, f"more bring less than {_TOLERANCE:.0%} more"
+    return chosen, f"more bring less than {TOLERANCE:.0%} more"
 
 
 def shares_a_machine(addresses: Sequence[str]) -> bool:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from loaderpool.tools.tuning.setting import Setting
 from loaderpool.tools.tuning.window import Measurement
+from loaderpool.trainer.explain.thresholds import COMPUTES_ABOVE
 
-# Above this share of CPU time the function computes: the rest is what other processes take, not waiting of its own.
-COMPUTES_ABOVE = 0.75
 # Threads that compute in turns use one CPU; the margin is for the process's own other threads.
 THREADS_ABOVE_CPUS = 1.3
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from loaderpool.errors import ArgumentError
 from loaderpool.system import clock
-from loaderpool.tools.tuning.contention import queued_s
+from loaderpool.system.cpu_time import queued_s
 from loaderpool.tools.tuning.setting import Measurable, Setting
 from loaderpool.tools.tuning.window import Measurement, Window
 from loaderpool.trainer.engine.engine_statistics import WorkerStatistics

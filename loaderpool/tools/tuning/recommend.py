@@ -10,10 +10,7 @@ from loaderpool.tools.tuning.explain import describe_ideal, explain_excess, give
 from loaderpool.tools.tuning.ideal import compute_in_turns, cpu_share, ideal_speedup
 from loaderpool.tools.tuning.setting import Setting
 from loaderpool.tools.tuning.window import Measurement
-
-# A setting this close to the fastest is as good: each worker costs memory, and CPU time that the training wants too.
-# Smaller, noise decides; larger, throughput is given away.
-_TOLERANCE = 0.05
+from loaderpool.trainer.explain.thresholds import TOLERANCE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +59,7 @@ def recommend(measurements: Sequence[Measurement], cpus: int) -> Recommendation:
     ascending = sorted(measurements, key=lambda each: each.setting)
     base = ascending[0]
     best = max(ascending, key=lambda each: each.samples_per_s)
-    chosen = next(each for each in ascending if each.samples_per_s >= (1 - _TOLERANCE) * best.samples_per_s)
+    chosen = next(each for each in ascending if each.samples_per_s >= (1 - TOLERANCE) * best.samples_per_s)
     varies = base.setting.names_threads
     share, in_turns = cpu_share(base), compute_in_turns(measurements)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from loaderpool.config import LoaderConfig
 from loaderpool.settings.groups import WorkerOptions
+from loaderpool.system.readable import counted
 from loaderpool.trainer.epochs.statistics import Statistics
 
 
@@ -53,10 +54,10 @@ class Setting:
     @property
     def label(self) -> str:
         """What it is called in a sentence."""
-        workers = f"{self.workers} worker{'s' * (self.workers != 1)}"
+        workers = counted(self.workers, "worker")
         if not self.names_threads or not self.workers:
             return workers
-        return f"{workers} with {self.threads} thread{'s' * (self.threads != 1)}{' each' * (self.workers != 1)}"
+        return f"{workers} with {counted(self.threads, 'thread')}{' each' * (self.workers != 1)}"
 
     @property
     def arguments(self) -> str:
