@@ -19,7 +19,7 @@ __all__ = ["QUESTIONS", "main"]
 
 QUESTIONS = (
     *("cpu_bound", "tiny", "tiny_tf", "local", "wide", "wide_tf", "blocking_io", "latency", "faults"),
-    *("eager", "fit", "reader", "import_time", "memory"),
+    *("eager", "fit", "reader", "import_time", "memory", "hosts", "overhead"),
 )
 
 

@@ -13,7 +13,7 @@ from benchlib.work import Work
 FACTS: dict[str, float] = {}
 
 
-def loader(work: Work, workers: int) -> lp.Loader:
+def loader(work: Work, workers: int | lp.Pool | lp.RayPool) -> lp.Loader:
     fn = scale_into if work.write is not None else work.fn
     options = lp.WorkerOptions(threads=work.threads)
     return lp.Loader(range(work.items), fn, batch_size=work.batch_size, workers=workers, worker_options=options)

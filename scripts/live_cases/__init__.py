@@ -1,0 +1,1 @@
+"""Trainings in which one thing is wrong, for `scripts/verdicts`."""
