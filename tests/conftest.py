@@ -118,6 +118,14 @@ def tf() -> Any:
     return tensorflow_runtime.load()
 
 
+@pytest.fixture(scope="session")
+def mirrored(tf: Any) -> Any:
+    """Two CPU devices. One strategy for all: TensorFlow takes collective ops of a second one in a process for those of
+    the first, and fails where their shapes differ.
+    """
+    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+
 @pytest.fixture(scope="module")
 def on() -> Iterator[Place]:
     """Gives the arguments that have a loader use one of the pools that the tests of this file share."""

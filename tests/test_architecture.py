@@ -21,9 +21,10 @@ MODULES = read_package(ROOT)
 # From the ground up: a room imports its own modules and those of the rooms before it, nothing after it. The package
 # itself hands out what stands below it. Who adds a room says here where it stands.
 ROOMS = (
-    "errors", "system", "settings", "plan", "element", "config", "memory", "sources", "cache", "transport",
-    "transport.payload", "worker", "supervisor", "supervisor.spawned", "trainer.session", "trainer.stream",
-    "trainer.engine", "trainer.epochs", "trainer", "ray", "", "adapters", "tools",
+    "errors", "system", "settings", "plan", "element", "config", "memory", "sources", "cache",
+    "transport", "transport.payload", "worker", "supervisor", "supervisor.spawned", "trainer.explain",
+    "trainer.tracing", "trainer.autotune", "trainer.session", "trainer.stream", "trainer.engine", "trainer.epochs",
+    "trainer.report", "trainer", "ray", "", "adapters", "tools",
 )  # fmt: skip
 
 # Methods that only forward to a higher room, imported when they are called: from where, to where.
@@ -46,14 +47,19 @@ MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
+    "loaderpool.adapters.event_file": {"tensorboard"},
+    "loaderpool.adapters.prometheus": {"prometheus_client"},
     "loaderpool.ray": {"ray"},
     "loaderpool.supervisor.spawned": {"multiprocess"},
     "loaderpool.tools.cli": {"click", "matplotlib", "rich"},
+    "loaderpool.trainer.report.pictures": {"matplotlib"},
+    "loaderpool.tools.profiling.exports": {"pyinstrument"},
 }
 # And there only in functions: who names a source of files does not wait for its library until one is made; and of the
 # others there is a tensor, so they are imported already, or must be.
 OUTSIDE_WHEN_CALLED = {
     "loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"},
+    "loaderpool.system.long_work": {"ipywidgets", "rich"},
     "loaderpool.element.leaf": {"ml_dtypes"},
     "loaderpool.transport.payload.tensors": {"jax", "torch"},
 }

@@ -21,25 +21,40 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # Words that mean in a name what they mean to everybody, so that the glossary need not say it. A word that means
 # something particular here belongs there instead.
 PLAIN = {
+    "auto", "bound", "call", "collector", "content", "cpu", "document", "environment", "exports", "kind", "moment",
+    "pictures", "proposal", "report", "setup", "shares", "sum", "time", "timeline", "times", "try", "tuned", "word",
     "address", "advice", "ahead", "allowed", "arguments", "array", "arrived", "backup", "bar", "base", "bench",
     "block", "budget", "bursts", "c", "callback", "capacity", "change", "changes", "channels", "check",
     "checks", "children", "choice", "clock", "close", "code", "collate", "column", "columns", "comparison",
-    "connection", "contention", "context", "converter", "core", "cost", "costs", "count", "counters", "death",
-    "describe", "descriptor", "dict", "echo", "error", "example", "explain", "extras", "failure", "feature",
+    "connection", "context", "converter", "core", "cost", "costs", "count", "counters", "death",
+    "describe", "descriptor", "dict", "echo", "error", "example", "extras", "failure", "feature",
     "file", "files", "filled", "fit", "flow", "fork", "format", "found", "function", "globals", "group",
     "guard", "handle", "held", "ideal", "imports", "info", "installed", "instructions", "iterator", "keys",
     "launch", "leftovers", "length", "lengths", "lent", "limit", "limits", "line", "lines", "list", "load",
     "look", "loop", "machine", "main", "maker", "malloc", "map", "mapping", "measurable", "measure",
     "measurement", "names", "open", "opened", "options", "original", "owner", "ownership", "pace", "packages",
     "padding", "pairs", "paths", "permutation", "pickle", "pipe", "plot", "policy", "process", "processes",
-    "progress", "reading", "ready", "recognise", "recommend", "recommendation", "reference", "references",
+    "progress", "readable", "reading", "ready", "recognise", "recommend", "recommendation", "reference", "references",
     "reuse", "rng", "role", "scan", "scanner", "schema", "search", "sender", "sequence", "setting", "settings",
     "sized", "stacks", "state", "statistics", "status", "step", "table", "target", "terminal", "thread",
     "threads", "tracker", "trouble", "tune", "unload", "unpicklable", "unpickler", "use", "uses", "value",
     "versions", "warnings", "watch", "watcher", "weights", "writer",
 }  # fmt: skip
 # Other people's names, for what they name.
-NAMES = {"arrow", "cpus", "csv", "dtypes", "hdf5", "keras", "loaderpool", "strategies", "tensorflow", "tfrecords"}
+NAMES = {
+    "arrow",
+    "chrome",
+    "cpus",
+    "csv",
+    "dtypes",
+    "hdf5",
+    "keras",
+    "loaderpool",
+    "prometheus",
+    "strategies",
+    "tensorflow",
+    "tfrecords",
+}
 # Whether, how or when: what a message's name says of the thing that it is about.
 VERBS = {
     "add", "after", "at", "begin", "by", "cancel", "close", "deal", "done", "end", "ended", "exclude", "exec", "exit",

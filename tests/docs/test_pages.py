@@ -18,10 +18,14 @@ _RUNNABLE = [page for page, blocks in _BLOCKS.items() if blocks]
 _TIMEOUT_S = 100.0
 
 
+_CHILDREN = 3  # for the pages of a kind
+
+
 @functools.cache
-def _outcomes(with_tensorflow: bool) -> tuple[dict[str, list[str]], str]:
-    """What went wrong on each page, and all output; the pages of a kind share one child, for imports cost seconds."""
-    pages = [str(page) for page in _RUNNABLE if needs_tensorflow(_BLOCKS[page]) == with_tensorflow]
+def _outcomes(with_tensorflow: bool, number: int) -> tuple[dict[str, list[str]], str]:
+    """What went wrong on each page, and all output; many pages share one child, for imports cost seconds."""
+    of_a_kind = [str(page) for page in _RUNNABLE if needs_tensorflow(_BLOCKS[page]) == with_tensorflow]
+    pages = of_a_kind[number::_CHILDREN]
     # The module is run under its own name: `__main__` is what each page gets.
     code = textwrap.dedent(
         f"""
@@ -42,7 +46,8 @@ def test_every_block_of_the_page_runs(page: Path) -> None:
     with_tensorflow = needs_tensorflow(_BLOCKS[page])
     if with_tensorflow and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'")
-    problems, output = _outcomes(with_tensorflow)
+    of_a_kind = [each for each in _RUNNABLE if needs_tensorflow(_BLOCKS[each]) == with_tensorflow]
+    problems, output = _outcomes(with_tensorflow, of_a_kind.index(page) % _CHILDREN)
     assert str(page) in problems, f"the page was not reached:\n{output}"
     assert not problems[str(page)], "\n".join(problems[str(page)])
 

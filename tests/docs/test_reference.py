@@ -63,12 +63,19 @@ def test_the_error_page_lists_every_error_with_what_else_it_is() -> None:
 def test_the_command_line_page_has_every_option_and_no_other() -> None:
     pytest.importorskip("click", reason="click is not installed: pip install 'loaderpool[cli]'")
     pytest.importorskip("rich", reason="rich is not installed: pip install 'loaderpool[cli]'")
+    import click
+
     from loaderpool.tools.cli.commands import cli
 
     text = _page("reference/cli.md")
-    sections = dict(re.findall(r"^## loaderpool (\w+) \[?TARGET\]?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-    assert sections.keys() == cli.commands.keys()
-    for name, command in cli.commands.items():
+    sections = dict(
+        re.findall(r"^## loaderpool (\w+) \[?(?:TARGET|PID)\]?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    )
+    context = click.Context(cli)
+    assert sorted(sections) == cli.list_commands(context)
+    for name in sections:
+        command = cli.get_command(context, name)
+        assert command is not None
         options = {option for each in command.params for option in each.opts if option.startswith("--")}
         assert set(_first_cells(sections[name], r"`(--[\w-]+)[^|]*?")) == options
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,3 +24,9 @@ def two_epochs(sounds: list[str]) -> list[Any]:
     """What any loader of these gives under `BY_LENGTH`, made in this process."""
     with lp.Loader(sounds, load_sound, workers=0, **BY_LENGTH) as loader:
         return read(loader, passes=2)
+
+
+@pytest.fixture
+def shapes(storm_module: Callable[[str], ModuleType]) -> ModuleType:
+    """The kinds of work that storms are made of."""
+    return storm_module("shapes")

@@ -23,9 +23,11 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.trainer.explain.verdicts import Verdict
 from tests.support.batches import assert_same, read, read_while, told_when
 from tests.support.local_hosts import local_hosts
 from tests.support.processes import parents
+from tests.support.shuffled_loader import loader_of, sample
 
 SHAPES = (
     "single batches",
@@ -56,12 +58,6 @@ SHAPES = (
     "cached in memory",
     "cached on disk",
 )
-
-
-@pytest.fixture
-def shapes(storm_module: Callable[[str], ModuleType]) -> ModuleType:
-    """The kinds of work that storms are made of."""
-    return storm_module("shapes")
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -99,15 +95,6 @@ def test_parts_whose_answers_overtake_one_another(shapes: ModuleType, tmp_path: 
 
     with lp.Pool(2, _program=local_hosts(2, 1, object_bytes=20_000, lost_calls=0.3)) as pool:
         assert_same(made(workers=pool), made(workers=0))
-
-
-def sample(item: int, rng: np.random.Generator) -> Any:
-    time.sleep(0.0005)
-    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}
-
-
-def loader_of(workers: int | lp.Pool, items: int = 600, **settings: Any) -> lp.Loader:
-    return lp.Loader(range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings)
 
 
 class Items:
@@ -394,13 +381,34 @@ def test_statistics_say_what_each_host_has_done() -> None:
     assert (told.hosts_lost, told.batches_redone, told.restarts) == (0, 0, 0)
 
 
-def test_statistics_count_hosts_that_were_lost_and_what_others_made_of_theirs() -> None:
-    with lp.Pool(2, _program=local_hosts(2, 2)) as pool, loader_of(pool) as loader:
+def test_statistics_count_hosts_that_were_lost_and_what_others_made_of_theirs(tmp_path: Path) -> None:
+    """The host is lost while all workers stand before a gate: each host has work that the other has to do again."""
+    gate = tmp_path / "open"
+    gate.touch()
+
+    def gated(item: int, rng: np.random.Generator) -> Any:
+        if item >= 40 * 6 and not gate.exists():
+            (tmp_path / f"before the gate {os.getpid()}").touch()
+            while not gate.exists():
+                time.sleep(0.002)
+        return sample(item, rng)
+
+    def lose_one_at_the_gate() -> None:
+        while len(list(tmp_path.glob("before the gate *"))) < 4:
+            time.sleep(0.002)
+        lose_a_host()
+        told_when(loader, lambda told: told.hosts_lost == 1)
+        gate.touch()
+
+    with (
+        lp.Pool(2, _program=local_hosts(2, 2)) as pool,
+        lp.Loader(range(600), gated, batch_size=6, workers=pool) as loader,
+    ):
         read_while(loader, {20: kill_a_worker})
         told_when(loader, lambda told: told.restarts == 1)
-        read_while(loader, {40: lose_a_host})
-        told = told_when(loader, lambda told: told.hosts_lost == 1)
-        assert 0 < told.batches_redone <= 100
+        gate.unlink()
+        read_while(loader, {20: lose_one_at_the_gate})  # batches may be made in portions
+        assert 0 < loader.statistics().batches_redone <= 100
         read_while(loader, {40: lose_a_host})
         told = told_when(loader, lambda told: told.hosts_lost == 2)
     assert told.restarts == 1  # of a host that is gone
@@ -435,6 +443,15 @@ def test_a_host_that_starts_is_told_of_as_such() -> None:
         round_trip_s=0.0,
     )
     assert len(told.workers) == 1
+
+
+def test_why_training_waits_is_told_as_far_as_hosts_tell_of_their_work() -> None:
+    with lp.Pool(2, _program=local_hosts(2, 2)) as pool, loader_of(pool, items=2_000) as loader:
+        for _ in loader:
+            pass
+        found = loader.explain()
+    assert found.verdict in (Verdict.INCOMPLETE, Verdict.HAND_OVER)
+    assert not found.change
 
 
 def test_workers_of_this_machine_are_no_hosts() -> None:

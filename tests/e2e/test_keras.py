@@ -209,11 +209,10 @@ def test_an_error_of_the_function_ends_fit_and_the_next_fit_is_whole(tf: Any, po
     assert seen == EPOCH
 
 
-def test_fit_under_a_mirrored_strategy_learns(tf: Any, pool: lp.Pool) -> None:
+def test_fit_under_a_mirrored_strategy_learns(mirrored: Any, pool: lp.Pool) -> None:
     import keras
 
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-    with strategy.scope():
+    with mirrored.scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile(optimizer=keras.optimizers.SGD(1e-4), loss="mse")
     with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool) as loader:

@@ -204,14 +204,13 @@ def test_a_loop_over_the_loader_itself_counts_as_well(
 
 
 def test_behind_stages_of_the_users_own(
-    on: Place, tf: Any, state_of: Any, save: Callable[..., str], restore: Any
+    on: Place, tf: Any, mirrored: Any, state_of: Any, save: Callable[..., str], restore: Any
 ) -> None:
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
     stages: dict[str, Callable[[Any], Any]] = {
         "map": lambda ds: ds.map(lambda x: -x, num_parallel_calls=4).prefetch(8),
         "enumerate": lambda ds: ds.enumerate().map(lambda number, x: x),
         "to a device": lambda ds: ds.apply(tf.data.experimental.prefetch_to_device("/CPU:1", 4)),
-        "distributed": strategy.experimental_distribute_dataset,
+        "distributed": mirrored.experimental_distribute_dataset,
     }
 
     def make(**how: Any) -> lp.Loader:
@@ -219,7 +218,7 @@ def test_behind_stages_of_the_users_own(
 
     def some(batches: Any, count: int) -> list[Any]:
         elements = itertools.islice(batches, count)
-        return [np.concatenate(strategy.experimental_local_results(element)).tolist() for element in elements]
+        return [np.concatenate(mirrored.experimental_local_results(element)).tolist() for element in elements]
 
     for name, stage in stages.items():
         with make(**on(2)) as loader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import json
 import os
@@ -25,8 +24,8 @@ from loaderpool.supervisor.spawned import processes
 from tests.support.batches import assert_same, read, read_while
 from tests.support.child import run_child
 from tests.support.processes import is_alive, wait_gone
+from tests.support.shuffled_loader import loader_of
 
-SCRIPTS = str(Path(__file__).parents[2] / "scripts")
 ELSEWHERE = Path(__file__).parents[1] / "support" / "elsewhere"
 SHAPES = (
     "single batches",
@@ -50,15 +49,6 @@ SHAPES = (
 resource_tracker.ensure_running()
 
 
-@pytest.fixture
-def shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The kinds of work that storms are made of."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    yield importlib.import_module("stress_storms.shapes")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "stress_storms"]:
-        del sys.modules[name]
-
-
 def spawned(workers: int = 2, **settings: Any) -> lp.Pool:
     return lp.Pool(workers, start="spawn", **settings)
 
@@ -75,15 +65,6 @@ def test_spawned_workers_make_the_same_bits(shapes: ModuleType, tmp_path: Path, 
 
     with spawned(restarts=None) as pool:
         assert_same(made(2 * shape.faults_one_in, workers=pool), made(0, workers=0))
-
-
-def sample(item: int, rng: np.random.Generator) -> Any:
-    time.sleep(0.0005)
-    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}
-
-
-def loader_of(workers: int | lp.Pool, items: int = 600, **settings: Any) -> lp.Loader:
-    return lp.Loader(range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings)
 
 
 class Numbers:
@@ -350,6 +331,21 @@ def test_where_there_is_no_memfd_a_pool_is_spawned_by_itself(monkeypatch: pytest
         lp.Pool(1, start="fork")
     with pytest.raises(lp.ArgumentError, match='cache="memory" is a memory file'):
         lp.Loader(range(4), abs, workers=1, cache="memory")
+
+
+def test_they_rest_in_a_pause_test() -> None:
+    def squared(item: int) -> int:
+        time.sleep(0.002)
+        return item**2
+
+    with spawned(1) as pool, lp.Loader(range(400), squared, batch_size=4, workers=pool) as loader:
+        taken = 0
+        for number, batch in enumerate(loader):
+            if number == 5:
+                loader.pause_test(4)
+            taken += int(batch.sum())
+        assert taken == sum(item**2 for item in range(400))
+        assert loader.headspace().quiet_steps >= 4
 
 
 def test_a_cache_on_disk(tmp_path: Path) -> None:

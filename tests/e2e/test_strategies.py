@@ -29,11 +29,6 @@ def sample(index: int, rng: np.random.Generator) -> Any:
 
 
 @pytest.fixture(scope="module")
-def mirrored(tf: Any) -> Any:
-    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-
-
-@pytest.fixture(scope="module")
 def pool() -> Iterator[lp.Pool]:
     with leaks.guard(), lp.Pool(2) as shared:
         yield shared

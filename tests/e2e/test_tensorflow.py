@@ -578,19 +578,17 @@ def test_device_prefetches_to_that_device(tf: Any, pool: lp.Pool, fn: Any) -> No
         assert seen == list(range(40))
 
 
-def test_mirrored_strategy_splits_each_batch(tf: Any, pool: lp.Pool) -> None:
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-
+def test_mirrored_strategy_splits_each_batch(tf: Any, mirrored: Any, pool: lp.Pool) -> None:
     @tf.function
     def step(y: Any) -> Any:
-        return strategy.run(tf.reduce_sum, (y,))
+        return mirrored.run(tf.reduce_sum, (y,))
 
     with lp.Loader(range(18), wide, batch_size=4, workers=pool) as loader:
         batches = []
-        for _, y in strategy.experimental_distribute_dataset(loader.as_dataset()):
-            parts = strategy.experimental_local_results(y)
+        for _, y in mirrored.experimental_distribute_dataset(loader.as_dataset()):
+            parts = mirrored.experimental_local_results(y)
             batches.append([part.numpy().tolist() for part in parts])
-            assert int(strategy.reduce("SUM", step(y), axis=None)) == sum(sum(part) for part in batches[-1])
+            assert int(mirrored.reduce("SUM", step(y), axis=None)) == sum(sum(part) for part in batches[-1])
     assert batches == [[[s, s + 1], [s + 2, s + 3]] for s in range(0, 16, 4)] + [[[16], [17]]]
 
 

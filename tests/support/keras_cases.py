@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.adapters.keras import BackupCallback
+from loaderpool.adapters.keras import BackupCallback, ReportCallback
 
 BACKEND = keras.backend.backend()
 CASES: dict[str, Callable[[], None]] = {}
@@ -412,6 +412,17 @@ def a_training_goes_on_where_a_loop_has_stopped() -> None:
             trained = model(is_built)
             trained.fit(made.for_keras(), epochs=3, verbose=0)
             assert seen(trained) == (23, mixed(expected[4:]))
+
+
+@case
+def what_data_cost_stands_in_the_logs() -> None:
+    with loader() as source:
+        made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        report = ReportCallback(source, verbose=0)
+        history = made.fit(source.for_keras(), epochs=2, verbose=0, callbacks=[report]).history
+    assert all(0 <= share <= 1 for share in history["data_wait"]), history
+    assert len(history["data_wait"]) == len(history["samples_per_s"]) == 2
 
 
 @case

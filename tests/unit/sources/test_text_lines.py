@@ -122,9 +122,11 @@ def test_files_that_are_large_together_have_an_index_of_8_bytes_a_line(
     source = lp.TextLines(paths)
     assert source._index.starts.dtype == np.int64
     assert list(source) == ["ab", "cd"] * 3
+    reached: list[int] = []
     with open(paths[0], "rb", buffering=0) as file:
-        far = record_index.FileScan(str(paths[0]), file, 6, 1 << 40, np.int64)
+        far = record_index.FileScan(str(paths[0]), file, 6, 1 << 40, np.int64, reached.append)
         line_index.scan_lines(far, np.empty(4, np.uint8))
+    assert reached == [4, 6]  # how far it is, for who waits
     assert np.concatenate(far.pieces).tolist() == [1 << 40, (1 << 40) + 3]
 
 

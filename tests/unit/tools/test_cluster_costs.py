@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loaderpool.system.readable import readable_size
 from loaderpool.tools.cli.tune_hosts import default_hosts
 from loaderpool.tools.tuning.cluster_costs import (
     COSTS,
@@ -12,7 +13,6 @@ from loaderpool.tools.tuning.cluster_costs import (
     describe_sample,
     find_limits,
     forecast,
-    readable_size,
     sample_cost,
 )
 from loaderpool.tools.tuning.hosts import HostComparison, HostSetting, recommend_hosts

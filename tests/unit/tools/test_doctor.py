@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from loaderpool.tools.doctor.checks import Check, readable_bytes
+from loaderpool.system.readable import readable_bytes
+from loaderpool.tools.doctor.checks import Check
 from loaderpool.tools.doctor.drill import in_time
 from loaderpool.tools.doctor.limits import Limits, read_limits
 from loaderpool.tools.doctor.machine_checks import machine_checks

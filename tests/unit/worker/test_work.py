@@ -623,3 +623,24 @@ def test_slots_are_for_the_largest_batch_that_there_is(fn: Any, settings: dict[s
     assert bench.form.batch_rows == rows == (6 if "shard" in settings else 20)
     assert bench.form.slot_bytes <= 100 * 8 * rows + 4096
     assert len(bench.make(0)[0]) == rows
+
+
+def test_the_board_says_whether_its_sample_is_the_first_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows take microseconds; and a ticket whose rows are made one by one says so again."""
+    seen: list[tuple[int, int, int]] = []
+
+    def fn(index: int) -> Any:
+        seen.append((index, bench.numbers[Field.INDEX] - 1, bench.numbers[Field.BLOCK]))
+        return np.full(2, index, np.int16)
+
+    bench = Bench(fn)
+    bench.prepare()
+    seen.clear()
+    for batch, single_ns in ((1, 1 << 62), (2, 0), (3, 1 << 62)):
+        monkeypatch.setattr("loaderpool.worker.work._SINGLE_ROW_NS", single_ns)
+        bench.fill(batch)
+    assert seen == [
+        *((index, 4, 128) for index in range(4, 8)),
+        *((index, index, 0) for index in range(8, 12)),
+        *((index, 12, 128) for index in range(12, 16)),
+    ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from loaderpool.trainer.engine.reorder_buffer import Arrived, UnorderedBuffer
+import pytest
+
+from loaderpool.trainer.engine.lane_buffer import LaneBuffer
+from loaderpool.trainer.engine.reorder_buffer import Arrived, OrderedBuffer, ReorderBuffer, UnorderedBuffer
 
 
 def test_batches_that_were_taken_before_a_new_begin_are_left_out_of_their_chunks() -> None:
@@ -28,3 +31,14 @@ def test_a_stream_without_end_keeps_nothing_of_the_epochs_behind_it() -> None:
         shelf.put(Arrived(batch, 1, 2, 1))
         shelf.drop_front()
     assert not shelf._by_epoch and not shelf._taken
+
+
+@pytest.mark.parametrize("buffer", [OrderedBuffer(0), UnorderedBuffer(0, 10), LaneBuffer(2, in_order=True)])
+def test_it_tells_how_many_slots_wait_in_it(buffer: ReorderBuffer) -> None:
+    for first in (2, 0, 1):
+        buffer.put(Arrived(first, 1, 2, first))
+    assert buffer.waiting == 3
+    buffer.drop_front()
+    assert buffer.waiting == 2
+    buffer.clear()
+    assert buffer.waiting == 0

@@ -24,6 +24,7 @@ class FakeDelivery:
     count, rows, nbytes = 1, 2, 16
     row_failures = ()
     waited_ns = 0
+    origin = None
     form = FakeForm
 
     def counts(self) -> list[BatchCounts]:

@@ -50,7 +50,7 @@ def test_a_delivery_tells_the_failures_of_each_batch_it_hands_out() -> None:
 
 def what_arrives(counts: list[int], sizes: list[int], budget: int) -> tuple[int, list[int], str]:
     """Batches handed over, indices counted, and the error's text, where deliveries have these sizes."""
-    tally, batches, start = Counters(), 0, 0
+    tally, batches, start = Counters(makes_here=False), 0, 0
     errors = ErrorBudget(ErrorPolicy("skip", budget), Plan(len(counts) * ROWS, ROWS), tally)
     try:
         for size in [*sizes, *[1] * len(counts)]:
@@ -87,6 +87,6 @@ def test_how_batches_come_together_does_not_show(counts: list[int], sizes: list[
 
 
 def test_the_error_is_raised_at_once_where_no_batch_comes_before_it() -> None:
-    budget = ErrorBudget(ErrorPolicy("replace", 0), Plan(40, ROWS), Counters())
+    budget = ErrorBudget(ErrorPolicy("replace", 0), Plan(40, ROWS), Counters(makes_here=False))
     with pytest.raises(LoaderpoolError, match="1 samples of this pass failed"):
         budget.admit(delivery([1, 0]))

@@ -1,0 +1,196 @@
+"""`Loader.explain()` on loaders that run: verdicts of trainings made so that one thing is wrong with them.
+
+Those in which CPUs decide are not among these: beside other tests CPUs are always full.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.trainer.explain.verdicts import Verdict
+
+STEP_S = 0.02
+
+
+def sleeping(seconds: float) -> Callable[[int], Any]:
+    def sample(item: int) -> Any:
+        time.sleep(seconds)
+        return np.full(4, item, np.float32)
+
+    return sample
+
+
+def slow_now_and_then(item: int) -> Any:
+    time.sleep(1.0 if item % 1000 == 10 else 0.001)
+    return np.full(4, item, np.float32)
+
+
+def slow_at_first(item: int) -> Any:
+    if item == 0:
+        time.sleep(1.5)
+    return np.full(4, item, np.float32)
+
+
+class SlowStream:
+    """Ten ms of reading for each item, and nothing to do with it."""
+
+    def __iter__(self) -> Iterator[int]:
+        for item in range(10**6):
+            time.sleep(0.005)
+            yield item
+
+
+def train(loader: lp.Loader, steps: int = 60, step_s: float = STEP_S) -> Any:
+    """Take batches, with a pause for each; what explain() says of it."""
+    with loader:
+        for step, _ in enumerate(loader, 1):
+            if step == steps:
+                break
+            time.sleep(step_s)
+        return loader.explain()
+
+
+def test_a_function_that_waits_is_named_with_the_threads_that_would_do() -> None:
+    found = train(lp.Loader(range(10**6), sleeping(0.01), batch_size=16, workers=2))
+    assert found.verdict is Verdict.SOURCE_WAITS
+    assert 0.5 < found.wait_share < 0.95
+    # 4 of each of 2 workers; fewer where other programs leave hardly a CPU to hand batches over.
+    assert re.fullmatch(r"Loader\(\.\.\., worker_options=WorkerOptions\(threads=[2-5]\)\)", found.change)
+    assert found.expected_step_s < 0.8 * found.step_s
+
+
+def test_where_nothing_is_wrong_nothing_is_said_to_be() -> None:
+    found = train(lp.Loader(range(10**6), sleeping(0.001), batch_size=4, workers=1), step_s=0.05)
+    assert found.verdict in (Verdict.COMPUTE_BOUND, Verdict.START_UP)  # a start is long beside other tests
+    assert not found.change
+
+
+def test_slow_items_are_named() -> None:
+    found = train(lp.Loader(range(10**6), slow_now_and_then, batch_size=20, workers=4), steps=220, step_s=0.01)
+    assert found.verdict is Verdict.STRAGGLERS
+    assert {item.index for item in found.slowest[:5]} == {10, 1010, 2010, 3010, 4010}
+    assert all(1 <= item.seconds < 2 for item in found.slowest[:5])
+
+
+def test_too_little_memory_is_named_with_what_would_do() -> None:
+    limits = lp.Limits(memory=3 * 4096)
+    found = train(lp.Loader(range(10**6), sleeping(0.01), batch_size=16, workers=8, limits=limits), step_s=0.005)
+    assert found.verdict is Verdict.MEMORY_LIMIT
+    assert "Limits(memory=" in found.change
+
+
+def test_a_slow_stream_is_named() -> None:
+    found = train(lp.Loader(SlowStream(), sleeping(0), batch_size=16, workers=2), step_s=0.01)
+    assert found.verdict is Verdict.STREAM_READER
+
+
+def test_a_slow_start_is_none_of_the_steps() -> None:
+    found = train(lp.Loader(range(10**6), slow_at_first, batch_size=4, workers=1))
+    assert found.verdict in (Verdict.COMPUTE_BOUND, Verdict.START_UP)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_short_training_is_said_to_be_short(workers: int) -> None:
+    found = train(lp.Loader(range(10**6), sleeping(0.01), batch_size=2, workers=workers), steps=10)
+    assert found.verdict is Verdict.WARM_UP
+    assert str(found).startswith("WARM-UP: ")
+
+
+def test_making_in_this_process_is_waiting() -> None:
+    found = train(lp.Loader(range(10**6), sleeping(0.005), batch_size=8, workers=0))
+    assert 0.5 < found.wait_share < 0.8
+    assert found.verdict in (Verdict.TOO_FEW_WORKERS, Verdict.CPUS_FULL)  # the latter beside other tests
+
+
+def test_before_the_first_batch_there_is_nothing_to_say() -> None:
+    with lp.Loader(range(10), sleeping(0), batch_size=2, workers=1) as loader:
+        assert loader.explain().verdict is Verdict.WARM_UP
+    assert loader.explain().verdict is Verdict.WARM_UP
+
+
+def test_a_loader_that_was_closed_is_explained_as_it_was() -> None:
+    with lp.Loader(range(10**6), sleeping(0.01), batch_size=16, workers=2) as loader:
+        for step, _ in enumerate(loader):
+            if step == 40:
+                break
+            time.sleep(STEP_S)
+    found = loader.explain()
+    assert found.verdict is Verdict.SOURCE_WAITS
+    assert "2 workers" in found.why
+
+
+def test_while_a_batch_is_waited_for_the_wait_counts() -> None:
+    def hangs(item: int) -> Any:
+        time.sleep(4 if item == 200 else 0)
+        return np.float32(item)
+
+    with lp.Loader(range(400), hangs, batch_size=4, workers=1) as loader:
+        batches = iter(loader)
+        for _ in range(40):
+            next(batches)
+            time.sleep(0.01)
+        time.sleep(0.5)
+        told: list[Any] = []
+        thread = threading.Thread(target=lambda: (time.sleep(2.5), told.append(loader.explain())))
+        thread.start()
+        for _ in batches:
+            pass
+        thread.join()
+    assert told[0].wait_share > 0.5
+
+
+@pytest.mark.parametrize("seconds", ["60", 0, -1.0, float("nan"), True])
+def test_seconds_are_a_number_above_0(seconds: Any) -> None:
+    with (
+        lp.Loader(range(10), sleeping(0), batch_size=2, workers=0) as loader,
+        pytest.raises((lp.ArgumentError, lp.ArgumentTypeError), match="seconds"),
+    ):
+        loader.explain(seconds=seconds)
+
+
+def test_what_it_says_is_json_and_html(tmp_path: Any) -> None:
+    found = train(lp.Loader(range(10**6), sleeping(0.01), batch_size=16, workers=2), steps=30)
+    assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict.name
+    assert found._repr_html_().startswith("<div>")
+
+
+def test_it_is_quick() -> None:
+    with lp.Loader(range(10**6), sleeping(0.001), batch_size=4, workers=2) as loader:
+        for step, _ in enumerate(loader):
+            if step == 40:
+                break
+        seconds = []
+        for _ in range(9):
+            began = time.perf_counter()
+            loader.explain()
+            seconds.append(time.perf_counter() - began)
+    assert sorted(seconds)[4] < 0.05  # 1 ms where CPUs are free
+
+
+def test_nothing_is_left_of_its_page() -> None:
+    def pages() -> int:
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        return sum("loaderpool-looks" in os.readlink(link) for link in links if os.path.lexists(link))
+
+    assert not pages()
+    gc.disable()
+    try:
+        for workers in (0, 1):
+            loader = lp.Loader(range(10), sleeping(0), batch_size=2, workers=workers)
+            assert len(list(loader)) == 5
+            assert pages() == 1
+            del loader
+            assert not pages()
+    finally:
+        gc.enable()

@@ -1,0 +1,103 @@
+"""`Loader.report()`: one file of all that is known, of loaders that run, are closed, or have done nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.local_hosts import local_hosts
+
+
+def sample(item: int) -> Any:
+    time.sleep(0.004)
+    return np.full(4, item, np.float32)
+
+
+def take(loader: lp.Loader, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    for _ in loader:
+        if time.monotonic() > end:
+            return
+
+
+def inside(path: Path) -> dict[str, Any]:
+    (text,) = re.findall(
+        r'<script type="application/json" id="loaderpool-report">(.*)</script>', path.read_text("utf-8")
+    )
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    with lp.Loader(range(10**6), sample, batch_size=8, workers=2) as loader:
+        take(loader, 5)
+        loader.report(str(path))
+        running = inside(path)
+        told = loader.statistics()
+    assert running["settings"]["fn"] == f"{__name__}.sample"
+    assert running["environment"]["loaderpool"] == lp.__version__
+    assert running["environment"]["numpy"] == np.__version__
+    assert len(running["timeline"]) >= 2
+    assert all(each["workers"] == 2 and each["waiting_s"] > 0 for each in running["timeline"])
+    assert [each["number"] for each in running["workers"]] == [0, 1]
+    assert all(each["busy_share"] > 0.5 and each["samples"] > 50 for each in running["workers"])
+    assert sum(each["calls"] for each in running["calls"]["buckets"]) > 50
+    assert running["statistics"]["batches"] == told.batches
+    assert running["explanation"]["verdict"] == loader.explain(None).verdict.name
+    loader.report(path)
+    closed = inside(path)
+    assert len(closed["workers"]) == 2
+    assert closed["statistics"]["steps"]["count"] == told.steps.count
+    assert len(closed["timeline"]) >= 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_has_done_nothing_has_a_report(tmp_path: Path, workers: int) -> None:
+    with lp.Loader(range(64), sample, batch_size=8, workers=workers) as loader:
+        loader.report(tmp_path / "before.html")
+    loader.report(tmp_path / "behind.html")
+    assert inside(tmp_path / "before.html")["headline"].startswith("WARM-UP")
+    assert inside(tmp_path / "behind.html")["timeline"] == []
+
+
+def test_without_workers_there_are_steps_and_rates(tmp_path: Path) -> None:
+    with lp.Loader(range(10**6), sample, batch_size=8, workers=0) as loader:
+        take(loader, 3)
+        loader.report(tmp_path / "report.html")
+    found = inside(tmp_path / "report.html")
+    assert found["timeline"] and not found["workers"]
+    assert found["timeline"][0]["waiting_s"] > 0.03
+
+
+def test_hosts_are_told_as_far_as_they_tell(tmp_path: Path) -> None:
+    with lp.Pool(2, _program=local_hosts(2, 1)) as pool:
+        loader = lp.Loader(range(10**6), sample, batch_size=8, workers=pool)
+        with loader:
+            take(loader, 3)
+            loader.report(tmp_path / "report.html")
+    found = inside(tmp_path / "report.html")
+    assert len(found["statistics"]["hosts"]) == 2
+    assert all(each["pid"] is None and each["cpus"] is None for each in found["workers"])
+    assert found["statistics"]["calls"] is None
+
+
+def test_it_may_be_written_while_another_thread_takes_batches(tmp_path: Path) -> None:
+    with lp.Loader(range(4000), sample, batch_size=8, workers=2) as loader:
+        taken: list[int] = []
+        thread = threading.Thread(target=lambda: taken.extend(len(batch) for batch in loader))
+        thread.start()
+        for _ in range(5):
+            loader.report(tmp_path / "report.html")
+        thread.join()
+    assert sum(taken) == 4000
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+    assert inside(tmp_path / "report.html")["format"] == 1

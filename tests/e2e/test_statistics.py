@@ -1,0 +1,132 @@
+"""`Loader.statistics()` of steps and calls: what was made to take so long is counted as that."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.trainer.epochs.statistics import StepStatistics
+from tests.support.local_hosts import local_hosts
+
+
+def sample(item: int) -> Any:
+    time.sleep(0.3 if item == 37 else 0.004)
+    return np.full(4, item, np.float32)
+
+
+def computing(item: int) -> Any:
+    end = time.thread_time() + 0.005
+    while time.thread_time() < end:
+        pass
+    return np.full(4, item, np.float32)
+
+
+def train(loader: lp.Loader, steps: int, step_s: float) -> lp.Statistics:
+    with loader:
+        for step, _ in enumerate(loader):
+            if step == steps:
+                break
+            time.sleep(step_s)
+        return loader.statistics()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_steps_are_told_with_what_was_waited_for(workers: int) -> None:
+    told = train(lp.Loader(range(10**6), sample, batch_size=8, workers=workers), 40, 0.005).steps
+    assert told.count == 40
+    assert told.mean_s is not None and told.wait_share is not None and told.first_batch_s is not None
+    assert told.mean_s > 0.012  # 8 samples of 4 ms, of two workers at best
+    assert 0.3 < told.wait_share < 1
+    assert told.first_batch_s > 0.004
+    assert told.seconds == pytest.approx(40 * told.mean_s)
+    assert told.wait_s == pytest.approx(told.wait_share * told.seconds)
+
+
+def test_steps_that_find_data_ready_are_told_apart() -> None:
+    told = train(lp.Loader(range(10**6), lambda item: np.float32(item), batch_size=8, workers=1), 40, 0.02).steps
+    assert told.ready_share is not None and told.ready_share > 0.6
+    assert told.ready_mean_s is not None and told.ready_mean_s >= 0.02
+    assert told.wait_share is not None and told.wait_share < 0.3
+
+
+def test_calls_are_told_with_the_slowest_item() -> None:
+    told = train(lp.Loader(range(10**6), sample, batch_size=8, workers=2), 60, 0.0).calls
+    assert told is not None
+    assert (told.of, told.slowest[0].index, told.slowest[0].epoch) == ("sample", 37, 0)
+    assert 0.3 <= told.slowest[0].seconds < 2
+    assert len(told.slowest) == 16
+    assert told.timed >= 8
+    assert 0.002 <= told.p50_s <= told.p90_s <= told.p99_s  # each within a factor of two
+    assert told.p50_s < 0.03
+    assert 0.004 <= told.mean_s < 0.3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_cpu_time_of_a_sample_is_that_of_its_call(workers: int) -> None:
+    told = train(lp.Loader(range(10**6), computing, batch_size=8, workers=workers), 110 * workers, 0.0)
+    assert told.cpu_s_per_sample is not None
+    assert 0.004 < told.cpu_s_per_sample < 0.009
+
+
+def test_calls_of_workers_that_are_gone_count() -> None:
+    with lp.Loader(range(10**6), sample, batch_size=8, workers=3) as loader:
+        batches = iter(loader)
+        for _ in range(40):
+            next(batches)
+        before = loader.statistics().calls
+        loader.resize(1)
+        while len(loader.statistics().workers) > 1:
+            next(batches)
+        told = loader.statistics().calls
+    assert before is not None and told is not None
+    assert told.timed >= before.timed
+    assert told.slowest[0].index == 37
+
+
+def test_before_the_first_batch_nothing_is_known() -> None:
+    with lp.Loader(range(64), sample, batch_size=8, workers=1) as loader:
+        told = loader.statistics()
+    assert told.steps == StepStatistics(0, 0.0, 0.0, None, None, None, None, None)
+    assert (told.calls, told.cpu_s_per_sample) == (None, None)
+
+
+def test_in_this_process_calls_are_not_timed() -> None:
+    told = train(lp.Loader(range(10**6), sample, batch_size=8, workers=0), 10, 0.0)
+    assert (told.calls, told.cpu_s_per_sample) == (None, None)
+
+
+def test_hosts_do_not_tell_what_calls_take() -> None:
+    with lp.Pool(2, _program=local_hosts(2, 1)) as pool:
+        told = train(lp.Loader(range(10**6), sample, batch_size=8, workers=pool), 30, 0.0)
+    assert (told.calls, told.cpu_s_per_sample) == (None, None)
+    assert told.steps.count == 30
+
+
+def test_behind_a_close_they_are_as_they_were() -> None:
+    with lp.Loader(range(800), sample, batch_size=8, workers=2) as loader:
+        list(loader)
+        before = loader.statistics()
+    told = loader.statistics()
+    assert told.steps == before.steps
+    assert told.calls is not None and before.calls is not None
+    assert told.calls.slowest == before.calls.slowest
+    assert json.loads(json.dumps(dataclasses.asdict(told)))["calls"]["of"] == "sample"
+
+
+def test_it_is_quick() -> None:
+    with lp.Loader(range(10**6), sample, batch_size=4, workers=2) as loader:
+        for step, _ in enumerate(loader):
+            if step == 40:
+                break
+        seconds = []
+        for _ in range(9):
+            began = time.perf_counter()
+            loader.statistics()
+            seconds.append(time.perf_counter() - began)
+    assert sorted(seconds)[4] < 0.02  # 0.1 ms where CPUs are free

@@ -1,0 +1,418 @@
+"""`loaderpool top` beside true trainings, in terminals of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import json
+import mmap
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.chrome_traces import load
+from tests.support.processes import POLL_S
+from tests.support.running_trainings import DEADLINE_S, ROOT, RunningTraining, running_trainings
+
+pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
+
+COMMAND = [sys.executable, "-m", "loaderpool.tools.cli", "top"]
+NOBODY = 65534
+HELD = 40  # the item that waits until it may go on
+
+TRAINING = f"""
+import os
+import sys
+import time
+
+import numpy as np
+
+import loaderpool as lp
+
+
+def hold(i):
+    time.sleep(0.0005)  # samples of microseconds are made in blocks, of which the first item is known
+    if i == {HELD}:
+        with open("begun.part", "w") as file:
+            file.write(str(time.monotonic()))
+        os.rename("begun.part", "begun")
+        while not os.path.exists("release"):
+            time.sleep(0.01)
+    return np.full(4, i, np.float32)
+
+
+def wait(i):
+    time.sleep(0.002)
+    return np.full(4, i, np.float32)
+
+
+def take(loader):
+    for batch in loader:
+        yield
+
+
+def train(*loaders):
+    takes = [iter(()) for _ in loaders]
+    while not os.path.exists("end"):
+        for place, loader in enumerate(loaders):
+            if next(takes[place], "over") == "over":
+                takes[place] = take(loader)
+                next(takes[place])
+    for each in takes:
+        getattr(each, "close", int)()
+
+
+if __name__ == "__main__":
+    kind = sys.argv[1]
+    function = hold if kind == "held" else wait
+    with (
+        lp.Loader(range(64), function, batch_size=4, workers=0 if kind == "none" else 2) as one,
+        lp.Loader(range(64), wait, batch_size=8, workers=1) as two,
+    ):
+        train(one, two) if kind == "two" else train(one)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], RunningTraining]]:
+    with running_trainings(tmp_path, TRAINING) as begin:
+        yield begin
+
+
+def top(*arguments: object, before: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
+    """`loaderpool top` with its output; what it imports it has imported before it runs `before`."""
+    code = f"import sys\nfrom loaderpool.tools.cli import commands, main, top\n{before}\nsys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "top"] if before else COMMAND
+    result = subprocess.run(
+        [*command, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def look_until(training: RunningTraining, is_wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """The first look at it that is wanted; it may not have delivered a batch yet."""
+    until_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until_s:
+        result = subprocess.run(
+            [*COMMAND, f"{training.pid}", "--once", "--json"], cwd=ROOT, capture_output=True, text=True
+        )
+        if result.returncode == 0:
+            found: dict[str, Any] = json.loads(result.stdout)
+            if is_wanted(found):
+                return found
+        else:
+            assert "no loader that has delivered a first batch" in result.stderr
+        time.sleep(POLL_S)
+    raise AssertionError(f"the latest look was {result.stdout or result.stderr}")
+
+
+def at_held(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in found["loaders"][0]["workers"] if each["index"] == HELD]
+
+
+# -- what is shown
+
+
+def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[str], RunningTraining]) -> None:
+    training = start("held")
+    found = look_until(training, lambda found: at_held(found) and found["loaders"][0]["asked_s"])
+    (loader,), begun_s = found["loaders"], float((training.folder / "begun").read_text())
+    others = [each for each in loader["workers"] if each["index"] != HELD]
+    assert [each["pid"] > 0 for each in loader["workers"]] == [True, True]
+    assert len(others) == 1
+    before_s = time.monotonic()
+    found = look_until(training, at_held)
+    after_s = time.monotonic()
+    (worker,) = at_held(found)
+    assert worker["state"] == "item"
+    assert before_s - begun_s < worker["item_s"] < after_s - begun_s + 0.1  # it was noted before the function began
+    assert found["loaders"][0]["asked_s"] > loader["asked_s"]
+    assert found["process"].endswith("train.py held")
+    assert found["pid"] == training.pid
+    shown = top(training.pid, "--once").stdout
+    assert f"item {HELD} for " in shown
+    assert "the training waits for a batch for " in shown
+    training.release()
+    found = look_until(training, lambda found: not at_held(found))
+    slowest = found["loaders"][0]["slowest"][0]
+    assert slowest["index"] == HELD
+    assert slowest["seconds"] >= worker["item_s"]
+
+
+def test_two_loaders_stand_one_below_the_other(start: Callable[[str], RunningTraining]) -> None:
+    training = start("two")
+    found = look_until(training, lambda found: len(found["loaders"]) == 2)
+    assert sorted(len(each["workers"]) for each in found["loaders"]) == [1, 2]
+    pids = [worker["pid"] for each in found["loaders"] for worker in each["workers"]]
+    assert len(set(pids)) == 3
+    shown = top(training.pid, "--once").stdout
+    assert shown.index("[1 of 2]") < shown.index("[2 of 2]")
+    assert all(f"{pid}" in shown for pid in pids)
+
+
+def test_batches_that_are_made_in_the_trainings_own_process_have_no_workers(
+    start: Callable[[str], RunningTraining],
+) -> None:
+    training = start("none")
+    found = look_until(training, lambda found: found["loaders"][0]["steps_per_s"])
+    (loader,) = found["loaders"]
+    assert (loader["number"], loader["pool"], loader["workers"]) == (None, None, [])
+    assert 0 < loader["samples_per_s"] < 500  # a sample takes 2 ms
+    assert "samples/s" in top(training.pid, "--once").stdout
+
+
+def test_json_is_an_object_a_line_until_the_training_ends(start: Callable[[str], RunningTraining]) -> None:
+    training = start("waiting")
+    look_until(training, lambda found: True)
+    watching = subprocess.Popen(
+        [*COMMAND, f"{training.pid}", "--json", "--every", "0.05"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    lines = [watching.stdout.readline() for _ in range(5)]
+    training.process.send_signal(signal.SIGKILL)
+    stdout, stderr = watching.communicate(timeout=DEADLINE_S)
+    assert watching.returncode == 0, stderr
+    assert stderr == f"The training has ended: there is no process {training.pid} any more.\n"
+    for line in [*lines, *stdout.splitlines()]:
+        found = json.loads(line)
+        assert found["format"] == 1
+        assert found["pid"] == training.pid
+
+
+# -- which training
+
+
+def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], RunningTraining]) -> None:
+    one, two = start("waiting"), start("none")
+    for each in (one, two):
+        look_until(each, lambda found: True)
+    said = top("--once", status=2).stderr
+    assert f"{one.pid}  {sys.executable} train.py waiting\n" in said
+    assert f"{two.pid}  {sys.executable} train.py none\n" in said
+
+
+def test_a_worker_is_no_training(start: Callable[[str], RunningTraining]) -> None:
+    """It has inherited what could be looked at."""
+    found = look_until(start("waiting"), lambda found: len(found["loaders"][0]["workers"]) == 2)
+    worker = found["loaders"][0]["workers"][0]["pid"]
+    said = top(worker, status=1).stderr
+    assert said == f"Error: process {worker} has no loader that has delivered a first batch.\n"
+
+
+# -- on a terminal
+
+
+class Terminal:
+    """One in which a command runs; keys can be pressed."""
+
+    def __init__(self, *command: str, rows: int = 40, columns: int = 100, cwd: Path = ROOT) -> None:
+        self.shown = ""
+        own, its = pty.openpty()
+        fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(command, cwd=cwd, stdin=its, stdout=its, stderr=its, env=environment)
+        os.close(its)
+        self.descriptor = own
+
+    def press(self, key: str) -> None:
+        os.write(self.descriptor, key.encode())
+
+    def read_until(self, text: str) -> None:
+        """Read what is shown, until this was."""
+        until_s = time.monotonic() + DEADLINE_S
+        while text not in self.shown:
+            assert time.monotonic() < until_s, self.shown
+            if not self._read():
+                break
+        assert text in self.shown, self.shown
+        self.shown = self.shown[self.shown.rindex(text) + len(text) :]
+
+    def end(self) -> int:
+        while self._read():
+            pass
+        return self.process.wait(DEADLINE_S)
+
+    def _read(self) -> bool:
+        readable, _, _ = select.select([self.descriptor], [], [], DEADLINE_S)
+        try:
+            data = os.read(self.descriptor, 1 << 16) if readable else b""
+        except OSError:  # the other end is closed
+            data = b""
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_one(*command: str, **more: Any) -> Terminal:
+        opened.append(Terminal(*command, **more))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        with contextlib.suppress(ProcessLookupError):
+            each.process.kill()
+        each.process.wait()
+        os.close(each.descriptor)
+
+
+def test_keys_explain_and_quit(start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]) -> None:
+    training = start("waiting")
+    look_until(training, lambda found: True)
+    screen = terminal(*COMMAND, f"{training.pid}", "--every", "0.05")
+    screen.read_until("train.py waiting")
+    screen.read_until("e explains at length")
+    screen.press("e")
+    screen.read_until("e explains in short")
+    screen.press("x")  # is none
+    screen.press("e")
+    screen.read_until("e explains at length")
+    is_echoing = termios.tcgetattr(screen.descriptor)[3] & termios.ECHO
+    screen.press("q")
+    assert screen.end() == 0
+    assert not is_echoing
+    assert termios.tcgetattr(screen.descriptor)[3] & termios.ECHO
+    assert screen.shown.rstrip().endswith("\x1b[?25h\x1b[?1049l")  # cursor and screen are what they were
+
+
+def watched(
+    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal], *options: str
+) -> tuple[RunningTraining, Terminal]:
+    """A training that has begun, and a terminal on which it is shown."""
+    training = start("waiting")
+    look_until(training, lambda found: True)
+    screen = terminal(*COMMAND, f"{training.pid}", *options)
+    screen.read_until("e explains at length")
+    return training, screen
+
+
+def test_a_key_writes_a_trace(
+    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    training = start("waiting")
+    look_until(training, lambda found: True)
+    screen = terminal(*COMMAND, f"{training.pid}", cwd=tmp_path)
+    screen.read_until("t writes a trace")
+    screen.press("t")
+    screen.read_until("has the last")
+    screen.press("q")
+    assert screen.end() == 0
+    (written,) = tmp_path.glob(f"trace-{training.pid}-*.json.gz")
+    assert load(gzip.decompress(written.read_bytes()).decode()).slices
+
+
+def test_a_key_works_at_once_however_seldom_it_looks(
+    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]
+) -> None:
+    training, screen = watched(start, terminal, "--every", "3600")
+    screen.press("e")
+    screen.read_until("e explains in short")
+    screen.press("q")
+    assert screen.end() == 0
+
+
+def test_it_ends_with_the_training_and_leaves_the_last_screen(
+    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]
+) -> None:
+    training, screen = watched(start, terminal, "--every", "0.05")
+    training.process.send_signal(signal.SIGKILL)
+    assert training.process.wait(DEADLINE_S) == -signal.SIGKILL
+    screen.read_until("train.py waiting")
+    screen.read_until(f"The training has ended: there is no process {training.pid} any more.")
+    assert screen.end() == 0
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(
+    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]
+) -> None:
+    training, screen = watched(start, terminal)
+    screen.process.send_signal(signal.SIGINT)
+    assert screen.end() == 130
+    assert termios.tcgetattr(screen.descriptor)[3] & termios.ECHO
+
+
+def test_it_imports_little() -> None:
+    """It is looked at when something hangs, and shall be there within a second."""
+    code = "import sys, loaderpool.tools.cli.top; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = set(result.stdout.split())
+    assert "loaderpool.trainer.explain.page" in imported
+    assert imported.isdisjoint(
+        {
+            "loaderpool.trainer.engine",
+            "loaderpool.trainer.loader",
+            "loaderpool.ray",
+            "loaderpool.worker",
+            "matplotlib",
+            "tensorflow",
+        }
+    )
+
+
+# -- who may look, and who may write
+
+
+def page_of(pid: int) -> str:
+    folder = f"/proc/{pid}/fd"
+    paths = [f"{folder}/{name}" for name in os.listdir(folder)]
+    return next(path for path in paths if os.readlink(path).startswith("/memfd:loaderpool-looks"))
+
+
+def test_only_the_trainer_can_write_to_its_page(start: Callable[[str], RunningTraining]) -> None:
+    """Not even root can."""
+    training = start("waiting")
+    look_until(training, lambda found: True)
+    path = page_of(training.pid)
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except PermissionError:
+        return
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(descriptor, mmap.PAGESIZE)
+        with pytest.raises(PermissionError):
+            os.pwrite(descriptor, b"x", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, 0)
+        with mmap.mmap(descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ) as readable:
+            assert any(readable[:8])
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_look(start: Callable[[str], RunningTraining]) -> None:
+    training = start("waiting")
+    look_until(training, lambda found: True)
+    path = page_of(training.pid)
+    become = f"import os; os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+    open_it = f"""
+try:
+    os.open({path!r}, os.O_RDONLY)
+    sys.exit("it could be opened")
+except PermissionError:
+    pass
+"""
+    said = top(training.pid, before=f"{become}\n{open_it}", status=1).stderr
+    assert said == (f"Error: process {training.pid} is another user's (uid 0): it can be watched by that user alone.\n")
+    assert f"{training.pid}" not in top(before=become, status=1).stderr

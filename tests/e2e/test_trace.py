@@ -1,0 +1,422 @@
+"""`loaderpool trace` and `Loader.trace` beside true trainings."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from multiprocess import resource_tracker
+
+import loaderpool as lp
+from tests.support.chrome_traces import Loaded, load
+from tests.support.local_hosts import local_hosts
+from tests.support.processes import POLL_S
+from tests.support.running_trainings import DEADLINE_S, ROOT, RunningTraining, running_trainings
+
+# One for the life of this process, for workers that are spawned: no test leaves it behind.
+resource_tracker.ensure_running()
+
+pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
+
+COMMAND = [sys.executable, "-m", "loaderpool.tools.cli", "trace"]
+SLOW, HELD = 21, 43
+
+TRAINING = f"""
+import os
+import sys
+import time
+
+import numpy as np
+
+import loaderpool as lp
+
+
+def make(i):
+    time.sleep(0.15 if i == {SLOW} else 0.0015)
+    while i == {HELD} and sys.argv[1] == "held" and not os.path.exists("release"):
+        time.sleep(0.01)
+    return np.full(4, i, np.float32)
+
+
+if __name__ == "__main__":
+    workers, beside = 2, iter(())
+    if sys.argv[1] == "spawned":
+        workers = lp.Pool(1, start="spawn")
+    if sys.argv[1] == "two":
+        workers = lp.Pool(2)
+        beside = iter(lp.Loader(range(10**6), make, batch_size=4, workers=workers))
+    with lp.Loader(range(64), make, batch_size=4, workers=workers) as loader:
+        while not os.path.exists("end"):
+            for batch in loader:
+                next(beside, None)
+                time.sleep(0.002)
+"""
+
+
+class Training(RunningTraining):
+    def trace(self, *options: str) -> Loaded:
+        """What is shown of its trace."""
+        path = self.folder / "trace.json"
+        said = trace(self.pid, *options, "-o", path).stdout
+        assert f"train.py waiting (pid {self.pid})" in said or f"train.py held (pid {self.pid})" in said
+        return load(path.read_text())
+
+    def until(self, is_there: Callable[[Loaded], object], *options: str) -> Loaded:
+        """The first trace in which it is there; at first it may have delivered no batch yet."""
+        until_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < until_s:
+            result = run(self.pid, *options, "-o", self.folder / "trace.json")
+            if result.returncode == 0:
+                found = load((self.folder / "trace.json").read_text())
+                if is_there(found):
+                    return found
+            else:
+                assert "no loader that has delivered a first batch" in result.stderr
+            time.sleep(POLL_S)
+        raise AssertionError(result.stdout or result.stderr)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Training]]:
+    with running_trainings(tmp_path, TRAINING, Training) as begin:
+        yield begin
+
+
+def run(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [*COMMAND, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def trace(*arguments: object, status: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    result = run(*arguments, cwd=cwd)
+    assert result.returncode == status, result.stderr
+    return result
+
+
+def make(i: int) -> Any:
+    time.sleep(0.03 if i == SLOW else 0.0015)
+    return np.full(4, i, np.float32)
+
+
+def check_slow_sample(found: Loaded, least_us: float) -> None:
+    """Its sample leads to the step of the batch that it is in, which was waited for."""
+    flows = [flow for each in found.named(f"sample {SLOW}") for flow in found.flows_through(each)]
+    assert any(flow[-2]["name"].startswith("wait for batch") for flow in flows)
+    for sample, ticket, slot, wait, step in flows[:-1] or flows:  # the last one may have been traced half-way
+        assert sample["dur"] >= least_us
+        assert ticket["ts"] <= sample["ts"]
+        assert ticket["pid"] == sample["pid"] != step["pid"] == slot["pid"] == wait["pid"]
+        batch = ticket["args"]["batch"] if "batch" in ticket["args"] else step["args"]["batch"]
+        # Beside other programs the training may be so late that it is there.
+        assert wait["name"] in (f"wait for batch {batch}", f"take batch {batch}")
+        assert step["name"].startswith(f"step: batch {batch}")
+        assert sample["ts"] + sample["dur"] <= wait["ts"] + wait["dur"] <= step["ts"] + 1
+
+
+# -- out of a training that was started without any flag
+
+
+def test_a_slow_item_is_found_by_its_index_and_leads_to_the_step_that_waited_for_it(
+    start: Callable[[str], Training],
+) -> None:
+    training = start("waiting")
+    found = training.until(lambda found: len(found.named(f"sample {SLOW}")) > 1)
+    check_slow_sample(found, 150_000)
+    assert found.processes[training.pid].endswith("train.py waiting")
+    assert sorted(found.processes.values())[:2] == ["supervisor", found.processes[training.pid]]
+    assert {"worker 0", "worker 1"} <= set(found.processes.values())
+    assert len(found.flows) >= 16
+    assert max(value for _, value in found.counters["workers busy"]) == 2
+    assert found.named("epoch 0")
+
+
+def test_a_worker_that_was_killed_is_in_it_beside_the_one_that_took_its_place(
+    start: Callable[[str], Training],
+) -> None:
+    training = start("waiting")
+    found = training.until(lambda found: len(found.flows) > 20)
+    pid = next(pid for pid, name in found.processes.items() if name == "worker 1")
+    os.kill(pid, signal.SIGKILL)
+    found = training.until(lambda found: "worker 2" in found.processes.values() and len(found.flows) > 60)
+    new = next(pid for pid, name in found.processes.items() if name == "worker 2")
+    old_slices = [each for track, slices in found.slices.items() if track[0] == pid for each in slices]
+    new_slices = [each for track, slices in found.slices.items() if track[0] == new for each in slices]
+    assert old_slices and new_slices
+    assert max(each["ts"] + each["dur"] for each in old_slices) <= min(each["ts"] for each in new_slices) + 1
+    events = json.loads((training.folder / "trace.json").read_text())["traceEvents"]
+    moments = [(each["pid"], each["name"]) for each in events if each["ph"] == "i"]
+    assert (pid, "worker 1 has ended") in moments
+    assert (new, "worker 2 begins") in moments
+
+
+def test_what_hangs_now_is_in_it(start: Callable[[str], Training]) -> None:
+    training = start("held")
+    held = f"item {HELD} (still running)"
+    found = training.until(lambda found: found.named(held) and found.named("wait for data"))
+    (item,) = found.named(held)
+    (wait,) = found.named("wait for data")
+    assert found.processes[item["pid"]].startswith("worker")
+    assert wait["pid"] == training.pid
+    later = training.trace()
+    assert later.one(held)["dur"] > item["dur"]
+
+
+def test_the_last_seconds_are_the_last_ones(start: Callable[[str], Training]) -> None:
+    training = start("waiting")
+    training.until(lambda found: found.named("epoch 2"))
+    found = training.trace("--last", "0.4")
+    ends = [each["ts"] + each["dur"] for slices in found.slices.values() for each in slices]
+    assert 0.4e6 <= max(ends) + 0.1e6 <= 0.6e6
+    assert found.head["loaderpool"]["seconds"] == pytest.approx(0.4)
+
+
+def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], Training], tmp_path: Path) -> None:
+    trainings = [start("waiting"), start("waiting")]
+    for each in trainings:
+        each.until(lambda found: True)
+    said = trace("-o", tmp_path / "t.json", status=2).stderr
+    assert all(f"{each.pid}  {sys.executable} train.py waiting\n" in said for each in trainings)
+    assert not (tmp_path / "t.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["999999999"], "Error: there is no process 999999999."),
+        ([str(os.getppid())], "has no loader that has delivered a first batch|cannot be looked at"),
+        (["0"], "0 is not in the range x>=1"),
+        (["--last", "no"], "'no' is not a positive number of seconds."),
+        (["--last", "-3"], "'-3' is not a positive number of seconds."),
+        (["-o", "none/trace.json"], "the directory 'none' does not exist."),
+        (["-o", "trace.txt"], "'trace.txt' must end in .json or .json.gz, which viewers open."),
+        (["-o", "."], "'.' is a directory: name a file, such as 'trace.json'."),
+        (["merge", "-o", "b.json"], "Missing argument 'FILE FILE...'"),
+        (["merge", "a.json", "-o", "b.json"], "Error: there is nothing to merge: name two traces or more."),
+        (["merge", "a.json", "b.json"], "Missing option '-o' / '--output'"),
+        (["merge", "a.json", "b.json", "-o", "c.json"], "Error: a.json cannot be read: No such file or directory."),
+    ],
+)
+def test_each_mistake_is_answered_on_one_line(arguments: list[str], answer: str, tmp_path: Path) -> None:
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode in (1, 2)
+    last = result.stderr.splitlines()[-1]
+    assert any(each in last for each in answer.split("|")), result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_help_of_both_commands() -> None:
+    assert "--last SECONDS" in trace("--help").stdout
+    assert "torch.profiler" in trace("merge", "--help").stdout
+
+
+# -- in code
+
+
+def test_in_passes_and_after_them_from_any_thread(tmp_path: Path) -> None:
+    found: list[Loaded] = []
+
+    def take(name: str) -> None:
+        loader.trace(tmp_path / name)
+        found.append(load((tmp_path / name).read_text()))
+
+    with lp.Loader(range(64), make, batch_size=4, workers=2) as loader:
+        take("before.json")
+        for number, _ in enumerate(loader):
+            if number == 8:
+                thread = threading.Thread(target=take, args=("during.json",))
+                thread.start()
+                thread.join()
+        take("after.json")
+        loader.trace(tmp_path / "after.json.gz", seconds=None)
+    before, during, after = found
+    assert before.named("step") == []
+    assert 5 <= len(during.named("step")) < len(after.named("step")) == 16
+    check_slow_sample(after, 30_000)
+    compressed = load(gzip.decompress((tmp_path / "after.json.gz").read_bytes()).decode())
+    # The first samples may be made before there are tickets, and more are made for the next pass.
+    assert len(compressed.named("sample")) >= len(after.named("sample")) >= 60
+    assert (tmp_path / "after.json.gz").stat().st_size < (tmp_path / "after.json").stat().st_size / 4
+    assert not list(tmp_path.glob("*.part"))
+    with pytest.raises(lp.ClosedError, match="call trace\\(\\) before"):
+        loader.trace(tmp_path / "closed.json")
+
+
+def test_without_workers_it_is_the_trainings_own_process(tmp_path: Path) -> None:
+    with lp.Loader(range(16), make, batch_size=4, workers=0) as loader:
+        for _ in loader:
+            time.sleep(0.001)
+        loader.trace(tmp_path / "trace.json")
+    found = load((tmp_path / "trace.json").read_text())
+    assert list(found.processes) == [os.getpid()]
+    assert [each["name"] for each in found.named("make batch")] == [f"make batch {batch}" for batch in range(4)]
+    assert all(each["dur"] >= 6_000 for each in found.named("make batch"))
+    assert any("workers=0" in note for note in found.head["loaderpool"]["notes"])
+
+
+def test_workers_that_are_spawned_are_recorded_for_loader_trace(tmp_path: Path) -> None:
+    with lp.Pool(1, start="spawn") as pool, lp.Loader(range(64), make, batch_size=4, workers=pool) as loader:
+        for _ in loader:
+            pass
+        loader.trace(tmp_path / "trace.json")
+    check_slow_sample(load((tmp_path / "trace.json").read_text()), 30_000)
+
+
+def test_workers_that_are_spawned_cannot_be_read_from_outside_which_is_said(start: Callable[[str], Training]) -> None:
+    found = start("spawned").until(lambda found: len(found.named("step")) > 20)
+    assert not found.named("sample")
+    assert any("spawned" in note for note in found.head["loaderpool"]["notes"])
+
+
+def test_of_batches_that_hosts_make_there_are_hand_overs_which_is_said(tmp_path: Path) -> None:
+    with (
+        lp.Pool(2, _program=local_hosts(2, 1)) as pool,
+        lp.Loader(range(64), make, batch_size=4, workers=pool) as loader,
+    ):
+        for _ in loader:
+            pass
+        loader.trace(tmp_path / "trace.json")
+    found = load((tmp_path / "trace.json").read_text())
+    assert len(found.named("step")) == 16
+    assert list(found.processes) == [os.getpid()]
+    assert any("other machines" in note for note in found.head["loaderpool"]["notes"])
+
+
+def test_loaders_of_one_pool_have_steps_of_their_own(start: Callable[[str], Training]) -> None:
+    found = start("two").until(lambda found: len(found.flows) > 40)
+    tracks = {name for name in found.tracks.values() if name.startswith("steps of loader")}
+    assert len(tracks) == 2
+
+
+def test_threads_of_workers_have_tracks_of_their_own(tmp_path: Path) -> None:
+    options = lp.WorkerOptions(threads=4)
+    with lp.Loader(range(64), make, batch_size=8, workers=1, worker_options=options) as loader:
+        for _ in loader:
+            pass
+        loader.trace(tmp_path / "trace.json")
+    found = load((tmp_path / "trace.json").read_text())
+    assert len(found.named("sample")) >= 60  # the first batch's may be made before there are threads
+    assert "tickets (4)" in found.tracks.values()
+
+
+def test_copies_setup_and_resizes_are_in_it(tmp_path: Path) -> None:
+    kept = []
+
+    def set_up() -> None:
+        time.sleep(0.02)
+
+    with lp.Loader(range(256), make, batch_size=4, workers=2, setup=set_up) as loader:
+        for number, batch in enumerate(loader):
+            kept.append(batch)
+            if number == 20:
+                loader.resize(3)
+        loader.trace(tmp_path / "trace.json")
+    found = load((tmp_path / "trace.json").read_text())
+    assert all(each["dur"] >= 20_000 for each in found.named("setup"))
+    assert len(found.named("setup")) == 3
+    assert found.named("copy out")
+    assert {"worker 0", "worker 1", "worker 2"} <= set(found.processes.values())
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert "3 workers" in {each["name"] for each in events if each["ph"] == "i"}
+    assert len(kept) == 64
+
+
+@pytest.mark.parametrize(
+    ("path", "seconds", "error", "words"),
+    [
+        ("none/trace.json", 1, lp.ArgumentError, "does not exist"),
+        ("trace.html", 1, lp.ArgumentError, "must end in .json or .json.gz"),
+        ("", 1, lp.ArgumentError, "is a directory"),
+        ("trace.json", 0, lp.ArgumentError, "seconds must be seconds from"),
+        ("trace.json", "1", lp.ArgumentTypeError, "seconds must be a number"),
+    ],
+)
+def test_wrong_arguments_name_themselves(
+    path: str, seconds: Any, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    with lp.Loader(range(8), make, batch_size=4, workers=0) as loader, pytest.raises(error, match=words):
+        loader.trace(tmp_path / path, seconds)
+    assert not list(tmp_path.iterdir())
+
+
+# -- beside the traces of others
+
+PROFILED = """
+import sys
+import time
+
+import numpy as np
+
+import loaderpool as lp
+{setup}
+
+
+def make(i):
+    time.sleep(0.002)
+    return np.full(4, i, np.float32)
+
+
+if __name__ == "__main__":
+    with lp.Loader(range(64), make, batch_size=4, workers=1) as loader:
+        {profile}:
+            for number, batch in enumerate(loader):
+                {mark}:
+                    time.sleep(0.003)
+        loader.trace("ours.json")
+    {end}
+"""
+TORCH = {
+    "setup": "from torch.profiler import ProfilerActivity, profile, record_function",
+    "profile": "with profile(activities=[ProfilerActivity.CPU]) as profiled",
+    "mark": 'with record_function(f"mark {number}")',
+    "end": 'profiled.export_chrome_trace("theirs.json")',
+}
+JAX = {
+    "setup": "import jax\njax.numpy.ones(1).block_until_ready()",
+    "profile": 'with jax.profiler.trace("profile")',
+    "mark": 'with jax.profiler.TraceAnnotation(f"mark {number}")',
+    "end": "",
+}
+_TOLERANCE_US = 1_000
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "theirs"),
+    [("torch", TORCH, "theirs.json"), ("jax", JAX, "profile/plugins/profile/*/*.trace.json.gz")],
+)
+def test_the_training_of_another_profilers_trace_fits_into_ours(
+    module: str, words: dict[str, str], theirs: str, tmp_path: Path
+) -> None:
+    """Each mark lies within the step whose code it is around, to a millisecond."""
+    pytest.importorskip(module)
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROFILED).format(**words))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    result = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    (path,) = tmp_path.glob(theirs)
+    said = trace("merge", path, "ours.json", "-o", "both.json", cwd=tmp_path).stdout
+    assert "Note" not in said
+    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    slices = {each["name"].partition(" (")[0]: each for each in events if each["ph"] == "X"}
+    for number in range(16):
+        step, mark = slices[f"step: batch {number}"], slices[f"mark {number}"]
+        assert step["ts"] - _TOLERANCE_US < mark["ts"]
+        assert mark["ts"] + mark["dur"] < step["ts"] + step["dur"] + _TOLERANCE_US
+        assert mark["dur"] >= 3_000

@@ -1,0 +1,112 @@
+"""The number of workers that is found for trainings as an analytic model makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderpool.trainer.autotune.autotuner import Autotuner
+from loaderpool.trainer.explain.observed import Observed
+from tests.support.trainings import BLOCKING, COMPUTING, Training
+from tests.support.tuned_training import run
+
+MOST = 64
+
+
+def least_that_feeds(training: Training) -> int:
+    best = training.length(MOST)
+    return next(workers for workers in range(1, MOST + 1) if training.length(workers) <= 1.02 * best)
+
+
+def window_of(training: Training):
+    return lambda workers, steps: training.window(workers, steps=steps)
+
+
+@pytest.mark.parametrize("training", [COMPUTING, BLOCKING])
+def test_it_finds_the_number_from_one_worker(training: Training) -> None:
+    workers, course = run(Autotuner(1, MOST), 1, window_of(training), seconds=300)
+    assert training.length(workers) <= 1.05 * training.length(MOST)
+    assert not course.after(60)
+
+
+@pytest.mark.parametrize("training", [COMPUTING, BLOCKING])
+def test_it_finds_the_number_from_four_times_too_many(training: Training) -> None:
+    least = least_that_feeds(training)
+    workers, course = run(Autotuner(1, 4 * MOST), 4 * least, window_of(training), seconds=300)
+    assert least <= workers <= least + 1
+    assert not course.after(60)
+
+
+trainings = st.builds(
+    Training,
+    step_s=st.floats(2e-3, 0.2),
+    batch=st.integers(1, 64),
+    sample_cpu_s=st.floats(50e-6, 10e-3),
+    sample_blocked_s=st.floats(0.0, 10e-3),
+    cpus=st.sampled_from([4.0, 16.0, 64.0]),
+    step_cpu_s=st.floats(0.1e-3, 2e-3),
+)
+
+
+@given(trainings, st.integers(1, MOST))
+@settings(max_examples=500)
+def test_whatever_it_begins_with_it_comes_to_rest_where_the_training_is_fed(training: Training, first: int) -> None:
+    workers, course = run(Autotuner(1, MOST), first, window_of(training), seconds=900)
+    assert training.length(workers) <= 1.05 * training.length(MOST)
+    assert workers <= max(least_that_feeds(training) + 1, 1)
+    assert not course.after(300)
+
+
+@given(trainings, st.integers(1, MOST), st.integers(0, 1000))
+@settings(max_examples=300)
+def test_noise_has_it_change_rarely(training: Training, first: int, seed: int) -> None:
+    """Steps of windows that differ by 3 %."""
+    workers, course = run(Autotuner(1, MOST), first, window_of(training), seconds=1800, noise=0.03, seed=seed)
+    assert training.length(workers) <= 1.15 * training.length(MOST)
+    assert len(course.after(300)) <= 10
+
+
+def test_a_function_that_becomes_dearer_has_more() -> None:
+    tuner = Autotuner(1, MOST)
+    workers, _ = run(tuner, 4, window_of(COMPUTING), seconds=60)
+    dearer = dataclasses.replace(BLOCKING, sample_blocked_s=5 * 49e-3)
+    workers, course = run(tuner, workers, window_of(dearer), seconds=60)
+    assert dearer.length(workers) <= 1.05 * dearer.length(MOST)
+    assert course.after(0)[-1] == workers
+    assert not course.after(40)
+
+
+def test_what_no_worker_more_makes_faster_ends_the_search() -> None:
+    """The source serves no more than four workers: each of more waits for longer."""
+    limited = dataclasses.replace(BLOCKING, step_s=20e-3)
+
+    def window(workers: int, steps: int) -> Observed:
+        slower = dataclasses.replace(limited, sample_blocked_s=49e-3 * max(1, workers / 4))
+        return slower.window(workers, steps=steps)
+
+    workers, course = run(Autotuner(1, MOST), 1, window, seconds=500)
+    assert 4 <= workers <= 8
+    assert len(course.changes) <= 6
+    assert not course.after(120)
+
+
+def test_workers_that_slow_the_training_down_are_taken_back() -> None:
+    """Each worker beyond the fourth takes the consumer 4 % of its CPU."""
+
+    def window(workers: int, steps: int) -> Observed:
+        slowed = dataclasses.replace(COMPUTING, step_s=0.190 * (1 + 0.04 * max(0, workers - 4)))
+        return slowed.window(workers, steps=steps)
+
+    workers, course = run(Autotuner(1, MOST), 12, window, seconds=300)
+    assert 4 <= workers <= 6
+    assert not course.after(120)
+
+
+def test_bounds_hold() -> None:
+    workers, _ = run(Autotuner(3, 6), 3, window_of(BLOCKING), seconds=120)
+    assert workers == 6
+    workers, _ = run(Autotuner(3, 6), 6, window_of(dataclasses.replace(BLOCKING, step_s=5.0)), seconds=400)
+    assert workers == 3

@@ -1,0 +1,125 @@
+"""Several loaders of one pool, what memory allows, and workers that cannot be started."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+
+from loaderpool.system import capacity
+from loaderpool.trainer.autotune import pool_workers
+from loaderpool.trainer.autotune.pool_workers import PoolWorkers
+from loaderpool.trainer.explain.looks import AboutLoader, Look, MachineCounts, StepCounts, WorkCounts, WorkerCounts
+
+S = 1_000_000_000
+ABOUT = AboutLoader(1, True, "sample", True, True, False, 8.0, 8.0)
+
+
+class Loader:
+    """Its steps are 50 ms long; a batch takes a worker so many ms, and hardly any CPU."""
+
+    def __init__(self, making_ms: int) -> None:
+        self.making_s = making_ms / 1e3
+        self.begun_s = 0
+        self.steps = self.made = 0.0
+        self.wait_s = self.ready_s = self.ready = 0.0
+
+    def train(self, seconds: int, workers: int) -> None:
+        step_s = max(0.05, self.making_s / workers)
+        steps = seconds / step_s
+        self.steps += steps
+        self.wait_s += steps * (step_s - 0.05)
+        if step_s == 0.05:
+            self.ready += steps
+            self.ready_s += seconds
+
+    def look(self, now_s: int, workers: int) -> Look:
+        busy_s = self.steps * self.making_s / workers
+        each = WorkerCounts(
+            0, 1, int(busy_s * S), int((now_s - busy_s) * S), 0.01 * busy_s, 0.0, int(16 * self.steps / workers)
+        )
+        counts = StepCounts(
+            int(self.steps), now_s * S, int(self.wait_s * S), int(self.ready), int(self.ready_s * S)
+        )  # fmt: skip
+        work = WorkCounts(dict.fromkeys(range(workers), each), slots=12, slots_wanted=12)
+        return Look(
+            now_s // 2, now_s * S, counts, 16 * int(self.steps), 0, work, MachineCounts(0.1 * now_s, 0.05 * now_s, 0, 0)
+        )
+
+
+def train(
+    pool: PoolWorkers, loader: Loader, seconds: int, workers: int, begin_s: int = 0, there: int | None = None
+) -> int:
+    """Have one loader consumed for so long. Returns how many workers there are in the end."""
+    for now_s in range(begin_s, begin_s + seconds, 2):
+        decided = pool.look(loader, ABOUT, loader.look(now_s, there or workers), workers)
+        if decided is not None:
+            workers = decided
+        loader.train(2, there or workers)
+    return workers
+
+
+def test_it_finds_the_number_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    pool = PoolWorkers(1, 32)
+    with caplog.at_level(logging.INFO, "loaderpool"):
+        assert train(pool, Loader(making_ms=390), 60, workers=2) == 8
+    assert [(each.workers_before, each.workers) for each in pool.autotuned.decisions][-1][1] == 8
+    assert "training waited" in pool.autotuned.decisions[0].reason
+    assert len(caplog.records) == 1  # a line a minute at most
+
+
+def test_the_loader_that_needs_most_decides() -> None:
+    """A validation's turn has the training lose no worker, and gives it more than it needs."""
+    pool = PoolWorkers(1, 32)
+    training, validation = Loader(making_ms=390), Loader(making_ms=190)
+    workers = train(pool, training, 60, workers=2)
+    assert train(pool, validation, 60, workers, begin_s=60) == workers == 8
+    pool.forget(training)
+    assert train(pool, validation, 60, workers, begin_s=120) in (4, 5)
+
+
+def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker takes 1 GiB of its own, and 6 GiB are free."""
+    monkeypatch.setattr(capacity, "private_bytes", lambda pid: 1 << 30)
+    monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 6 << 30)
+    pool, loader = PoolWorkers(1, 32), Loader(making_ms=2000)
+    look = loader.look
+
+    def with_pids(now_s: int, workers: int) -> Look:
+        found = look(now_s, workers)
+        there = {number: worker._replace(pid=1) for number, worker in found.work.workers.items()}
+        return found._replace(work=found.work._replace(workers=there))
+
+    loader.look = with_pids  # type: ignore[method-assign]
+    train(pool, loader, 40, workers=2)
+    assert pool.autotuned.decisions[0].workers <= 5
+
+
+def test_workers_that_cannot_be_started_are_not_asked_for_again() -> None:
+    pool, loader = PoolWorkers(1, 32), Loader(making_ms=2000)
+    assert train(pool, loader, 60, workers=8, there=3) == 3
+    assert "could be started" in pool.autotuned.decisions[-1].reason
+    assert train(pool, loader, 60, workers=3, begin_s=60) == 3
+
+
+def test_a_loader_that_is_gone_has_no_say() -> None:
+    pool = PoolWorkers(1, 32)
+    training: Any = Loader(making_ms=390)
+    workers = train(pool, training, 60, workers=2)
+    del training
+    assert train(pool, Loader(making_ms=190), 60, workers, begin_s=60) in (4, 5)
+
+
+def test_one_that_was_idle_for_long_has_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_workers, "_IDLE_S", 30.0)
+    pool, training = PoolWorkers(1, 32), Loader(making_ms=390)
+    workers = train(pool, training, 60, workers=2)
+    assert train(pool, Loader(making_ms=190), 120, workers, begin_s=60) in (4, 5)
+
+
+def test_decisions_are_plain_values() -> None:
+    pool = PoolWorkers(1, 32)
+    train(pool, Loader(making_ms=390), 60, workers=2)
+    assert set(dataclasses.asdict(pool.autotuned.decisions[0])) == {"time_s", "workers_before", "workers", "reason"}

@@ -1,0 +1,86 @@
+"""What is summed up from one hand-over to the next."""
+
+from __future__ import annotations
+
+import itertools
+
+from loaderpool.trainer.epochs.step_times import StepTimes
+from loaderpool.trainer.explain.looks import StepCounts
+
+MS = 1_000_000
+
+
+class Consumer:
+    """Takes batches at times that a test says."""
+
+    def __init__(self, makes_here: bool = False) -> None:
+        self.times, self.now_ns = StepTimes(makes_here), 1
+
+    def take(self, worked_ms: int, waited_ms: int, batches: int = 1, is_first: bool = False) -> None:
+        self.now_ns += worked_ms * MS
+        self.times.ask(self.now_ns)
+        self.now_ns += waited_ms * MS
+        if is_first:
+            self.times.begin_pass()
+        self.times.note(self.now_ns, waited_ms * MS, batches)
+
+    @property
+    def counts(self) -> StepCounts:
+        return self.times.counts(self.now_ns)
+
+
+def test_steps_waits_and_the_steps_that_found_data_ready() -> None:
+    consumer = Consumer()
+    consumer.take(0, 500, is_first=True)
+    consumer.take(100, 50)
+    consumer.take(100, 1)  # looking for a batch that is there takes a moment
+    consumer.take(100, 0)
+    assert consumer.counts == StepCounts(3, 351 * MS, 51 * MS, 2, 201 * MS, 0, 0, 500 * MS)
+
+
+def test_what_is_done_between_passes_is_in_no_step() -> None:
+    consumer = Consumer()
+    consumer.take(0, 500, is_first=True)
+    consumer.take(100, 0)
+    consumer.take(60_000, 70, is_first=True)
+    consumer.take(100, 0)
+    assert consumer.counts == StepCounts(2, 200 * MS, 0, 2, 200 * MS, 1, 70 * MS, 500 * MS)
+
+
+def test_batches_that_came_together_are_steps_of_their_own() -> None:
+    consumer = Consumer()
+    consumer.take(0, 10, batches=8, is_first=True)
+    consumer.take(80, 0, batches=8)
+    consumer.take(80, 20, batches=2)
+    assert consumer.counts == StepCounts(16, 180 * MS, 20 * MS, 8, 80 * MS, 0, 0, 10 * MS)
+
+
+def test_where_batches_are_made_here_making_is_waiting() -> None:
+    consumer = Consumer(makes_here=True)
+    consumer.take(0, 10, is_first=True)
+    consumer.now_ns += 30 * MS
+    consumer.times.ask(consumer.now_ns)
+    consumer.now_ns += 90 * MS
+    consumer.times.note(consumer.now_ns, 0, 1)
+    assert (consumer.counts.steps_ns, consumer.counts.wait_ns, consumer.counts.ready_steps) == (120 * MS, 90 * MS, 0)
+
+
+def test_a_wait_that_lasts_counts_so_far() -> None:
+    consumer = Consumer()
+    consumer.take(0, 10, is_first=True)
+    consumer.now_ns += 40 * MS
+    consumer.times.ask(consumer.now_ns)
+    consumer.now_ns += 3_000 * MS
+    assert consumer.counts.wait_ns == 3_000 * MS
+    consumer.times.ask(0)  # it was in vain
+    assert consumer.counts.wait_ns == 0
+
+
+def test_marks_come_at_hand_overs_and_two_seconds_apart() -> None:
+    consumer, marks = Consumer(), list[int]()
+    consumer.times.on_mark = marks.append
+    consumer.take(0, 10, is_first=True)
+    for _ in range(100):
+        consumer.take(50, 0)
+    assert len(marks) == 3
+    assert all(2_000 * MS <= later - mark <= 2_100 * MS for mark, later in itertools.pairwise(marks))

@@ -1,0 +1,368 @@
+"""Which verdict a window gives: each once as it would really look, and its neighbours just across each threshold."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import loaderpool
+from loaderpool import Auto, Limits, Loader, WorkerOptions
+from loaderpool.trainer.explain import changes
+from loaderpool.trainer.explain.demand import cpus_used
+from loaderpool.trainer.explain.observed import Observed, Pace
+from loaderpool.trainer.explain.verdicts import Finding, Verdict, find_verdict
+from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training, idle, slowed, times
+
+FULL = Training(sample_cpu_s=24e-3, cpus=4)  # of four CPUs, none is free
+TINY = Training(step_s=150e-6, batch=32, sample_cpu_s=1e-6, step_cpu_s=100e-6)
+WIDE = Training(step_s=2e-3, batch=256, sample_cpu_s=60e-6, step_cpu_s=0.5e-3)
+
+
+def with_waits(window: Observed, share: float) -> Observed:
+    """The same window, in which the consumer waited so much and its own time was less."""
+    return dataclasses.replace(window, wait_s=share * window.seconds, ready_steps=0, ready_steps_s=0.0)
+
+
+def verdict(window: Observed) -> Verdict:
+    return find_verdict(window).verdict
+
+
+# -- each verdict, as it would look
+
+TYPICAL: dict[Verdict, Observed] = {
+    Verdict.WARM_UP: COMPUTING.window(4, steps=19),
+    Verdict.COMPUTE_BOUND: COMPUTING.window(16),
+    Verdict.TOO_FEW_WORKERS: COMPUTING.window(4),
+    Verdict.CPUS_FULL: FULL.window(4),
+    Verdict.SOURCE_WAITS: BLOCKING.window(4),
+    Verdict.SOURCE_LIMIT: MIXED.window(8, paces=(Pace(4, 320.0), Pace(8, 320.0)), samples=16_000, seconds=50.0),
+    Verdict.MEMORY_BANDWIDTH: WIDE.window(6, paces=(Pace(2, 33_000.0, 30e-6), Pace(6, 80_000.0, 60e-6))),
+    Verdict.MEMORY_LIMIT: idle(slots=4, slots_wanted=19, slot_bytes=400 << 20),
+    Verdict.STRAGGLERS: slowed(idle(), 30.0),
+    Verdict.HAND_OVER: TINY.window(2),
+    Verdict.CONSUMER_HOARDS: idle(slots_lent=27, copied=400),
+    Verdict.STREAM_READER: idle(is_stream=True),
+    Verdict.NOISY_NEIGHBOUR: COMPUTING.window(16, trainer_queued_s=10.0),
+    Verdict.EPOCH_START: idle(epochs=20, epoch_starts_s=35.0),
+    Verdict.START_UP: COMPUTING.window(16, seconds=37.5 + 25.0, start_s=25.0, wait_s=25.0),
+    Verdict.INCOMPLETE: idle(),
+}
+
+
+@pytest.mark.parametrize("wanted", Verdict, ids=lambda wanted: wanted.name)
+def test_each_verdict_is_told_by_its_evidence(wanted: Verdict) -> None:
+    found = find_verdict(TYPICAL[wanted])
+    assert found.verdict is wanted
+    assert found.why
+
+
+@pytest.mark.parametrize("wanted", Verdict, ids=lambda wanted: wanted.name)
+def test_a_verdict_is_of_rates_and_equal_numbers_give_an_equal_one(wanted: Verdict) -> None:
+    window = TYPICAL[wanted]
+    found = find_verdict(window)
+    assert found == find_verdict(dataclasses.replace(window))
+    if wanted is not Verdict.WARM_UP:  # which ends as the window grows
+        longer = find_verdict(times(window, 3))
+        assert (longer.verdict, longer.change) == (wanted, found.change)
+
+
+@pytest.mark.parametrize("wanted", Verdict, ids=lambda wanted: wanted.name)
+@pytest.mark.parametrize("noise", [0.98, 1.02])
+def test_a_little_noise_changes_no_typical_verdict(wanted: Verdict, noise: float) -> None:
+    window = TYPICAL[wanted]
+    noisy = {"wait_s": noise * window.wait_s, "cpu_s": noise * window.cpu_s, "busy_s": noise * window.busy_s}
+    assert verdict(dataclasses.replace(window, **noisy)) is wanted
+
+
+# -- across each threshold
+
+ACROSS: dict[str, tuple[Callable[[float], Observed], float, Verdict, float, Verdict]] = {
+    "steps": (
+        lambda steps: COMPUTING.window(4, steps=int(steps)), 19, Verdict.WARM_UP, 20, Verdict.TOO_FEW_WORKERS,
+    ),
+    "waiting": (
+        lambda share: with_waits(COMPUTING.window(4), share), 0.049, Verdict.COMPUTE_BOUND, 0.051,
+        Verdict.TOO_FEW_WORKERS,
+    ),
+    "the thread's wait for a CPU": (
+        lambda share: COMPUTING.window(16, trainer_queued_s=share * 37.5), 0.149, Verdict.COMPUTE_BOUND, 0.151,
+        Verdict.NOISY_NEIGHBOUR,
+    ),
+    "a short step": (
+        lambda step_s: Training(step_s=step_s, sample_cpu_s=1e-6, step_cpu_s=1e-4).window(2), 299e-6,
+        Verdict.HAND_OVER, 301e-6, Verdict.COMPUTE_BOUND,
+    ),
+    "a short step, workers=0": (
+        lambda step_s: Training(step_s / 2, 1, sample_cpu_s=step_s / 2, step_cpu_s=1e-5).in_process(), 299e-6,
+        Verdict.HAND_OVER, 301e-6, Verdict.TOO_FEW_WORKERS,
+    ),
+    "busy workers": (
+        lambda share: with_waits(
+            COMPUTING.window(16, busy_s=share * 600, idle_s=(1 - share) * 600, cpu_s=share * 600, cpus=64.0), 0.06
+        ), 0.84, Verdict.INCOMPLETE, 0.86, Verdict.TOO_FEW_WORKERS,
+    ),
+    "idle workers that are too slow anyhow": (
+        lambda factor: idle(busy_s=factor * 150, cpu_s=factor * 150, cpus=64.0), 1.04, Verdict.INCOMPLETE, 1.06,
+        Verdict.TOO_FEW_WORKERS,
+    ),
+    "used CPUs": (
+        lambda used: COMPUTING.window(4, cpus=cpus_used(COMPUTING.window(4)) / used, machine_cpus=8.0), 0.84,
+        Verdict.TOO_FEW_WORKERS, 0.86, Verdict.CPUS_FULL,
+    ),
+    "the workers' wait for a CPU": (
+        lambda share: COMPUTING.window(4, queued_s=share * COMPUTING.window(4).busy_s), 0.14,
+        Verdict.TOO_FEW_WORKERS, 0.16, Verdict.CPUS_FULL,
+    ),
+    "computing": (
+        lambda share: Training(sample_cpu_s=share * 25e-3, sample_blocked_s=(1 - share) * 25e-3).window(4), 0.74,
+        Verdict.SOURCE_WAITS, 0.76, Verdict.TOO_FEW_WORKERS,
+    ),
+    "fewer workers as fast": (
+        lambda rate: MIXED.window(8, paces=(Pace(4, rate * MIXED.batch / MIXED.length(8)),), seconds=500 * 0.1), 0.70,
+        Verdict.SOURCE_WAITS, 0.99, Verdict.SOURCE_LIMIT,
+    ),
+    "so few that they should have been slower": (
+        lambda workers: MIXED.window(6, paces=(Pace(int(workers), 999.0),)), 5, Verdict.SOURCE_LIMIT, 6,
+        Verdict.SOURCE_WAITS,
+    ),
+    "growth of CPU time": (
+        lambda growth: WIDE.window(6, paces=(Pace(2, 33_000.0, 60e-6 / growth),)), 1.24, Verdict.TOO_FEW_WORKERS,
+        1.26, Verdict.MEMORY_BANDWIDTH,
+    ),
+    "bytes": (
+        lambda gb: WIDE.window(
+            6, paces=(Pace(2, 33_000.0, 40e-6),), bytes=int(gb * 1e9 * WIDE.window(6).seconds)
+        ), 0.49, Verdict.TOO_FEW_WORKERS, 0.51, Verdict.MEMORY_BANDWIDTH,
+    ),
+    "few slots": (
+        lambda slots: idle(slots=int(slots), slots_wanted=32), 27, Verdict.INCOMPLETE, 26, Verdict.MEMORY_LIMIT,
+    ),
+    "slow calls": (
+        lambda share: slowed(idle(), share * idle().wait_s), 0.32, Verdict.INCOMPLETE, 0.34, Verdict.STRAGGLERS,
+    ),
+    "copies": (
+        lambda share: idle(slots_lent=10, copied=int(share * 500)), 0.09, Verdict.INCOMPLETE, 0.11,
+        Verdict.CONSUMER_HOARDS,
+    ),
+    "lent slots": (
+        lambda lent: idle(slots_lent=int(lent), copied=100), 4, Verdict.INCOMPLETE, 5, Verdict.CONSUMER_HOARDS,
+    ),
+    "first batches of epochs": (
+        lambda share: idle(epochs=9, epoch_starts_s=share * idle().wait_s), 0.49, Verdict.INCOMPLETE, 0.51,
+        Verdict.EPOCH_START,
+    ),
+    "waits behind the first batch": (
+        lambda share: COMPUTING.window(16, seconds=125.0, start_s=25.0, wait_s=25.0 + share * 100.0), 0.049,
+        Verdict.START_UP, 0.06, Verdict.INCOMPLETE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_the_neighbours_of_a_threshold_differ(name: str) -> None:
+    window, before, one, behind, other = ACROSS[name]
+    assert (verdict(window(before)), verdict(window(behind))) == (one, other)
+
+
+# -- what is told of each
+
+
+def test_nothing_else_is_told_while_it_warms_up() -> None:
+    found = find_verdict(TYPICAL[Verdict.WARM_UP])
+    assert found == Finding(Verdict.WARM_UP, "19 steps so far, and 20 are needed")
+    assert verdict(dataclasses.replace(TYPICAL[Verdict.INCOMPLETE], seconds=0.0)) is Verdict.WARM_UP
+
+
+def test_workers_that_do_nothing_can_be_given_back_with_some_to_spare() -> None:
+    found = find_verdict(COMPUTING.window(16))
+    assert found.change == "Loader(..., workers=13)"  # 1.15 times the 10.7 that make 32 samples of 25 ms in 75 ms
+    assert find_verdict(COMPUTING.window(13)).change == ""
+    assert find_verdict(slowed(COMPUTING.window(16), 3.0)).change == ""  # slow calls are hidden by those that wait
+    assert find_verdict(Training(sample_cpu_s=1e-6).window(1)).change == ""
+
+
+def test_a_thread_that_lacks_a_cpu_is_helped_by_fewer_workers_only_where_these_have_it() -> None:
+    few = Training(sample_cpu_s=6e-3, cpus=8)
+    assert find_verdict(few.window(8, trainer_queued_s=8.0)).change == "Loader(..., workers=4)"
+    busy = dataclasses.replace(few, others=5.0)
+    found = find_verdict(busy.window(8, trainer_queued_s=8.0))
+    assert (found.verdict, found.change) == (Verdict.NOISY_NEIGHBOUR, "")
+    assert "other programs 5.0" in found.why
+
+
+def test_a_thread_that_lacks_a_cpu_is_told_from_data_that_lack() -> None:
+    window = idle(trainer_queued_s=20.0)
+    assert verdict(window) is Verdict.NOISY_NEIGHBOUR
+    assert verdict(dataclasses.replace(window, trainer_queued_s=18.0)) is Verdict.INCOMPLETE
+
+
+def test_a_number_that_is_found_by_itself_is_not_told_to_be_set() -> None:
+    few = find_verdict(COMPUTING.window(2, most_workers=32))
+    assert (few.verdict, few.change) == (Verdict.TOO_FEW_WORKERS, "")
+    assert few.expect.startswith('workers="auto" tries 11 workers by itself: about 75 ms a step')
+    assert find_verdict(COMPUTING.window(2, most_workers=8)).change == "Loader(..., workers=Auto(max=11))"
+    assert find_verdict(Training(sample_cpu_s=1e-3).window(16, most_workers=32)).change == ""
+
+
+def test_threads_are_for_what_hardly_computes() -> None:
+    assert find_verdict(BLOCKING.window(4)).change == "Loader(..., worker_options=WorkerOptions(threads=6))"
+    assert find_verdict(BLOCKING.window(4, can_have_threads=False)).change == "Loader(..., workers=21)"
+    assert find_verdict(MIXED.window(4)).change == "Loader(..., workers=11)"
+
+
+def test_a_cache_is_named_only_where_one_may_be_given() -> None:
+    assert "cache" not in find_verdict(FULL.window(4)).change
+    assert "batch_fn" in find_verdict(FULL.window(4)).change
+    assert "cache" in find_verdict(FULL.window(4, can_have_cache=True)).change
+    assert find_verdict(FULL.window(4, calls_of="batch")).change == ""
+    for window in (FULL.window(4), FULL.window(4, can_have_cache=True), FULL.window(4, calls_of="batch")):
+        assert "`loaderpool profile` shows which lines" in find_verdict(window).expect
+    assert find_verdict(dataclasses.replace(FULL, others=2.5).window(4)).change == ""  # which would have what is freed
+
+
+def test_who_has_the_cpus_is_told() -> None:
+    busy = dataclasses.replace(FULL, others=1.5).window(4, throttled_s=12.0)
+    found = find_verdict(busy)
+    assert found.verdict is Verdict.CPUS_FULL
+    assert "of 4 usable CPUs, other programs 1.5" in found.why
+    assert "held processes back for 12 s" in found.why
+
+
+def test_cpus_that_we_may_not_use_are_not_those_that_others_take_from_us() -> None:
+    here = Training(sample_cpu_s=24e-3, cpus=8)
+    crowded = here.window(4, machine_cpus=64.0, machine_cpu_s=here.window(4).seconds * 50)
+    assert verdict(crowded) is Verdict.TOO_FEW_WORKERS
+    assert "other programs" not in find_verdict(crowded).why
+
+
+def test_one_cpu_is_no_reason_for_workers() -> None:
+    assert verdict(Training(sample_cpu_s=24e-3, step_cpu_s=75e-3, cpus=1).in_process()) is Verdict.CPUS_FULL
+
+
+def test_a_limit_of_the_source_gives_back_workers_that_bring_nothing() -> None:
+    found = find_verdict(TYPICAL[Verdict.SOURCE_LIMIT])
+    assert found.change == "Loader(..., workers=4)"
+    read = dataclasses.replace(TYPICAL[Verdict.SOURCE_LIMIT], read_bytes=50 * (120 << 20))
+    assert "120 MiB a second" in find_verdict(read).why
+
+
+def test_a_memory_limit_is_raised_to_what_slots_need() -> None:
+    assert find_verdict(idle(slots=4, slots_wanted=19, slot_bytes=400 << 20)).change == (
+        'Loader(..., limits=Limits(memory="7600MiB"))'
+    )
+    assert '"16GiB"' in find_verdict(idle(slots=4, slots_wanted=32, slot_bytes=500 << 20)).change
+
+
+@pytest.mark.parametrize(("slots_wanted", "wanted"), [(32, Verdict.MEMORY_LIMIT), (20, Verdict.STRAGGLERS)])
+def test_slots_are_lacking_where_they_would_hide_the_slowest_call(slots_wanted: int, wanted: Verdict) -> None:
+    """It takes 1.9 s, in which 25 batches are consumed."""
+    assert verdict(slowed(idle(slots=4, slots_wanted=slots_wanted), 30.0)) is wanted
+
+
+def test_an_order_that_is_given_up_already_is_not_to_be_given_up() -> None:
+    found = find_verdict(slowed(idle(deterministic=False), 30.0))
+    assert (found.verdict, found.change) == (Verdict.STRAGGLERS, "")
+
+
+def test_tiny_batches_go_another_way_or_are_made_larger() -> None:
+    assert find_verdict(TINY.window(2)).change.startswith("Loader(..., batch_size=64)")
+    assert find_verdict(dataclasses.replace(TINY, step_s=10e-6).window(8)).change.startswith(
+        "Loader(..., batch_size=128)"
+    )
+    assert "for_keras" in find_verdict(TINY.window(2, by_tf_data=True)).change
+    assert "batch_fn" in find_verdict(dataclasses.replace(TINY, sample_cpu_s=3e-6).in_process()).change
+    assert find_verdict(TINY.window(2, calls_of="batch")).change == ""
+
+
+def test_copies_are_told_of_where_they_take_the_time_though_data_are_ready() -> None:
+    window = COMPUTING.window(16, slots_lent=27, copied=500)
+    assert find_verdict(window).verdict is Verdict.COMPUTE_BOUND
+    slow = dataclasses.replace(window, copy_s=0.06 * window.seconds)
+    assert find_verdict(slow).verdict is Verdict.CONSUMER_HOARDS
+    assert "4.5 ms a step" in find_verdict(slow).why
+
+
+def test_tiny_batches_are_told_though_workers_are_busy_and_cpus_are_full() -> None:
+    window = TINY.window(2)
+    busy = dataclasses.replace(
+        window, wait_s=0.6 * window.seconds, busy_s=2 * window.seconds, idle_s=0.0, queued_s=1.8 * window.seconds,
+        cpu_s=0.2 * window.seconds, ready_steps=0, made=window.samples,
+    )  # fmt: skip
+    assert find_verdict(busy).verdict is Verdict.HAND_OVER
+
+
+def test_calls_that_had_no_cpu_are_no_stragglers() -> None:
+    window = slowed(idle(), 30.0)
+    assert find_verdict(window).verdict is Verdict.STRAGGLERS
+    assert find_verdict(dataclasses.replace(window, queued_s=25.0)).verdict is not Verdict.STRAGGLERS
+
+
+def test_a_start_is_told_to_be_paid_once() -> None:
+    found = find_verdict(TYPICAL[Verdict.START_UP])
+    assert (found.change, found.step_s) == ("", pytest.approx(75e-3))
+    assert "25 s" in found.why
+
+
+def test_time_between_passes_is_no_step_and_yet_cpu_time_is_of_it() -> None:
+    """A validation of as long as the training: workers are idle in it, and other programs use no more CPUs."""
+    window = COMPUTING.window(4)
+    paused = dataclasses.replace(
+        window, elapsed_s=2 * window.seconds, idle_s=4 * window.seconds, machine_cpu_s=window.machine_cpu_s
+    )
+    found = find_verdict(paused)
+    assert (found.verdict, found.change) == (Verdict.TOO_FEW_WORKERS, "Loader(..., workers=11)")
+
+
+@pytest.mark.parametrize("workers", [4, 16])
+def test_without_cpu_times_nothing_is_said_of_computing(workers: int) -> None:
+    found = find_verdict(COMPUTING.window(workers, cpu_s=0.0, queued_s=0.0))
+    assert found.verdict is (Verdict.INCOMPLETE if workers == 4 else Verdict.COMPUTE_BOUND)
+    assert "% of that computing" not in found.why
+    assert found.change == ""
+
+
+# -- changes are code
+
+
+def changed() -> list[Observed]:
+    """Windows of all changes that there are."""
+    return [
+        *TYPICAL.values(),
+        COMPUTING.in_process(),
+        COMPUTING.window(2, most_workers=8),
+        dataclasses.replace(TINY, sample_cpu_s=3e-6).in_process(),
+        TINY.window(2, by_tf_data=True),
+        FULL.window(4, can_have_cache=True),
+        idle(epochs=20, epoch_starts_s=35.0, by_tf_data=True),
+    ]
+
+
+CALLABLES: dict[str, Any] = {
+    "Loader": Loader, "Auto": Auto, "Loader.from_generator": Loader.from_generator, "WorkerOptions": WorkerOptions,
+    "Limits": Limits,    "loader.for_keras": Loader.for_keras, "loader.as_dataset": Loader.as_dataset,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", sorted({find_verdict(window).change for window in changed()} - {""}))
+def test_a_change_is_code_with_arguments_that_there_are(code: str) -> None:
+    calls = [node for node in ast.walk(ast.parse(code, mode="eval")) if isinstance(node, ast.Call)]
+    assert calls
+    for call in calls:
+        name = ast.unparse(call.func)
+        if name != "model.fit":  # Keras' own, which is given a dataset alone
+            known = inspect.signature(CALLABLES[name]).parameters
+            assert {keyword.arg for keyword in call.keywords} <= set(known)
+        if name in ("Auto", "WorkerOptions", "Limits"):
+            eval(ast.unparse(call), vars(loaderpool) | {"Auto": Auto, "WorkerOptions": WorkerOptions, "Limits": Limits})
+
+
+def test_every_change_that_there_is_comes_in_these_tests() -> None:
+    said = {find_verdict(window).change.split("=")[0] for window in changed()}
+    functions = [each for name, each in vars(changes).items() if inspect.isfunction(each)]
+    made = {each(*[1] * len(inspect.signature(each).parameters)).split("=")[0] for each in functions}
+    assert made - said == set()

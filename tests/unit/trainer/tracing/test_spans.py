@@ -1,0 +1,294 @@
+"""Records in, a trace out: what a viewer shows of a training."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from loaderpool.memory.board import Board, Field
+from loaderpool.memory.recorder import CALLS, TICKETS, DeliveryKind, MarkKind
+from loaderpool.trainer.tracing.chrome import chrome_trace
+from loaderpool.transport.messages import Status
+from tests.support.chrome_traces import Loaded, load
+from tests.support.recordings import MS, SUPERVISOR, TRAINER, HandMadeRecording, ns
+
+
+def shown(made: HandMadeRecording, seconds: float | None = None, **more: object) -> Loaded:
+    return load(chrome_trace(made.recording(**more), seconds).text)  # type: ignore[arg-type]
+
+
+def names(trace: Loaded, pid: int, track: str) -> list[str]:
+    (found,) = [each for each, name in trace.tracks.items() if each[0] == pid and name == track]
+    return [each["name"] for each in trace.slices[found]]
+
+
+def slow_sample() -> HandMadeRecording:
+    """Three batches, the second of which waits for its sample 41."""
+    made = HandMadeRecording()
+    made.ticket(0, 10, 8, 0, ticket=1, slot=5, waited_ms=9)
+    made.call(1, 10.5, 2, 40, ticket=2)
+    made.call(1, 12.5, 90, 41, ticket=2)
+    made.call(1, 102.5, 2, 42, ticket=2)
+    made.ticket(1, 10, 95, 1, ticket=2, slot=6)
+    made.ticket(0, 19, 8, 2, ticket=3, slot=7)
+    made.delivery(5, 14, 0, ticket=1, slot=5, begins_pass=True)
+    made.delivery(30, 76, 1, ticket=2, slot=6)
+    made.delivery(120, 0.01, 2, ticket=3, slot=7, arrived_ms=27.5)
+    made.mark_trainer(31, MarkKind.RELEASED, 1, 5)
+    made.mark_trainer(121, MarkKind.RELEASED, 2, 6)
+    return made
+
+
+def test_a_slow_sample_leads_over_its_ticket_and_slot_to_the_step_that_waited_for_it() -> None:
+    trace = shown(slow_sample())
+    (sample,) = trace.named("sample 41")
+    (flow,) = trace.flows_through(sample)
+    assert [each["name"] for each in flow] == [
+        "sample 41", "batch 1", "batch 1 ready", "wait for batch 1", "step: batch 1",
+    ]  # fmt: skip
+    assert flow[1]["args"]["slot"] == 6
+    assert flow[1]["args"]["consumed_by"] == "step: batch 1"
+    assert flow[3]["dur"] == pytest.approx(76_000)
+    assert flow[4]["dur"] == pytest.approx(14_000)
+    assert sample["dur"] == pytest.approx(90_000)
+    assert (sample["args"]["index"], sample["args"]["ticket"]) == (41, 2)
+
+
+def test_the_longest_waits_are_told_with_what_took_so_long() -> None:
+    made = slow_sample()
+    made.ticket(0, 140, 30, 3, ticket=4)
+    made.delivery(135, 36, 3, ticket=4)
+    waits = chrome_trace(made.recording(), None).waits
+    assert waits == (
+        "0.076 s for batch 1 of epoch 0; sample 41 took 0.09 s in it",
+        "0.036 s for batch 3 of epoch 0",
+        "0.014 s for batch 0 of epoch 0",
+    )
+    assert len(chrome_trace(made.recording(), 0.88).waits) == 1
+
+
+def test_each_batch_that_was_consumed_has_one_flow() -> None:
+    trace = shown(slow_sample())
+    assert [[each["name"] for each in flow] for flow in trace.flows.values()] == [
+        ["batch 0", "batch 0 ready", "wait for batch 0", "step: batch 0"],
+        ["sample 41", "batch 1", "batch 1 ready", "wait for batch 1", "step: batch 1"],
+        ["batch 2", "batch 2 ready", "take batch 2", "step: batch 2"],
+    ]
+
+
+def test_each_process_has_a_row_with_a_name() -> None:
+    trace = shown(slow_sample())
+    assert trace.processes == {
+        TRAINER: "training: python train.py",
+        200: "worker 0",
+        201: "worker 1",
+        SUPERVISOR: "supervisor",
+    }
+    assert names(trace, 200, "tickets") == ["wait for a ticket", "batch 0", "batch 2"]
+    assert names(trace, TRAINER, "passes") == ["epoch 0"]
+    assert names(trace, TRAINER, "slot 5") == ["batch 0 ready", "batch 0 lent"]
+    assert trace.named("batch 0 lent")[0]["dur"] == pytest.approx(12_000)
+
+
+def test_what_is_counted() -> None:
+    counters = shown(slow_sample()).counters
+    assert [value for _, value in counters["workers busy"]] == [2, 1, 2, 1, 0]
+    assert [value for _, value in counters["batches ready"]] == [1, 0, 1, 2, 1, 0][-len(counters["batches ready"]) :]
+    assert counters["batches ready"][-1][1] == 0
+
+
+def test_rows_of_one_batch_are_tickets_that_all_lead_to_it() -> None:
+    made = HandMadeRecording()
+    made.ticket(0, 10, 50, 4, ticket=1, rows=(0, 16))
+    made.ticket(1, 10, 80, 4, ticket=2, rows=(16, 32))
+    made.delivery(5, 86, 4, ticket=2)
+    flows = shown(made).flows.values()
+    assert [flow[0]["args"]["rows"] for flow in flows] == [[0, 16], [16, 32]]
+    assert {flow[-1]["name"] for flow in flows} == {"step: batch 4"}
+
+
+def test_a_chunk_is_several_steps() -> None:
+    made = HandMadeRecording()
+    made.ticket(0, 10, 8, 64, ticket=1, count=64)
+    made.delivery(5, 14, 64, ticket=1, count=64)
+    (flow,) = shown(made).flows.values()
+    assert [each["name"] for each in flow] == [
+        "batches 64 to 127", "batches 64 to 127 ready", "wait for batches 64 to 127", "steps: batches 64 to 127",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [DeliveryKind.COPIED, DeliveryKind.OVERSIZE])
+def test_what_is_copied_out_is_lent_by_no_slot(way: DeliveryKind) -> None:
+    made = HandMadeRecording()
+    made.ticket(0, 10, 8, 0, ticket=1)
+    made.ticket(1, 20.5, 8, 3, ticket=2)  # into the slot that is free again
+    made.delivery(5, 16, 0, ticket=1, arrived_ms=18.5, copied_ms=2 if way is DeliveryKind.COPIED else 0, way=way)
+    trace = shown(made)
+    assert len(trace.flows) == 1
+    assert names(trace, TRAINER, "slot 5") == ["batch 0 ready"]
+    assert [each["dur"] for each in trace.named("copy out")] == ([2_000] if way is DeliveryKind.COPIED else [])
+
+
+def test_what_runs_now_is_shown_as_long_as_it_has_run() -> None:
+    made = HandMadeRecording()
+    made.delivery(5, 14, 0, begins_pass=True)
+    made.asked_ns = ns(40)
+    base = Board.base(1)
+    made.board[base + Field.INDEX], made.board[base + Field.STARTED_NS] = 78, ns(35)
+    trace = shown(made)
+    item = trace.one("item 77 (still running)")
+    assert (item["pid"], item["dur"]) == (201, pytest.approx(965_000))
+    assert trace.one("wait for data (still waiting)")["dur"] == pytest.approx(960_000)
+    assert trace.one("step: batch 0")["dur"] == pytest.approx(21_000)
+
+
+def test_passes_have_ends() -> None:
+    made = HandMadeRecording()
+    for epoch in range(3):
+        for batch in range(4):
+            made.delivery(epoch * 100 + batch * 10, 1, batch, epoch=epoch, begins_pass=batch == 0)
+    trace = shown(made)
+    assert names(trace, TRAINER, "passes") == ["epoch 0", "epoch 1", "epoch 2"]
+    assert len(trace.named("step: batch 3 (the pass's last)")) == 2
+
+
+def test_a_worker_that_was_replaced_has_what_it_did_under_its_own_pid() -> None:
+    made = HandMadeRecording()
+    made.ticket(0, 10, 8, 0, ticket=1)
+    made.call(0, 20, 5, 8, ticket=2)  # its ticket was never over
+    made.mark_supervisor(30, MarkKind.ENDED, 200, 0, 0)
+    made.start_worker(31, 0, 2, 300)
+    made.ticket(0, 32, 8, 1, ticket=3)
+    trace = shown(made)
+    assert trace.processes[300] == "worker 2"
+    assert names(trace, 200, "tickets") == ["batch 0", "sample 8"]
+    assert names(trace, 300, "tickets") == ["batch 1"]
+
+
+def test_with_a_supervisor_all_of_its_workers_have_ended() -> None:
+    made = HandMadeRecording()
+    made.ticket(1, 10, 8, 0, ticket=1)
+    made.mark_supervisor(30, MarkKind.SUPERVISOR, 111)
+    made.start_worker(31, 1, 1, 301)
+    made.ticket(1, 32, 8, 1, ticket=2)
+    trace = shown(made)
+    assert names(trace, 201, "tickets") == ["batch 0"]
+    assert names(trace, 301, "tickets") == ["batch 1"]
+    assert [trace.processes[pid] for pid in (SUPERVISOR, 111)] == ["supervisor", "supervisor"]
+
+
+def test_calls_side_by_side_are_on_tracks_of_their_own() -> None:
+    made = HandMadeRecording()
+    for thread in range(3):
+        made.call(0, 11 + thread * 0.1, 6, 70 + thread, ticket=1)
+    made.ticket(0, 10, 10, 0, ticket=1)
+    trace = shown(made)
+    assert [trace.tracks[each] for each in trace.slices if each[0] == 200] == ["tickets", "tickets (2)", "tickets (3)"]
+
+
+def test_failed_tickets_say_so_and_lead_nowhere() -> None:
+    made = HandMadeRecording()
+    made.ticket(0, 10, 8, 0, ticket=1, status=Status.FAILED)
+    made.ticket(0, 20, 8, 0, ticket=2, status=77)
+    trace = shown(made)
+    assert names(trace, 200, "tickets") == ["batch 0 (failed)", "batch 0 (?)"]
+    assert trace.flows == {}
+
+
+def test_batches_that_are_made_here_have_no_slot() -> None:
+    made = HandMadeRecording(workers=0)
+    for batch in range(4):
+        made.delivery(10 + batch * 10, 6, batch, way=DeliveryKind.MADE_HERE, run=0, begins_pass=batch == 0)
+    found = chrome_trace(made.recording(number=None, pool=None), None)
+    trace = load(found.text)
+    assert names(trace, TRAINER, "steps")[:3] == ["make batch 0", "step: batch 0", "make batch 1"]
+    assert trace.flows == {}
+    assert any("workers=0" in note for note in found.notes)
+
+
+def test_only_what_is_over_in_the_window_is_in_it() -> None:
+    trace = shown(slow_sample(), seconds=0.89)  # from 110 ms on
+    assert [each["name"] for each in trace.named("step")] == ["step: batch 1", "step: batch 2"]
+    assert [[each["name"] for each in flow] for flow in trace.flows.values()] == []
+    assert trace.head["loaderpool"]["seconds"] == pytest.approx(0.89)
+    assert trace.head["baseTimeNanoseconds"] == 1_700_000_000 * 10**9 - 890 * MS
+
+
+def test_times_count_from_the_realtime_clock() -> None:
+    trace = shown(slow_sample())
+    began_ns = trace.head["baseTimeNanoseconds"] + round(trace.one("step: batch 2")["ts"] * 1000)
+    assert began_ns - 1_700_000_000 * 10**9 == pytest.approx((120.01 - 1000) * MS, abs=2)
+
+
+def test_a_large_trace_leaves_out_the_oldest_and_says_so() -> None:
+    made = HandMadeRecording()
+    for batch in range(900):
+        made.ticket(0, batch, 0.9, batch, ticket=batch + 1, slot=batch % 5)
+        made.delivery(batch + 0.91, 0.05, batch, ticket=batch + 1, slot=batch % 5, begins_pass=batch == 0)
+        made.mark_trainer(batch + 0.99, MarkKind.RELEASED, batch + 1, batch % 5)
+    found = chrome_trace(made.recording(), 30.0, most_bytes=200_000)
+    assert 150_000 < len(found.text) <= 200_000
+    trace = load(found.text)
+    steps = [each["name"] for each in trace.named("step")]
+    assert steps[-1] == "step: batch 899"
+    assert 100 < len(steps) < 500
+    assert len(trace.flows) >= len(steps) - 2
+    (note,) = found.notes
+    assert note.startswith(f"it goes back {found.seconds:.1f} s, not 1.0 s")
+
+
+def test_rings_that_hold_less_than_is_wanted_say_so() -> None:
+    made = HandMadeRecording()
+    for ticket in range(TICKETS.capacity + 1000):
+        made.ticket(0, ticket / 10, 0.09, ticket, ticket=ticket + 1)
+    for call in range(CALLS.capacity + 1):
+        made.call(1, call / 100, 0.005, call, ticket=1)
+    for seconds in (30.0, None):
+        found = chrome_trace(made.recording(), seconds).notes
+        assert [each.partition(" s only")[0] for each in found] == [
+            "tickets of some workers are known of the last 0.9",
+            "calls of some workers are known of the last 1.0",
+        ]
+    assert chrome_trace(made.recording(), 0.5).notes == ()
+
+
+def test_what_is_recorded_elsewhere_is_said_to_be() -> None:
+    assert any("other machines" in note for note in notes(has_hosts=True))
+    assert any("spawned" in note for note in notes(pool=None))
+    made = HandMadeRecording(workers=5)
+    assert any(note.startswith("3 workers are not recorded") for note in chrome_trace(made.recording(), 1.0).notes)
+
+
+def notes(**more: object) -> tuple[str, ...]:
+    return chrome_trace(slow_sample().recording(**more), 30.0).notes  # type: ignore[arg-type]
+
+
+def test_records_of_any_numbers_make_a_trace() -> None:
+    """What other memory was written over is told wrongly; but it is told."""
+    draws = np.random.default_rng(3)
+    for _ in range(30):
+        made = HandMadeRecording()
+        for _ in range(20):
+            began, took = draws.uniform(0, 900), draws.exponential(20)
+            kind = draws.integers(6)
+            ticket, slot, batch = (int(each) for each in draws.integers(0, 4, 3))
+            if kind <= 1:
+                made.ticket(int(kind), began, took, batch, ticket=ticket, slot=slot, status=int(draws.integers(9)))
+            elif kind == 2:
+                made.call(0, began, took, batch, ticket=ticket)
+            elif kind == 3:
+                made.mark_supervisor(began, MarkKind(int(draws.integers(1, 6))), ticket + 200, ticket, slot % 2)
+            elif kind == 4:
+                made.mark_trainer(began, MarkKind(int(draws.integers(1, 6))), ticket, slot)
+            else:
+                made.delivery(began, took, batch, ticket=ticket, slot=slot, way=DeliveryKind(int(draws.integers(3))))
+        text = chrome_trace(made.recording(), 0.5).text
+        assert json.loads(text)["traceEvents"]
+
+
+def test_an_empty_recording_is_an_empty_trace() -> None:
+    trace = load(chrome_trace(HandMadeRecording(workers=0).recording(), 30.0).text)
+    assert trace.slices == {}
+    assert trace.head["loaderpool"]["pid"] == TRAINER
