@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import itertools
 import re
@@ -50,6 +51,12 @@ _ORDER = (
     "ElementSpec",
     "RaggedArray",
 )
+# What a public one's fields and results are made of, which need not be named to be used: behind it, on the page.
+_PARTS = {
+    "Loader": ("trainer.explain.explanation.Explanation", "trainer.explain.headspace.Headspace"),
+    "Statistics": ("trainer.epochs.statistics.StepStatistics", "trainer.epochs.statistics.CallStatistics",
+                   "trainer.explain.explanation.SlowItem", "trainer.explain.decision.Decision"),
+}  # fmt: skip
 # Public to the package's own modules; their types are not part of the interface.
 _INTERNAL = frozenset({"Loader.config", "Loader.form", "Pool.session"})
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -74,7 +81,7 @@ def page() -> str:
 
 def _describe(name: str, thing: Any) -> str:
     if inspect.isclass(thing):
-        return _describe_class(name, thing)
+        return "\n".join([_describe_class(name, thing), *map(_describe_part, _PARTS.get(name, ()))])
     return f"## {name}\n\n```text\n{_signature(name, thing)}\n```\n\n{_docstring(thing.__doc__)}"
 
 
@@ -88,6 +95,12 @@ def _describe_class(name: str, cls: type) -> str:
         if f"{name}.{member}" not in _INTERNAL:
             lines.append(_describe_member(name, member, value))
     return "\n".join(lines)
+
+
+def _describe_part(place: str) -> str:
+    module, _, name = place.rpartition(".")
+    cls = getattr(importlib.import_module(f"loaderpool.{module}"), name)
+    return f"### {name}\n\n{_docstring(cls.__doc__)}\n{_fields(cls)}"
 
 
 def _describe_function(name: str, function: Callable[..., Any]) -> str:
