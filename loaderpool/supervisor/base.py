@@ -18,7 +18,7 @@ from loaderpool.memory.recorder import MarkKind
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.supervisor.watch import HungSample, SampleWatch, Stacks
+from loaderpool.supervisor.watch import HungSample, SampleWatch, Stacks, fault_in
 from loaderpool.system import capacity, clock, fault_points, role
 from loaderpool.system.stop_watch import StopWatch
 from loaderpool.transport.messages import Notice, encode
@@ -259,7 +259,7 @@ class BaseSupervisor(abc.ABC):
         self._last_death = _Death(
             pid=worker.pid,
             exit_code=last.exit_code,
-            stacks=worker.stacks.read(),
+            stacks=fault_in(worker.stacks.read()),
             is_out_of_memory=self._was_out_of_memory(last),
             was_stopped=worker.was_stopped,
             in_setup=last.in_setup,

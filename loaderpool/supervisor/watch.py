@@ -24,13 +24,18 @@ _LOOKS_PER_TIMEOUT = 8
 _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
 # From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
 _STACKS_NS = 100_000_000
+_READ_BYTES = 1 << 16
+FATAL = "Fatal Python error"  # what faulthandler begins with where C code ends a process
 
 
 class Stacks(Protocol):
     """What a worker's threads were at."""
 
+    def forget(self) -> None:
+        """What was written so far is of no interest."""
+
     def read(self) -> str:
-        """Return what was written of it, as faulthandler does."""
+        """Return what was written of it since, as faulthandler does."""
 
     def close(self) -> None:
         """Drop it."""
@@ -39,21 +44,29 @@ class Stacks(Protocol):
 class StackFile:
     """A memory file into which a worker's faulthandler writes when it is asked; made before the fork.
 
+    Others than the supervisor may ask, too: `loaderpool top`.
+
     Args:
         descriptor: of one that another process has made.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = machine.create_memory_file("stacks") if descriptor is None else descriptor
+        self._begins = 0
 
     def arm(self) -> None:
         """Runs in: the worker. Faults of C code (SIGSEGV, SIGABRT, ...) write the stack there, too."""
         faulthandler.enable(self.descriptor, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
 
+    def forget(self) -> None:
+        """What was written so far is of no interest."""
+        self._begins = os.fstat(self.descriptor).st_size
+
     def read(self) -> str:
-        """Return what was written."""
-        return os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace")
+        """Return what was written since, or the end of it."""
+        begins = max(self._begins, os.fstat(self.descriptor).st_size - _READ_BYTES)
+        return os.pread(self.descriptor, _READ_BYTES, begins).decode(errors="replace")
 
     def close(self) -> None:
         """Drop it."""
@@ -86,6 +99,7 @@ class HungSample:
 
     def ask(self) -> None:
         """Ask the worker for the stacks of its threads, which will be in `stacks`."""
+        self.stacks.forget()
         _signal(self.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
@@ -136,6 +150,12 @@ class SampleWatch:
             elif sample.ran_ns > timeout_ns:
                 sample.asked_ns = now
                 sample.ask()
+
+
+def fault_in(stacks: str) -> str:
+    """Return what faulthandler wrote as C code ended the process; "": it did not."""
+    begins = stacks.rfind(FATAL)
+    return stacks[begins:] if begins >= 0 else ""
 
 
 def _beginning_with(thread: int, stacks: str) -> str:

@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -319,6 +320,32 @@ def test_a_key_writes_a_trace(
     assert screen.end() == 0
     (written,) = tmp_path.glob(f"trace-{training.pid}-*.json.gz")
     assert load(gzip.decompress(written.read_bytes()).decode()).slices
+
+
+def test_workers_say_which_lines_they_are_at(
+    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]
+) -> None:
+    training = start("held")
+    look_until(training, lambda found: at_held(found) and found["loaders"][0]["asked_s"])
+    printed = top(training.pid, "--stacks").stdout
+    assert re.search(r"pid \d+\n( .*\n)*  hold +\S*train\.py:\d+\n", printed), printed
+    assert "in loaderpool itself, mostly waiting for work" in printed  # the other one, whose slots are full
+    screen = terminal(*COMMAND, f"{training.pid}")
+    for _ in range(3):
+        screen.read_until("s shows stacks")
+        screen.press("s")
+        screen.read_until("train.py:")
+        screen.read_until("any key goes back, q quits")
+        screen.press("x")
+    screen.read_until("s shows stacks")
+    screen.press("s")
+    screen.read_until("any key goes back, q quits")
+    screen.press("q")
+    assert screen.end() == 0
+    (worker,) = at_held(look_until(training, at_held))
+    training.release()
+    found = look_until(training, lambda found: not at_held(found))
+    assert worker["pid"] in [each["pid"] for each in found["loaders"][0]["workers"]]  # the signals did it no harm
 
 
 def test_a_key_works_at_once_however_seldom_it_looks(

@@ -741,7 +741,7 @@ def test_rule_12_gaps_in_the_watchs_own_time_are_nobodys_and_stops_have_an_end(m
     arena = _arena()
     try:
         hung = watch.SampleWatch(arena.board)
-        sample = watch.HungSample(0, 0, SimpleNamespace(read=lambda: ""))  # type: ignore[arg-type]
+        sample = watch.HungSample(0, 0, SimpleNamespace(read=lambda: "", forget=lambda: None))  # type: ignore[arg-type]
         arena.board.numbers[Field.INDEX] = 5
         arena.board.numbers[Field.STARTED_NS] = now[0]
         timeout_ns = 1_000 * MS

@@ -23,7 +23,7 @@ from multiprocess import spawn
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.spawned.main import main
-from loaderpool.supervisor.watch import HungSample
+from loaderpool.supervisor.watch import HungSample, fault_in
 from loaderpool.system.stop_watch import StopWatch
 from loaderpool.transport.messages import MESSAGE_BYTES, Words, decode_all
 from loaderpool.transport.notices import Attachment
@@ -39,8 +39,6 @@ _READ_BYTES = 1 << 16
 # What a connection surely holds of small messages that nothing reads: on Windows a pipe has 8 KiB. More:
 # the one thread that deals could wait. Less: threads begin for workers that have much to do.
 _FITS_BYTES = 1 << 12
-# What faulthandler begins with where C code ends a process.
-_FATAL = "Fatal Python error"
 
 _spawning = multiprocess.get_context("spawn")
 _starting = threading.Lock()
@@ -65,6 +63,10 @@ class SpawnedStacks:
         self.answer = ""
         self._faults = faults
 
+    def forget(self) -> None:
+        """What was answered is of no interest."""
+        self.answer = ""
+
     def read(self) -> str:
         """Return the answer; of a dead one its last words, where there are any."""
         if os.name != "posix":  # faulthandler has no way to write to a pipe of Windows
@@ -73,8 +75,7 @@ class SpawnedStacks:
         with contextlib.suppress(OSError, EOFError):
             while self._faults.poll(0) and (more := os.read(self._faults.fileno(), _READ_BYTES)):
                 last += more
-        text = last.decode(errors="replace")
-        return text if _FATAL in text else self.answer
+        return fault_in(last.decode(errors="replace")) or self.answer
 
     def close(self) -> None:
         """Close the pipe."""

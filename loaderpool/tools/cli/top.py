@@ -16,27 +16,32 @@ from loaderpool.system import clock
 from loaderpool.tools.cli.keys import Keys, read_keys
 from loaderpool.tools.cli.only_training import only_training
 from loaderpool.tools.cli.options import read_seconds
-from loaderpool.tools.cli.top_screen import draw
+from loaderpool.tools.cli.stacks_screen import draw_stacks
+from loaderpool.tools.cli.top_screen import draw, with_own_workers
 from loaderpool.tools.watching.trainings import (
     TrainingEnded,
     TrainingSnapshot,
     UnwatchableError,
     WatchedTraining,
 )
+from loaderpool.tools.watching.worker_stacks import ask_stacks, places
 from loaderpool.trainer.tracing.chrome import VIEWER, chrome_trace
 from loaderpool.trainer.tracing.files import write_trace
 
 _FORMAT_VERSION = 1  # of the JSON objects; raised when a key changes its meaning or goes away
 _WIDTH_WITHOUT_TERMINAL = 200
 _TRACED_S = 30.0
+_FOR_EVER_S = 3600.0
 
 
 @click.command(
     epilog="\b\nExamples:\n  loaderpool top\n  loaderpool top 12345\n  loaderpool top 12345 --json --every 10\n\n"
-    "Keys: e explains at length, t writes a trace of the last 30 seconds into this directory, q quits."
+    "Keys: e explains at length, s asks the workers which lines of code they are at, t writes a trace of the last "
+    "30 seconds into this directory, q quits."
 )
 @click.argument("pid", required=False, type=click.IntRange(min=1))
 @click.option("--once", is_flag=True, help="Print it once, and end; so it is, too, where stdout is no terminal.")
+@click.option("--stacks", is_flag=True, help="Print which lines of code the workers are at, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 @click.option(
     "--every",
@@ -47,11 +52,12 @@ _TRACED_S = 30.0
     show_default=True,
     help="How long from one look to the next.",
 )
-def top(pid: int | None, once: bool, as_json: bool, every_s: float) -> None:
+def top(pid: int | None, once: bool, stacks: bool, as_json: bool, every_s: float) -> None:
     """Look at a running training: why it waits, and what each worker is at.
 
     PID is the training's process; where there is only one training that may be looked at, it need not be given. The
     training needs no flag for it, and is not touched: what it shares with its workers is read, as its user may.
+    Only for stacks workers get a signal, SIGUSR1, at which they write where they are.
     """
     console = Console(highlight=False, markup=False)
     try:
@@ -59,6 +65,8 @@ def top(pid: int | None, once: bool, as_json: bool, every_s: float) -> None:
         training = watched.read()
         if as_json:
             _print_objects(watched, training, None if once else every_s)
+        elif stacks:
+            console.print(_draw_stacks(training, _width(console), None), soft_wrap=True)
         elif once or not console.is_interactive:
             _print_once(training, console)
         else:
@@ -94,8 +102,18 @@ def _object(training: TrainingSnapshot) -> dict[str, object]:
 
 
 def _print_once(training: TrainingSnapshot, console: Console) -> None:
-    width = console.width if console.is_terminal else _WIDTH_WITHOUT_TERMINAL
-    console.print(draw(training, width, None), soft_wrap=True)
+    console.print(draw(training, _width(console), None), soft_wrap=True)
+
+
+def _width(console: Console) -> int:
+    return console.width if console.is_terminal else _WIDTH_WITHOUT_TERMINAL
+
+
+def _draw_stacks(training: TrainingSnapshot, width: int, height: int | None) -> Text:
+    """Ask the workers, and return the screen."""
+    pids = [worker.pid for each in with_own_workers(training.loaders) for worker in each.workers if worker.pid]
+    stacks = ask_stacks(pids)
+    return draw_stacks(places(stacks), len(pids) - len(stacks), width, height)
 
 
 def _show(watched: WatchedTraining, training: TrainingSnapshot, every_s: float, console: Console) -> None:
@@ -106,6 +124,10 @@ def _show(watched: WatchedTraining, training: TrainingSnapshot, every_s: float, 
             while True:
                 live.update(_with_keys(training, console, at_length, said), refresh=True)
                 key = keys.wait(every_s)
+                if key == "s":
+                    live.update(_stacks_with_keys(training, console), refresh=True)
+                    while not (key := keys.wait(_FOR_EVER_S)):
+                        pass
                 if key == "q":
                     return
                 if key == "e":
@@ -132,9 +154,17 @@ def _write_trace(watched: WatchedTraining, pid: int) -> str:
 
 
 def _with_keys(training: TrainingSnapshot, console: Console, at_length: bool, said: str) -> Text:
+    keys = said or f"q quits, e explains {'in short' if at_length else 'at length'}, s shows stacks, t writes a trace"
     width, height = console.size
-    keys = said or f"q quits, e explains {'in short' if at_length else 'at length'}, t writes a trace"
-    screen = draw(training, width, height - 2, at_length)
+    return _above(draw(training, width, height - 2, at_length), keys, width)
+
+
+def _stacks_with_keys(training: TrainingSnapshot, console: Console) -> Text:
+    width, height = console.size
+    return _above(_draw_stacks(training, width, height - 2), "as it was just now; any key goes back, q quits", width)
+
+
+def _above(screen: Text, keys: str, width: int) -> Text:
     line = Text(f"\n\n{keys}", style="dim")
     line.truncate(width + 2, overflow="ellipsis")
     return screen.append(line)

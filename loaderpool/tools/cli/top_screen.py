@@ -16,6 +16,7 @@ from rich.text import Text
 from loaderpool.system.readable import counted, readable_number, readable_s, readable_size
 from loaderpool.tools.watching.snapshot import LoaderSnapshot, WorkerSnapshot, WorkerState
 from loaderpool.tools.watching.trainings import TrainingSnapshot
+from loaderpool.trainer.explain.explanation import labelled
 
 _MARKS = "▁▂▃▄▅▆▇█"
 # More workers than this, or than there are lines, are told in a few lines together.
@@ -40,7 +41,7 @@ def draw(training: TrainingSnapshot, width: int, height: int | None, at_length: 
         at_length: with all that is known of why training waits, and all slowest items.
     """
     blocks = [list(_loader(each, training.loaders, width, at_length)) for each in training.loaders]
-    with_workers = _with_own_workers(training.loaders)
+    with_workers = with_own_workers(training.loaders)
     used = 2 + sum(len(block) + 1 for block in blocks)
     # Of the room for workers two lines are taken by what stands above them.
     room = _MOST_ROWS if height is None else (height - used) // max(1, len(with_workers)) - 2
@@ -61,7 +62,7 @@ def draw(training: TrainingSnapshot, width: int, height: int | None, at_length: 
     return Text("\n", no_wrap=True, end="").join(lines)
 
 
-def _with_own_workers(loaders: Sequence[LoaderSnapshot]) -> list[LoaderSnapshot]:
+def with_own_workers(loaders: Sequence[LoaderSnapshot]) -> list[LoaderSnapshot]:
     """Return those below which workers stand: of several that share a pool the last one."""
     by_pool = {each.pool or number: each for number, each in enumerate(loaders)}
     return [each for each in by_pool.values() if each.workers]
@@ -69,16 +70,13 @@ def _with_own_workers(loaders: Sequence[LoaderSnapshot]) -> list[LoaderSnapshot]
 
 def _loader(loader: LoaderSnapshot, loaders: Sequence[LoaderSnapshot], width: int, at_length: bool) -> Iterator[_Line]:
     explanation = loader.explanation
-    headline = explanation.headline
     place = f"[{loaders.index(loader) + 1} of {len(loaders)}] " if len(loaders) > 1 else ""
     share = explanation.wait_share
     colour = "red" if share >= _MUCH else "magenta" if share >= _SOME else "green"
-    yield from (Text(line, style=f"bold {colour}") for line in textwrap.wrap(place + headline, width))
-    told = [("why", explanation.why), ("change", explanation.change), ("expect", explanation.expect)]
-    if explanation.why and explanation.why not in headline:
-        for label, text in told if at_length else told[:2]:
-            if text:
-                yield from _wrapped(label, text, width)
+    yield from (Text(line, style=f"bold {colour}") for line in textwrap.wrap(place + explanation.headline, width))
+    for label, text in labelled(explanation):
+        if at_length or label != "Expect":
+            yield from _wrapped(label.lower(), text, width)
     yield _row("now", _now(loader))
     if loader.wait_shares:
         marks = "".join(_mark(each) for each in loader.wait_shares)
@@ -100,7 +98,7 @@ def _loader(loader: LoaderSnapshot, loaders: Sequence[LoaderSnapshot], width: in
         yield from _wrapped("auto", f"at {at} {change}: {decision.reason}", width)
     shown = loader.slowest if at_length else loader.slowest[:_SHOWN_SLOWEST]
     if shown:
-        items = ", ".join(f"{each.index} ({readable_s(each.seconds)}, epoch {each.epoch})" for each in shown)
+        items = ", ".join(f"{each.name} ({readable_s(each.seconds)}, epoch {each.epoch})" for each in shown)
         yield from _wrapped("slowest", f"items {items}", width)
 
 
@@ -183,7 +181,9 @@ _AT = {
 def _state(worker: WorkerSnapshot) -> Text:
     if worker.item_s is None:
         return Text(worker.state.value)
-    item = f"{worker.state.value} {worker.index}"
+    item = f"item {worker.index}"
+    if worker.generator is not None:
+        item += f" of generator {worker.generator}"
     if worker.items > 1:
         item = f"a block of at most {worker.items} items from {worker.index} on"
     return Text.assemble(f"{item} for ", (readable_s(worker.item_s), "bold"))

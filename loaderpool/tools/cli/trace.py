@@ -89,7 +89,7 @@ def trace(pid: int | None, seconds: float, output: Path) -> None:
 def merge(files: tuple[Path, ...], output: Path) -> None:
     """Put traces on one time line: of `loaderpool trace`, of torch.profiler, of JAX' and TensorFlow's profilers.
 
-    Times are those of the realtime clock, which each of them knows; JAX and TensorFlow note it in the .xplane.pb that
+    Times are those of the wall clock, which each of them knows; JAX and TensorFlow note it in the .xplane.pb that
     they write beside the .trace.json.gz, where it is looked for.
     """
     try:
