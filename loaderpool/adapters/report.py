@@ -11,7 +11,7 @@ import keras
 from loaderpool.errors import ArgumentError, ArgumentTypeError
 from loaderpool.settings.known_names import known_names_only
 from loaderpool.sources.extras import import_extra
-from loaderpool.trainer.explain.explanation import explain
+from loaderpool.trainer.explain.explanation import explain, labelled
 from loaderpool.trainer.loader import Loader
 
 if TYPE_CHECKING:
@@ -148,13 +148,10 @@ def _scalars(observed: Observed) -> dict[str, float]:
 
 
 def _markdown(explanation: Explanation) -> str:
-    told = [f"**{explanation.headline}**", explanation.why]
-    if explanation.change:
-        told.append(f"Change: `{explanation.change}`")
-    if explanation.expect:
-        told.append(f"Expect: {explanation.expect}")
+    told = [f"**{explanation.headline}**"]
+    told += [f"{label}: `{text}`" if label == "Change" else f"{label}: {text}" for label, text in labelled(explanation)]
     if explanation.slowest:
-        rows = "\n".join(f"| {item.index} | {item.epoch} | {item.seconds:.3g} |" for item in explanation.slowest)
+        rows = "\n".join(f"| {item.name} | {item.epoch} | {item.seconds:.3g} |" for item in explanation.slowest)
         told.append(f"| slowest item | epoch | seconds |\n|---|---|---|\n{rows}")
     return "\n\n".join(told)
 

@@ -28,5 +28,10 @@ def generated_item(position: int) -> tuple[int, int] | None:
 
 def item_name(position: int) -> str:
     """Return what messages call what is at a position."""
+    return f"{'source index' if generated_item(position) is None else 'item'} {item_number(position)}"
+
+
+def item_number(position: int) -> str:
+    """Return the same without a word for what it is: 17, or 17 of generator 2."""
     generated = generated_item(position)
-    return f"source index {position}" if generated is None else f"item {generated[1]} of generator {generated[0]}"
+    return f"{position}" if generated is None else f"{generated[1]} of generator {generated[0]}"

@@ -35,6 +35,7 @@ from loaderpool.system import fault_points, machine, role
 from loaderpool.transport.messages import READ_BYTES, Notice, decode_all, encode
 from loaderpool.transport.payload.descriptors import ReceivedDescriptors
 from loaderpool.transport.payload.fork_check import ForkCheck
+from loaderpool.transport.payload.load_time import LoadTimer
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.open_handles import refuse_open_handles
 from loaderpool.transport.payload.unship import describe_load_error
@@ -57,7 +58,8 @@ class Supervisor(BaseSupervisor):
         to_trainer = socket.socket(fileno=start["socket"])
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._fork_check = ForkCheck()
-        self._payloads = Payloads(self._arena, ReceivedDescriptors(to_trainer), self._fork_check.importing)
+        self._load_timer = LoadTimer(self._fork_check.importing)
+        self._payloads = Payloads(self._arena, ReceivedDescriptors(to_trainer), self._load_timer.importing)
         self._has_told_of_exec = False
         os.set_blocking(self._control, False)
         state = SupervisorState(start["workers"], start["max_restarts"], start["first_ticket"])
@@ -158,7 +160,7 @@ class Supervisor(BaseSupervisor):
         take_in = self._payloads.load if isinstance(load, s.Load) else self._payloads.update
         try:
             self._arena.board.loading = load.loader
-            with _ends_with(self._trainer_pid):
+            with _ends_with(self._trainer_pid), self._load_timer.loading():
                 fault_points.reach("supervisor.loading")
                 take_in(load.loader, load.offset, load.nbytes)
             if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own
@@ -171,6 +173,8 @@ class Supervisor(BaseSupervisor):
             self._arena.board.loading = 0
         if gc.get_freeze_count():  # what the first payload's imports have left in cycles is not worth the wait
             gc.collect()
+        if self._load_timer.latest.seconds:
+            self._tell(encode(Notice.LOAD_TIME, load.loader), self._load_timer.latest)
         gc.freeze()  # so that a worker's collections do not write to, and so copy, these pages
         return self._state.on_loaded(load.loader)
 

@@ -184,6 +184,7 @@ class LoaderCore:
 
         tracker = self.tracker
         hold = Pause(engine)
+        hold.end()  # what a test before it may hold back
         tracker.pause_test = PauseTest(hold, tracker.counters.times, steps, tracker.latest_is_dataset)
 
     def close(self) -> None:

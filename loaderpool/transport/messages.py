@@ -121,6 +121,7 @@ class Notice(enum.IntEnum):
     WORKERS_WANTED = 14  # how many workers share the work, and how many hosts have them: where it is for hosts to say
     # bytes: the pickled obstacles to a fork, and the node where they are; sent before the first such worker is started
     WORKERS_BY_EXEC = 20
+    LOAD_TIME = 21  # loader; bytes: the pickled LoadTime of a payload that took long; sent before its LOADED
     LOST = 12  # loader (0: all); bytes: the pickled LostReport of a probe, or of workers that die before any ticket
 
 

@@ -54,8 +54,11 @@ class Watcher(Protocol):
     def times_items(self) -> bool:
         """Whether it must be told before each single item."""
 
-    def begins(self, position: int) -> None:
-        """Note that the item of this position is made from now on. May raise, to end the work."""
+    def begins(self, position: int, items: int) -> None:
+        """Note that so many items are made from now on, of which the first has this position; 0: a generator is made.
+
+        May raise, to end the work.
+        """
 
     def pauses(self) -> None:
         """Note that no item is being made."""
@@ -236,8 +239,9 @@ class Lane:
             count -= read
 
     def _next_block(self, count: int) -> int:
-        self._watcher.begins(self._position)
-        return 1 if self._watcher.times_items else min(count, self._block)
+        items = 1 if self._watcher.times_items else min(count, self._block)
+        self._watcher.begins(self._position, items)
+        return items
 
     def _passed(self, read: int, wanted: int, started: int) -> None:
         self._position += read
@@ -259,7 +263,7 @@ class Lane:
         if self._keeps_globals:
             random.seed(info.seed)
             np.random.seed([info.seed & 0xFFFFFFFF, info.seed >> 32])
-        self._watcher.begins(self._position)
+        self._watcher.begins(self._position, 0)
         self._made = self._make(info)
         self._items = _items_of(self._made, 0)
         return True

@@ -219,11 +219,11 @@ class _Watcher:
         self.run = 0
         self.work: LongWork | None = None  # in the caller's process, which is told of it
 
-    def begins(self, position: int) -> None:
+    def begins(self, position: int, items: int) -> None:
         if self.work is not None and self.work.is_due:
             self.work.reach(item_name(position))
         if self.progress is not None:
-            self.progress.note_generator(self.run, position)
+            self.progress.note_generator(self.run, position, items)
 
     def pauses(self) -> None:
         if self.progress is not None:

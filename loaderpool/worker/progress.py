@@ -36,6 +36,7 @@ class Progress:
         self.numbers, self.worker, self.catches = numbers, worker, catches
         self._calls = calls
         self._counted: CallClock | None = None  # where calls of this ticket follow one another
+        self._generated: tuple[int, int] | None = None  # the item that a generator makes: since when, and its position
         self.index_field, self.started_field = cell + Field.INDEX, cell + Field.STARTED_NS
         self._thread_field = cell + Field.THREAD
         self._setup_field, self._generator_field = cell + Field.IN_SETUP, cell + Field.IN_GENERATOR
@@ -63,15 +64,15 @@ class Progress:
         numbers[self.started_field] = now_ns
         numbers[self.index_field] = index + 1
 
-    def begin_ticket(self, now_ns: int, epoch: int, in_threads: bool) -> None:
-        """Take the time of calls from now on: each ends where the next one begins, or, in threads, is told of."""
+    def begin_ticket(self, now_ns: int, epoch: int, are_told: bool) -> None:
+        """Take the time of calls from now on: each ends where the next one begins, or is told of (`note_call`)."""
         self.numbers[self._block_field] = 0
         if self._calls is not None:
             self._calls.begin_ticket(now_ns, epoch)
-            self._counted = None if in_threads else self._calls
+            self._counted = None if are_told else self._calls
 
     def note_call(self, begun_ns: int, ended_ns: int, index: int) -> None:
-        """A thread's call is over."""
+        """A call of a thread, or of a generator, is over."""
         if self._calls is not None:
             self._calls.note(begun_ns, ended_ns - begun_ns, index)
 
@@ -96,8 +97,8 @@ class Progress:
         numbers[self._thread_field] = thread
         numbers[self.started_field] = started_ns
 
-    def note_generator(self, run: int, position: int) -> None:
-        """Note that a generator makes the item of this position from now on.
+    def note_generator(self, run: int, position: int, items: int) -> None:
+        """Note that a generator makes so many items from now on, of which the first has this position.
 
         Raises:
             Abandoned: the consumer has abandoned this run; 0: a probe, which is of none.
@@ -105,15 +106,27 @@ class Progress:
         numbers = self.numbers
         if run and numbers[Board.mark(run)] == run:
             raise Abandoned
-        numbers[self.started_field] = clock.monotonic_ns()
+        now_ns = clock.monotonic_ns()
+        self._end_generated(now_ns)
+        if items == 1:
+            self._generated = now_ns, position
+        numbers[self.started_field] = now_ns
         numbers[self._generator_field] = 1
         numbers[self.index_field] = position + 1
 
     def end_generator(self) -> None:
         """Note that no generator runs any more."""
+        self._end_generated(clock.monotonic_ns())
         numbers = self.numbers
         numbers[self.index_field] = 0
         numbers[self._generator_field] = 0
+
+    def _end_generated(self, now_ns: int) -> None:
+        """The item is there that a generator made alone; of a block none is known by itself."""
+        if self._generated is not None:
+            begun_ns, position = self._generated
+            self._generated = None
+            self.note_call(begun_ns, now_ns, position)
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:

@@ -84,6 +84,7 @@ class Work:
         self.config: LoaderConfig = payload["config"]
         self.plan: BasePlan = payload["plan"]
         source = payload["source"]
+        self._is_generated = isinstance(source, LaneItems)
         is_iterated = isinstance(source, (StreamedItems, LaneItems))
         self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
         if isinstance(source, StreamedItems):
@@ -236,6 +237,8 @@ class Work:
         """
         assert self.form is not None, "a ticket before the layout"
         thread_calls = None if job.is_isolated and job.attempt >= _WITHOUT_THREADS_FROM else self._thread_calls
+        if self._is_generated:  # items are made as the job is opened
+            self._progress.begin_ticket(clock.monotonic_ns(), job.epoch, are_told=True)
         opened = (None if thread_calls is None else thread_calls.opened(job)) or self._open(job)
         if not opened.indices:  # its lane has ended
             VaryingLayout([]).write(buffer, base)
@@ -243,7 +246,8 @@ class Work:
         # Not kept in `self._fill`: that would be a cycle, and the files of a dropped loader would stay open.
         make = functools.partial(self._fill_rows if self._writes_rows else self._fill, opened, buffer, base, capacity)
         started = clock.monotonic_ns()
-        self._progress.begin_ticket(started, job.epoch, in_threads=thread_calls is not None)
+        if not self._is_generated:
+            self._progress.begin_ticket(started, job.epoch, are_told=thread_calls is not None)
         try:
             if thread_calls is not None:
                 rows = self._rows_of(opened, buffer, base, capacity)

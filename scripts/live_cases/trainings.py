@@ -7,10 +7,14 @@ should be.
 from __future__ import annotations
 
 import argparse
+import atexit
 import dataclasses
 import functools
 import itertools
 import multiprocessing
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -81,6 +85,11 @@ class SlowStream:
             yield item
 
 
+def slow_part(part: int) -> Iterator[Any]:
+    while True:
+        yield waits(part)
+
+
 class SlowImport:
     """A function whose module takes long to import."""
 
@@ -96,15 +105,34 @@ class SlowImport:
 
 
 class Limited:
-    """A server that serves so many calls at a time, over all workers."""
+    """A server that serves so many calls at a time, over all workers: each takes a token, and gives it back."""
 
     def __init__(self, calls: int, seconds: float) -> None:
-        self.turns = multiprocessing.get_context("fork").Semaphore(calls)
-        self.seconds = seconds
+        self.calls, self.seconds = calls, seconds
+        self.path = ""
+        self.turns = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.path:
+            folder = tempfile.mkdtemp()
+            atexit.register(shutil.rmtree, folder)
+            self.path = f"{folder}/turns"
+            os.mkfifo(self.path)
+            self._open()
+            os.write(self.turns, bytes(self.calls))
+        return {**vars(self), "turns": -1}
+
+    def _open(self) -> None:
+        self.turns = os.open(self.path, os.O_RDWR)
 
     def __call__(self, item: int) -> Any:
-        with self.turns:
+        if self.turns < 0:
+            self._open()
+        token = os.read(self.turns, 1)
+        try:
             return sleep(self.seconds, item)
+        finally:
+            os.write(self.turns, token)
 
 
 def pause() -> None:
@@ -120,8 +148,9 @@ class Case:
     """A training, and what is to be said of it."""
 
     verdict: str
-    fn: Callable[[int], Any] = waits
+    fn: Callable[[int], Any] = waits  # of an item, or of a part, for `parts`
     source: Any = ITEMS
+    parts: int = 0  # generators, in place of the source
     settings: dict[str, Any] = dataclasses.field(default_factory=lambda: {"workers": 2})
     step: Callable[[], None] = pause
     change: str = ""  # in what is told to change; empty: nothing must be, or anything that the verdict tells
@@ -168,6 +197,7 @@ CASES = {
 FOR_AUTO = {
     "blocking": Case(""),  # 160 ms of waiting a batch: eight workers
     "computing": Case("", functools.partial(burn, 0.0015)),  # 24 ms of a CPU a batch: two workers
+    "blocking generators": Case("", slow_part, parts=48),  # the same, where there are no threads
     "light": Case("", functools.partial(burn, 0.0008)),  # 13 ms of a CPU a batch: one worker
     "limited source": Case("", Limited(4, 0.01)),  # 40 ms a batch with four workers and with any more
     "dearer": Case("", functools.partial(dearer, 15_000)),  # five times as dear from item 15,000 on
@@ -182,7 +212,7 @@ def run(case: Case) -> dict[str, Any]:
     for neighbour in neighbours:
         neighbour.start()
     try:
-        with lp.Loader(case.source, case.fn, batch_size=ROWS, **case.settings) as loader:
+        with make_loader(case) as loader:
             steps = train(loader, case)
             said = loader.explain()
             decisions = loader.statistics().decisions
@@ -201,12 +231,18 @@ def run(case: Case) -> dict[str, Any]:
     }
 
 
+def make_loader(case: Case) -> lp.Loader:
+    if case.parts:
+        return lp.Loader.from_generator(case.fn, shards=range(case.parts), batch_size=ROWS, **case.settings)
+    return lp.Loader(case.source, case.fn, batch_size=ROWS, **case.settings)
+
+
 def train(loader: lp.Loader, case: Case) -> list[tuple[float, float]]:
     """When each step ended, and how long it took; both in seconds, the first one from the first batch on."""
     kept, begun_s = [], time.monotonic()
     first_s = last_s = 0.0
     steps = []
-    is_ordered = case.settings.get("deterministic", True)
+    is_ordered = case.settings.get("deterministic", True) and not case.parts
     for number, batch in enumerate(itertools.islice(loader, case.steps)):
         first = np.asarray(batch).reshape(ROWS, -1)[0, 0]
         if is_ordered and first != np.float32(number * ROWS):

@@ -15,7 +15,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.trainer.replay import Replay
 from tests.support.batches import Place, assert_same, read
-from tests.support.child import run_child
+from tests.support.child import run_child, run_command
 from tests.support.sounds import BUCKETS, BY_LENGTH, frames_of, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -232,8 +232,7 @@ def test_the_command_line_replays_and_tunes_it(folder: Path) -> None:
     """A replay starts no process, not for lengths either; `tune` asks for each length once."""
 
     def run(*arguments: str) -> str:
-        code = f"import sys\nfrom loaderpool.tools.cli import main\nsys.exit(main({list(arguments)!r}))\n"
-        return run_child(code, cwd=folder).check().stdout
+        return run_command(*arguments, cwd=folder).check().stdout
 
     text = run("replay", "jobs:loader", "--index", "13", "--epoch", "1")
     assert "source index 13" in text and "int64[6]" in text

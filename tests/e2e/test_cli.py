@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.child import ChildResult, run_child
+from tests.support.child import ChildResult, run_command
 
 pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
 
@@ -98,11 +98,7 @@ def command(project: Path) -> Callable[..., ChildResult]:
     """Runs `loaderpool ARGUMENTS` in the project's folder; what it started has to be gone with it."""
 
     def run(*arguments: str, before: str = "") -> ChildResult:
-        return run_child(
-            f"import os, sys\nsys.path.pop(0)\n{before}\n"
-            f"from loaderpool.tools.cli import main\nsys.exit(main({list(arguments)!r}))\n",
-            cwd=project,
-        )
+        return run_command(*arguments, cwd=project, before=before)
 
     return run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loaderpool.tools.doctor.drill import pool_checks
-from tests.support.child import ChildResult, run_child
+from tests.support.child import ChildResult, run_command
 
 pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
 
@@ -45,11 +45,7 @@ def doctor(tmp_path: Path) -> Callable[..., ChildResult]:
     (tmp_path / "jobs.py").write_text(MODULE)
 
     def run(*arguments: str, before: str = "") -> ChildResult:
-        return run_child(
-            f"import sys\nsys.path.pop(0)\n{before}\n"
-            f"from loaderpool.tools.cli import main\nsys.exit(main({['doctor', *arguments]!r}))\n",
-            cwd=tmp_path,
-        )
+        return run_command("doctor", *arguments, cwd=tmp_path, before=before)
 
     return run
 

@@ -110,6 +110,21 @@ def test_a_loop_that_is_broken_off_in_a_pause_holds_up_none_behind_it() -> None:
         assert len(list(loader)) == 100
 
 
+def test_another_test_ends_the_one_before() -> None:
+    with lp.Loader(range(2000), computed, batch_size=4, workers=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.pause_test(1000)
+        for _ in range(3):
+            next(batches)
+        lender = loader._core.engine.layout.ring.lender
+        assert lender.is_held
+        loader.pause_test(4)
+        assert not lender.is_held
+        assert len(list(batches)) == 496
+        assert 4 <= loader.headspace().quiet_steps < 100
+
+
 def test_a_supervisor_that_dies_in_a_pause_loses_nothing() -> None:
     with lp.Loader(range(400), computed, batch_size=4, shuffle=True, workers=2) as loader:
         taken = []

@@ -12,7 +12,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.tools.profiling.run import run_profile
-from tests.support.child import ChildResult, run_child
+from tests.support.child import ChildResult, run_command
 from tests.unit.tools.test_profiling import check_speedscope
 
 MODULE = r"""
@@ -149,11 +149,7 @@ def command(tmp_path: Path) -> Callable[..., ChildResult]:
     (tmp_path / "jobs.py").write_text(MODULE)
 
     def run(*arguments: str, before: str = "") -> ChildResult:
-        return run_child(
-            f"import sys\nsys.path.pop(0)\n{before}\n"
-            f"from loaderpool.tools.cli import main\nsys.exit(main({list(arguments)!r}))\n",
-            cwd=tmp_path,
-        )
+        return run_command(*arguments, cwd=tmp_path, before=before)
 
     return run
 

@@ -16,7 +16,7 @@ import loaderpool as lp
 from loaderpool.errors import ArgumentError
 from loaderpool.trainer.replay import Replay
 from loaderpool.trainer.start import without_workers
-from tests.support.child import ChildResult, run_child
+from tests.support.child import ChildResult, run_command
 
 SIZE = 50
 
@@ -221,12 +221,7 @@ def command(tmp_path: Path) -> Callable[..., ChildResult]:
 
     def run(*arguments: str, stdin: str = "", before: str = "", **options: Any) -> ChildResult:
         feed = f"import io; sys.stdin = io.StringIO({stdin!r})\n" if stdin else ""
-        return run_child(
-            f"import os, sys\nsys.path.pop(0)\n{before}\n{feed}"
-            f"from loaderpool.tools.cli import main\nsys.exit(main({list(arguments)!r}))\n",
-            cwd=tmp_path,
-            **options,
-        )
+        return run_command(*arguments, cwd=tmp_path, before=f"{before}\n{feed}", **options)
 
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -119,14 +120,25 @@ def test_behind_a_close_they_are_as_they_were() -> None:
     assert json.loads(json.dumps(dataclasses.asdict(told)))["calls"]["of"] == "sample"
 
 
-def test_it_is_quick() -> None:
-    with lp.Loader(range(10**6), sample, batch_size=4, workers=2) as loader:
-        for step, _ in enumerate(loader):
-            if step == 40:
-                break
-        seconds = []
-        for _ in range(9):
-            began = time.perf_counter()
-            loader.statistics()
-            seconds.append(time.perf_counter() - began)
-    assert sorted(seconds)[4] < 0.02  # 0.1 ms where CPUs are free
+def test_calls_of_generators_are_their_items() -> None:
+    def part(number: int) -> Iterator[int]:
+        for item in range(120):
+            time.sleep(0.2 if (number, item) == (1, 7) else 0.001)
+            yield item
+
+    with lp.Loader.from_generator(part, shards=range(3), batch_size=4, workers=2) as loader:
+        assert len(list(loader)) == 90
+        told = loader.statistics().calls
+        assert told is not None and 0.001 < told.mean_s < 0.05
+        slowest = told.slowest[0]
+        assert (slowest.generator, slowest.index, slowest.name, slowest.replay) == (1, 7, "7 of generator 1", "")
+        assert 0.2 < slowest.seconds < 2
+        assert "Slowest items: 7 of generator 1 (" in str(loader.explain())
+
+
+def test_items_that_generators_make_in_blocks_are_no_calls() -> None:
+    """Each takes less than a microsecond; but for a few that are made alone, at first."""
+    with lp.Loader.from_generator(range, shards=[32_000] * 3, batch_size=32, workers=2) as loader:
+        assert len(list(loader)) == 3000
+        told = loader.statistics().calls
+    assert told is None or told.timed < 1000

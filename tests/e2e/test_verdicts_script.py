@@ -22,7 +22,11 @@ def test_a_case_is_run_and_told() -> None:
     assert "1 of 1 right, 0 wrong changes" in result.stdout
 
 
-def test_a_part_that_there_is_not_is_told() -> None:
-    result = verdicts("everything")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["everything"], "there is no everything"), (["verdicts", "--only", "dozing"], "there is no case dozing")],
+)
+def test_what_there_is_not_is_told(arguments: list[str], told: str) -> None:
+    result = verdicts(*arguments)
     assert result.returncode == 2
-    assert "there is no everything" in result.stderr
+    assert told in result.stderr

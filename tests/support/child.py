@@ -32,7 +32,7 @@ from typing import Any
 from tests.support import forks
 from tests.support.processes import POLL_S, describe, end_all, is_alive, marked, wait_gone
 
-__all__ = ["ChildHungError", "ChildLeftProcessesError", "ChildResult", "run_child"]
+__all__ = ["ChildHungError", "ChildLeftProcessesError", "ChildResult", "run_child", "run_command"]
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 # A supervisor ends its workers within a second of the trainer's death; larger, because the machine may be busy.
@@ -154,6 +154,23 @@ def run_child(
             + f"\n{_show(shown_out, shown_err)}"
         )
     return ChildResult(process.returncode, shown_out, shown_err, elapsed_s, tree_gone_s)
+
+
+def run_command(*arguments: str, cwd: str | os.PathLike[str], before: str = "", **options: Any) -> ChildResult:
+    """`loaderpool ARGUMENTS` has run in a folder, of which modules can be imported.
+
+    Args:
+        arguments: of the command line.
+        cwd: the folder.
+        before: a script that the interpreter runs first; `os` and `sys` are there.
+        options: of `run_child`.
+    """
+    return run_child(
+        f"import os, sys\nsys.path.pop(0)\n{before}\n"
+        f"from loaderpool.tools.cli import main\nsys.exit(main({list(arguments)!r}))\n",
+        cwd=cwd,
+        **options,
+    )
 
 
 def _script(code: str | Callable[[], object]) -> str:

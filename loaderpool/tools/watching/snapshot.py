@@ -10,6 +10,7 @@ from typing import Any
 
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
+from loaderpool.plan.generator_positions import generated_item
 from loaderpool.trainer.explain.decision import Decision
 from loaderpool.trainer.explain.explanation import Explanation, SlowItem, explain, slow_items
 from loaderpool.trainer.explain.looks import Look, WorkerCounts, observed_in
@@ -40,11 +41,12 @@ class WorkerSnapshot:
     number: int
     pid: int  # 0: it is a host
     state: WorkerState
-    index: int | None  # of the item, or the position of a generator's
+    index: int | None  # of the item, or of its generator's items
     items: int  # of how many it is the first that are made as a block, if samples take microseconds; else 1
     item_s: float | None  # how long it has been at it
     busy_share: float | None  # of the last seconds; None: it has not been there long enough
     cpus: float | None  # that it used in them, on average
+    generator: int | None = None  # that makes the item
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +190,9 @@ def _workers(looks: list[Look], pool: PoolMemory | None, board: Board | None, no
         if before is not None:
             busy_share = _busy_share(board, cell, before, since_ns, state)
             cpus = max(0.0, pool.cpu_s[pid] - before.cpu_s) / (since_ns / 1e9)
-        yield WorkerSnapshot(numbers.get(pid, cell), pid, state, index, items, item_s, busy_share, cpus)
+        generated = None if index is None else generated_item(index)
+        generator, index = (None, index) if generated is None else generated
+        yield WorkerSnapshot(numbers.get(pid, cell), pid, state, index, items, item_s, busy_share, cpus, generator)
 
 
 def _state(board: Board, cell: int, now_ns: int) -> tuple[WorkerState, int | None, float | None]:

@@ -142,10 +142,10 @@ class WatchedTraining:
             for page, path in self._own_pages():
                 with contextlib.suppress(FileNotFoundError):  # it was closed just now
                     loaders.append(self._recorded_of(page, path, pools))
-            now_ns, realtime_ns = read_clocks()
+            now_ns, wall_ns = read_clocks()
         if not loaders:
             raise self._has_no_loader()
-        return Recording(self.pid, self._command, loaders, list(pools.values()), now_ns, realtime_ns)
+        return Recording(self.pid, self._command, loaders, list(pools.values()), now_ns, wall_ns)
 
     def _recorded_of(self, page: PageContent, path: str, pools: dict[_Identity, PoolRecords]) -> LoaderRecords:
         """Return what a loader's ring holds; its pool's are added to these."""

@@ -100,7 +100,7 @@ class PoolWorkers:
 
     def _cannot_start(self, look: Look, workers: int, now_s: float) -> int | None:
         """Return how many there are, if there cannot be as many as there shall be."""
-        there = sum(worker.workers for worker in look.work.workers.values())
+        there = look.work.worker_count
         if there >= workers:
             self._short_since_s = None
         elif self._short_since_s is None:

@@ -37,7 +37,7 @@ class Windows:
 
     def add(self, look: Look, workers: int) -> Window | None:
         """Take in the latest look; `workers` is how many there shall be. None: there is no window to judge yet."""
-        there = sum(worker.workers for worker in look.work.workers.values())
+        there = look.work.worker_count
         if there < self._workers:  # what the others have made ahead hides what is missing now
             self._least_steps = look.steps.steps + look.work.slots
         self._workers = there

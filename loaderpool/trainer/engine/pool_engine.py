@@ -301,6 +301,8 @@ class PoolEngine:
             pass  # the batch's turn tells of it
         elif kind in (Notice.SPEC_FAILED, Notice.LOAD_FAILED, Notice.LOST, Notice.BROKEN):
             self.failure.note_told(words, attachment)
+        elif kind == Notice.LOAD_TIME:
+            self.counts.load_time = max(self.counts.load_time, read_attachment(attachment))
         elif kind == Notice.UNLOADED:
             self._forget()
 

@@ -9,6 +9,7 @@ from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.stream.feed import Feed
+from loaderpool.transport.payload.load_time import NOT_TOLD, LoadTime
 
 
 class LiveRun(Protocol):
@@ -49,6 +50,7 @@ class DeliveryCounts:
     copied: int = 0
     copied_ns: int = 0  # that this took
     oversize: int = 0
+    load_time: LoadTime = NOT_TOLD  # of the payload, in the supervisor that took longest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,8 +164,8 @@ class Observer:
             deliveries = read_ring(lambda at, nbytes: ring_map[at : at + nbytes], at, DELIVERIES)
         asked_ns = self._counters.times.asked_ns
         loader = LoaderRecords(number, 0 if pools else None, self.about.calls_of, has_hosts, deliveries, asked_ns)
-        now_ns, realtime_ns = read_clocks()
-        return Recording(os.getpid(), " ".join(sys.argv), [loader], pools, now_ns, realtime_ns)
+        now_ns, wall_ns = read_clocks()
+        return Recording(os.getpid(), " ".join(sys.argv), [loader], pools, now_ns, wall_ns)
 
     @property
     def _is_taking(self) -> bool:

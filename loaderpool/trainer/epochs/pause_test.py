@@ -84,12 +84,6 @@ class PauseTest:
         if not self._left:
             self._end_round()
 
-    def end(self) -> None:
-        """Let workers go on. Twice is fine."""
-        self.is_over = True
-        self._left = 0
-        self._hold.end()
-
     def _end_round(self) -> None:
         self._left = 0
         self._hold.end()

@@ -7,7 +7,8 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from loaderpool.memory.call_times import CallTimes
+from loaderpool.memory.call_times import CallTimes, SlowCall
+from loaderpool.plan.generator_positions import generated_item
 from loaderpool.system.readable import readable_s
 from loaderpool.trainer.explain.observed import Observed
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
@@ -20,10 +21,16 @@ _SHOWN_ITEMS = 3
 class SlowItem:
     """An item of the source whose call was among those that took longest."""
 
-    index: int  # in the source
+    index: int  # in the source, or of what its generator yields
     epoch: int  # in which the call was
     seconds: float  # that it took
-    replay: str  # the command that makes it again; empty: the loader's place is not known
+    replay: str  # the command that makes it again; empty: the loader's place is not known, or a generator made it
+    generator: int | None = None  # which one made it; None: none, it is of a source
+
+    @property
+    def name(self) -> str:
+        """What texts call it: 17, or 17 of generator 2."""
+        return f"{self.index}" if self.generator is None else f"{self.index} of generator {self.generator}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +76,21 @@ class Explanation:
         return f"{verdict}: training waited {self.wait_share:.0%} of the time for data ({waited})"
 
     def _lines(self) -> Iterator[tuple[str, str]]:
-        if self.verdict is Verdict.WARM_UP:
-            return
-        yield "Why", self.why
-        if self.change:
-            yield "Change", self.change
-        if self.expect:
-            yield "Expect", self.expect
+        yield from labelled(self)
         if self.slowest:
-            shown = ", ".join(f"{item.index} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS])
+            shown = ", ".join(f"{item.name} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS])
             replay = self.slowest[0].replay
             yield "Slowest items", f"{shown}: {replay}" if replay else shown
+
+
+def labelled(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    """Yield what stands below the headline, each with its label; the slowest items look different everywhere."""
+    if explanation.verdict is not Verdict.WARM_UP:  # its headline says why
+        yield "Why", explanation.why
+    if explanation.change:
+        yield "Change", explanation.change
+    if explanation.expect:
+        yield "Expect", explanation.expect
 
 
 def explain(observed: Observed, replay: str | None = None) -> Explanation:
@@ -106,15 +117,14 @@ def explain(observed: Observed, replay: str | None = None) -> Explanation:
 
 def slow_items(calls: CallTimes, replay: str | None = None) -> tuple[SlowItem, ...]:
     """Return the slowest calls as items, the longest first; `replay` is as for `explain`."""
-    return tuple(
-        SlowItem(
-            call.index,
-            call.epoch,
-            call.ns / 1e9,
-            f"{replay} --index {call.index} --epoch {call.epoch}" if replay else "",
-        )
-        for call in calls.slowest
-    )
+    return tuple(_slow_item(call, replay) for call in calls.slowest)
+
+
+def _slow_item(call: SlowCall, replay: str | None) -> SlowItem:
+    if (generated := generated_item(call.index)) is not None:
+        return SlowItem(generated[1], call.epoch, call.ns / 1e9, "", generated[0])
+    command = f"{replay} --index {call.index} --epoch {call.epoch}" if replay else ""
+    return SlowItem(call.index, call.epoch, call.ns / 1e9, command)
 
 
 def _escaped(label: str, text: str) -> str:

@@ -15,6 +15,7 @@ from loaderpool.memory.call_times import CallTimes, SlowCall
 from loaderpool.trainer.explain.decision import Autotuned, Decision
 from loaderpool.trainer.explain.observed import Observed, Pace
 from loaderpool.trainer.explain.thresholds import LEAST_STEPS
+from loaderpool.transport.payload.load_time import NOT_TOLD, LoadTime
 
 _SENT_DECISIONS = 8
 
@@ -61,6 +62,12 @@ class WorkCounts(NamedTuple):
     copied: int = 0  # batches copied out, as too few slots were free to lend one
     copied_ns: int = 0  # that this took the consumer
     slots_ready: int = 0  # whose batches are finished and not taken yet
+    load_time: LoadTime = NOT_TOLD
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers there are, those of hosts too."""
+        return sum(worker.workers for worker in self.workers.values())
 
 
 class StepCounts(NamedTuple):
@@ -135,10 +142,11 @@ def look_from_json(found: list[Any]) -> Look:
     Raises:
         ValueError, TypeError, IndexError: it is something else.
     """
-    number, now_ns, steps, samples, nbytes, (workers, calls, *ring), machine, by_tf_data, autotuned = found
+    number, now_ns, steps, samples, nbytes, (workers, calls, *ring, load_time), machine, by_tf_data, autotuned = found
     done, sum_ns, slow_ns, buckets, slowest = calls
     times = CallTimes(done, sum_ns, slow_ns, tuple(buckets), tuple(SlowCall(*each) for each in slowest))
     work = WorkCounts({each[0]: WorkerCounts(*each[1:]) for each in workers}, times, *ring)
+    work = work._replace(load_time=LoadTime(*load_time))
     decided = Autotuned(autotuned[0], tuple(Decision(*each) for each in autotuned[1]))
     counts = StepCounts(*steps), samples, nbytes, work, MachineCounts(*machine)
     return Look(number, now_ns, *counts, by_tf_data, decided)
@@ -162,8 +170,8 @@ def observed_in(looks: Sequence[Look], about: AboutLoader, seconds: float) -> Ob
 
 def _first_of_one_number(looks: Sequence[Look], last: Look) -> Look | None:
     """Return the look from which on there were as many workers as at last; None: too short ago to tell something."""
-    count = len(last.work.workers)
-    same = list(itertools.takewhile(lambda look: len(look.work.workers) == count, reversed(looks)))
+    count = last.work.worker_count
+    same = list(itertools.takewhile(lambda look: look.work.worker_count == count, reversed(looks)))
     return same[-1] if same and last.steps.steps - same[-1].steps.steps >= LEAST_STEPS else None
 
 
@@ -186,7 +194,7 @@ def _between(first: Look, last: Look, about: AboutLoader) -> Observed:
         start_s=start_ns / 1e9,
         epochs=now.epochs - before.epochs,
         epoch_starts_s=edges_ns / 1e9,
-        workers=sum(worker.workers for worker in workers),
+        workers=work.worker_count,
         threads=about.threads,
         can_have_threads=about.can_have_threads,
         made=sum(worker.samples for worker in workers),
@@ -214,6 +222,7 @@ def _between(first: Look, last: Look, about: AboutLoader) -> Observed:
         is_stream=about.is_stream,
         by_tf_data=last.by_tf_data,
         most_workers=last.autotuned.most,
+        load_time=work.load_time,
     )
 
 
@@ -224,7 +233,7 @@ def _paces(looks: Sequence[Look]) -> tuple[Pace, ...]:
     samples: dict[int, int] = collections.defaultdict(int)
     for first, last in itertools.pairwise(looks):
         before, now = first.work.workers, last.work.workers
-        workers = sum(worker.workers for worker in before.values())
+        workers = first.work.worker_count
         if before.keys() == now.keys():
             seconds[workers] += (last.steps.steps_ns - first.steps.steps_ns) / 1e9
             cpu_s[workers] += sum(worker.since(before[number]).cpu_s for number, worker in now.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from loaderpool.memory.call_times import CallTimes
+from loaderpool.transport.payload.load_time import NOT_TOLD, LoadTime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Observed:
     by_tf_data: bool = False  # the consumer takes them through `as_dataset`
     # A stream.
     is_stream: bool = False  # whose items one reader reads
+    # The beginning.
+    load_time: LoadTime = NOT_TOLD  # of the user's function
     # How fast other numbers of workers were, of this training.
     paces: tuple[Pace, ...] = ()
 

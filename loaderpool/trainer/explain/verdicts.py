@@ -166,7 +166,15 @@ def _start_up(case: Case) -> Finding | None:
     if not seen.start_s or case.start_wait_share >= WAITS_ABOVE:
         return None
     later_s = (seen.seconds - seen.start_s) / seen.steps
-    why = f"the first batch came after {readable_s(seen.start_s)}: workers start, import, and make the first sample"
+    load = seen.load_time
+    why = f"the first batch came after {readable_s(seen.start_s)}: "
+    if load.seconds:
+        why += f"to load the function took {readable_s(load.seconds)}"
+        if load.import_s > load.seconds / 2:
+            why += f", {readable_s(load.import_s)} of it to import {load.module!r}"
+        why += "; then workers start, and make the first sample"
+    else:
+        why += "workers start, import, and make the first sample"
     expect = f"nothing to change: that is paid once, and steps behind it take {readable_s(later_s)}"
     return Finding(Verdict.START_UP, why, expect=expect, step_s=later_s)
 

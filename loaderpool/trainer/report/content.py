@@ -59,7 +59,7 @@ def report_content(
             "buckets": [
                 {"below_s": (1 << bucket) / 1e9, "calls": count} for bucket, count in enumerate(calls.buckets) if count
             ],
-            "slowest": [dataclasses.asdict(each) for each in slow_items(calls)],
+            "slowest": [{**dataclasses.asdict(each), "name": each.name} for each in slow_items(calls)],
         },
         "statistics": dataclasses.asdict(statistics),
     }

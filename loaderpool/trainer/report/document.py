@@ -103,9 +103,9 @@ def _slowest(items: Sequence[Mapping[str, Any]]) -> Iterable[str]:
         "module and the function that returns this loader.</p>"
     )
     rows = (
-        f'<tr><td class="number">{item["index"]}</td><td class="number">{item["epoch"]}</td>'
+        f'<tr><td class="number">{item["name"]}</td><td class="number">{item["epoch"]}</td>'
         f'<td class="number">{html.escape(readable_s(item["seconds"]))}</td><td><code>'
-        f"{html.escape(item['replay'] or _replay(item))}</code></td></tr>"
+        f"{html.escape(_replay(item))}</code></td></tr>"
         for item in items
     )
     heads = '<th class="number">item</th><th class="number">epoch</th><th class="number">took</th><th>replay</th>'
@@ -113,6 +113,8 @@ def _slowest(items: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _replay(item: Mapping[str, Any]) -> str:
+    if item["replay"] or item["generator"] is not None:
+        return str(item["replay"])
     return f"loaderpool replay train:make_loader --index {item['index']} --epoch {item['epoch']}"
 
 

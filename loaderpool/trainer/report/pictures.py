@@ -71,7 +71,7 @@ def draw_calls(calls: Mapping[str, Any]) -> str:
             top = 1 - 0.12 * number
             axes.axvline(item["seconds"], color=_ORANGE, linewidth=1.2, ymax=top)
             axes.annotate(
-                f"item {item['index']}: {readable_s(item['seconds'])} ", (item["seconds"], top),
+                f"item {item['name']}: {readable_s(item['seconds'])} ", (item["seconds"], top),
                 xycoords=("data", "axes fraction"), ha="right", va="top", color=_ORANGE,
             )  # fmt: skip
         axes.set_ylim(top=max(counts) * _ROOM_FOR_ITEMS)

@@ -58,7 +58,7 @@ def moments(looks: Sequence[Look]) -> list[Moment]:
                 waiting_s=waiting_ns / 1e9 / steps,
                 samples_per_s=(last.samples - first.samples) / (taking_ns / 1e9),
                 epochs=now.epochs - before.epochs,
-                workers=sum(worker.workers for worker in work.workers.values()),
+                workers=work.worker_count,
                 slots=work.slots,
                 slots_lent=work.slots_lent,
                 slots_ready=work.slots_ready,

@@ -1,7 +1,7 @@
 """Spans as a trace in Chrome's format, which https://ui.perfetto.dev and chrome://tracing show.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are in microseconds,
-counted from `baseTimeNanoseconds` of the realtime clock, as traces of `torch.profiler` have it.
+counted from `baseTimeNanoseconds` of the wall clock, as traces of `torch.profiler` have it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def chrome_trace(recording: Recording, seconds: float | None, most_bytes: int = 
         )
     head = {
         "displayTimeUnit": "ms",
-        "baseTimeNanoseconds": recording.realtime_ns - (recording.now_ns - since_ns),
+        "baseTimeNanoseconds": recording.wall_ns - (recording.now_ns - since_ns),
         "loaderpool": {
             "format": FORMAT_VERSION,
             "pid": recording.pid,

@@ -1,6 +1,6 @@
 """Traces of several programs on one time line.
 
-Each is moved to the realtime clock: a trace of ours and one of torch.profiler tell `baseTimeNanoseconds`, from which
+Each is moved to the wall clock: a trace of ours and one of torch.profiler tell `baseTimeNanoseconds`, from which
 their times count. JAX' and TensorFlow's profilers count theirs from `profile_start_time`, which they note in the
 .xplane.pb beside the .trace.json.gz. Older ones of torch count from the beginning of that clock itself.
 """
@@ -38,7 +38,7 @@ class UnmergeableError(Exception):
 class _TraceFile(NamedTuple):
     path: Path
     events: list[dict[str, Any]]
-    base_ns: int  # when its time 0 was, by the realtime clock
+    base_ns: int  # when its time 0 was, by the wall clock
     has_true_pids: bool  # and no numbers of its own
     is_ours: bool = False
 

@@ -19,7 +19,6 @@ class RunningItem(NamedTuple):
     """What a worker is at."""
 
     item: int  # its source index, or a generator's position
-    is_position: bool
     items: int  # of how many it is the first that are made as a block
     since_ns: int
 
@@ -89,7 +88,7 @@ class Recording:
         loaders: those that have delivered a batch.
         pools: that they have their workers of.
         now_ns: when this was read, by the monotonic clock.
-        realtime_ns: the same moment by the clock that other programs' files know.
+        wall_ns: the same moment by the clock that other programs' files know.
     """
 
     pid: int
@@ -97,17 +96,17 @@ class Recording:
     loaders: Sequence[LoaderRecords]
     pools: Sequence[PoolRecords]
     now_ns: int
-    realtime_ns: int
+    wall_ns: int
 
 
 def read_clocks() -> tuple[int, int]:
-    """Return one moment by the monotonic and by the realtime clock, to about a microsecond."""
+    """Return one moment by the monotonic and by the wall clock, to about a microsecond."""
     readings = []
     for _ in range(_READINGS):
-        before_ns, realtime_ns, after_ns = clock.monotonic_ns(), clock.realtime_ns(), clock.monotonic_ns()
-        readings.append((after_ns - before_ns, (before_ns + after_ns) // 2, realtime_ns))
-    _, monotonic_ns, realtime_ns = min(readings)
-    return monotonic_ns, realtime_ns
+        before_ns, wall_ns, after_ns = clock.monotonic_ns(), clock.wall_ns(), clock.monotonic_ns()
+        readings.append((after_ns - before_ns, (before_ns + after_ns) // 2, wall_ns))
+    _, monotonic_ns, wall_ns = min(readings)
+    return monotonic_ns, wall_ns
 
 
 def read_pool(read: ReadBytes, arena_bytes: int, has_hosts: bool) -> PoolRecords:
@@ -138,5 +137,4 @@ def _running(board: Board, cell: int) -> RunningItem | None:
     index = board.read(cell, Field.INDEX)
     if not index:
         return None
-    is_position, items = bool(board.read(cell, Field.IN_GENERATOR)), max(1, board.read(cell, Field.BLOCK))
-    return RunningItem(index - 1, is_position, items, board.read(cell, Field.STARTED_NS))
+    return RunningItem(index - 1, max(1, board.read(cell, Field.BLOCK)), board.read(cell, Field.STARTED_NS))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from loaderpool.memory.recorder import CallKind, DeliveryKind, MarkKind, RingContent
+from loaderpool.plan.generator_positions import item_number
 from loaderpool.trainer.tracing.cell_workers import CellWorkers, Life
 from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Recording
 from loaderpool.transport.messages import Status
@@ -134,10 +135,10 @@ class _SpanMaker:
                 life = lives.at(cell, record["began_ns"])
                 self._tell_call(place, life, record, tickets.get(life, {}).get(record["ticket"]))
             if worker.running is not None:
-                item, is_position, items, since_ns = worker.running
-                what = "generator's item" if is_position else "item" if items == 1 else f"{items} items from"
+                item, items, since_ns = worker.running
+                what = "item" if items == 1 else f"{items} items from"
                 track = Track(lives.at(cell, now_ns).pid, "tickets")
-                self._add(track, f"{what} {item} (still running)", since_ns, now_ns, index=item)
+                self._add(track, f"{what} {item_number(item)} (still running)", since_ns, now_ns, index=item)
 
     def _tell_ticket(self, place: int, life: Life, record: dict[str, int]) -> _TicketSpan:
         track, begun_ns = Track(life.pid, "tickets"), record["began_ns"]
@@ -181,10 +182,8 @@ class _SpanMaker:
         if made is not None:
             ended_ns = min(ended_ns, max(begun_ns, made.span.ended_ns - _CUT_NS // 2))
             calls_of = self._calls_of.get((place, made.span.told["loader"]), calls_of)
-        name = "sample" if calls_of == "sample" else "call from item"
-        span = self._add(
-            track, f"{name} {record['index']}", begun_ns, ended_ns, index=record["index"], ticket=record["ticket"]
-        )
+        name = f"{'sample' if calls_of == 'sample' else 'call from item'} {item_number(record['index'])}"
+        span = self._add(track, name, begun_ns, ended_ns, index=record["index"], ticket=record["ticket"])
         if made is not None and (made.longest is None or _length(span) > _length(made.longest)):
             made.longest = span
 

@@ -128,12 +128,3 @@ def test_time_between_passes_is_no_step(now: Clock) -> None:
     test.before()
     test.after(1, begins=True)
     assert round(test.seconds, 6) == 0.02
-
-
-def test_it_can_be_ended(now: Clock) -> None:
-    test, times, ring = begun(now, slots=8, steps=100)
-    take(test, times, now, 4)
-    test.end()
-    assert not ring.is_on
-    take(test, times, now, 20)
-    assert ring.fills == 1

@@ -65,7 +65,7 @@ def test_a_dict_goes_through_json_and_has_the_same_keys_for_all() -> None:
     assert (read["verdict"], read["change"]) == ("TOO_FEW_WORKERS", "Loader(..., workers=11)")
     assert read["expected_step_s"] == pytest.approx(75e-3)
     assert read["slowest"] == [
-        {"index": 8812, "epoch": 3, "seconds": 1.9, "replay": f"{REPLAY} --index 8812 --epoch 3"}
+        {"index": 8812, "epoch": 3, "seconds": 1.9, "replay": f"{REPLAY} --index 8812 --epoch 3", "generator": None}
     ]
     assert list(explain(COMPUTING.window(4, steps=3)).to_dict()) == list(read)
 

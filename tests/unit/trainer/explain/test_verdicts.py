@@ -16,6 +16,7 @@ from loaderpool.trainer.explain import changes
 from loaderpool.trainer.explain.demand import cpus_used
 from loaderpool.trainer.explain.observed import Observed, Pace
 from loaderpool.trainer.explain.verdicts import Finding, Verdict, find_verdict
+from loaderpool.transport.payload.load_time import LoadTime
 from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training, idle, slowed, times
 
 FULL = Training(sample_cpu_s=24e-3, cpus=4)  # of four CPUs, none is free
@@ -306,6 +307,14 @@ def test_a_start_is_told_to_be_paid_once() -> None:
     found = find_verdict(TYPICAL[Verdict.START_UP])
     assert (found.change, found.step_s) == ("", pytest.approx(75e-3))
     assert "25 s" in found.why
+
+
+def test_what_a_start_took_its_time_for_is_told_where_it_was_measured() -> None:
+    start = TYPICAL[Verdict.START_UP]
+    imported = dataclasses.replace(start, load_time=LoadTime(24.0, "train", 23.0))
+    assert "to load the function took 24 s, 23 s of it to import 'train'; then" in find_verdict(imported).why
+    read = dataclasses.replace(start, load_time=LoadTime(24.0, "train", 1.0))
+    assert "to load the function took 24 s; then" in find_verdict(read).why
 
 
 def test_time_between_passes_is_no_step_and_yet_cpu_time_is_of_it() -> None:
