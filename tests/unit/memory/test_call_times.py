@@ -30,7 +30,7 @@ def call(clock: CallClock, lengths: dict[int, int], epoch: int = 0, ends: bool =
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress.clock, "monotonic_ns", lambda: now_ns[0])
         noted = progress.Progress(board, 0, 0, Exception, clock)
-        noted.begin_ticket(1_000, epoch, in_threads=False)
+        noted.begin_ticket(1_000, epoch, are_told=False)
         for index, ns in lengths.items():
             noted.note(Job(1, epoch, 0, 1, 0, None, 0), index)
             now_ns[0] += ns
