@@ -22,7 +22,8 @@ _RECORDED_APART_NS = 1_000_000
 class StepTimes:
     """Notes hand-overs.
 
-    Time between passes, in which a consumer does what it likes (it validates, it saves), is in no step.
+    Time between passes, in which a consumer does what it likes (it validates, it saves), is in no step. Who is told may
+    be taken away by any thread at any time, as a loader is closed: so it is looked up once.
 
     Attributes:
         asked_ns: since when a batch is waited for; 0: none is.
@@ -48,8 +49,8 @@ class StepTimes:
     def ask(self, now_ns: int) -> None:
         """A batch is asked for; 0: it was in vain."""
         self.asked_ns = now_ns
-        if self.live is not None:
-            self.live.note_ask(now_ns)
+        if (live := self.live) is not None:
+            live.note_ask(now_ns)
 
     def begin_pass(self) -> None:
         """The next hand-over is a pass's first."""
@@ -66,8 +67,8 @@ class StepTimes:
         if self._makes_here or not last_ns:  # a pass's beginning is waited for, too
             waited_ns = now_ns - asked_ns
         self.asked_ns = 0
-        if self.live is not None:
-            self.live.note_hand_over(now_ns)
+        if (live := self.live) is not None:
+            live.note_hand_over(now_ns)
         if last_ns:
             self._steps += self._batches
             step_ns = now_ns - last_ns
@@ -84,12 +85,13 @@ class StepTimes:
         self._last_ns, self._batches = now_ns, batches
         if now_ns > self._mark_ns:
             self._mark_ns = now_ns + _MARK_NS
-            if self.on_mark is not None:
-                self.on_mark(now_ns)
-        if self.recorder is not None and origin is not None and (now_ns >= self._recorded_from_ns or not last_ns):
+            if (on_mark := self.on_mark) is not None:
+                on_mark(now_ns)
+        recorder = self.recorder
+        if recorder is not None and origin is not None and (now_ns >= self._recorded_from_ns or not last_ns):
             if self._makes_here:
                 self._recorded_from_ns = now_ns + _RECORDED_APART_NS
-            self.recorder.note(origin, asked_ns, now_ns, waited_ns, not last_ns, self._wait_ns)
+            recorder.note(origin, asked_ns, now_ns, waited_ns, not last_ns, self._wait_ns)
 
     def counts(self, now_ns: int) -> StepCounts:
         """Return the sums; a wait that lasts counts up to this time. Runs in: any thread."""

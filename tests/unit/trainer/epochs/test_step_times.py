@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
+
+import pytest
 
 from loaderpool.trainer.epochs.step_times import StepTimes
 from loaderpool.trainer.explain.looks import StepCounts
@@ -84,3 +87,26 @@ def test_marks_come_at_hand_overs_and_two_seconds_apart() -> None:
         consumer.take(50, 0)
     assert len(marks) == 3
     assert all(2_000 * MS <= later - mark <= 2_100 * MS for mark, later in itertools.pairwise(marks))
+
+
+@pytest.mark.parametrize("name", ["live", "recorder", "on_mark"])
+def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
+    """It takes down what is told of a hand-over, also between the look whether that is there and its use."""
+
+    class Listener:
+        note_ask = note_hand_over = note = __call__ = staticmethod(lambda *args: None)
+
+    class ClosedMeanwhile(StepTimes):
+        found: Any = None
+
+        def __getattribute__(self, attribute: str) -> Any:
+            if attribute != name:
+                return super().__getattribute__(attribute)
+            found, self.found = self.found, None
+            return found
+
+    times = ClosedMeanwhile(makes_here=False)
+    times.found = Listener()
+    times.ask(1)
+    times.found = Listener()
+    times.note(2 * MS, 0, 1, (0,) * 9)
