@@ -76,7 +76,9 @@ class PoolWorkers:
 
     def forget(self, loader: object) -> None:
         """This loader is closed, and needs nothing. Runs in: any thread, also in a finalizer."""
-        self._loaders.pop(loader, None)
+        tuned = self._loaders.get(loader)
+        if tuned is not None:
+            tuned.wanted = 0  # to drop it might be in the middle of a look, which goes through them
 
     def _look(self, loader: object, about: AboutLoader, look: Look, workers: int) -> int | None:
         now_s = look.now_ns / 1e9

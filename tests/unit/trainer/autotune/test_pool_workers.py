@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
+import weakref
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -102,6 +105,28 @@ def test_workers_that_cannot_be_started_are_not_asked_for_again() -> None:
     assert train(pool, loader, 60, workers=8, there=3) == 3
     assert "could be started" in pool.autotuned.decisions[-1].reason
     assert train(pool, loader, 60, workers=3, begin_s=60) == 3
+
+
+def test_one_may_be_forgotten_while_another_one_is_looked_at() -> None:
+    """A finalizer closes loaders wherever it runs, also in the middle of a look."""
+    pool = PoolWorkers(1, 32)
+    training, others = Loader(making_ms=390), [Loader(making_ms=190) for _ in range(3)]
+    for other in others:
+        train(pool, other, 2, workers=2)
+
+    def close(frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if others and event == "line" and (code.co_filename, code.co_name) == (weakref.__file__, "values"):
+            pool.forget(others.pop())
+        return close
+
+    before = sys.gettrace()
+    sys.settrace(close)
+    try:
+        assert train(pool, training, 60, workers=2) == 8
+    finally:
+        sys.settrace(before)
+    assert not others
 
 
 def test_a_loader_that_is_gone_has_no_say() -> None:
