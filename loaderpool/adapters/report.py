@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import keras
@@ -83,18 +85,19 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Measure from here."""
-        self._epoch = epoch
-        self._begun = self._loader._core.observer.now()
-        self._epochs += 1
-        if self._has_headspace and self._epochs == _PAUSED_EPOCH:
-            try:
-                self._loader.pause_test()
-            except ArgumentError as error:  # no workers
-                self._say(f"\nReportCallback: no headspace: {error}")
+        with self._ending_no_training():
+            self._epoch = epoch
+            self._begun = self._loader._core.observer.now()
+            self._epochs += 1
+            if self._has_headspace and self._epochs == _PAUSED_EPOCH:
+                try:
+                    self._loader.pause_test()
+                except ArgumentError as error:  # no workers
+                    self._say(f"\nReportCallback: no headspace: {error}")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add what was measured to the logs; say why, if that is news."""
-        try:
+        with self._ending_no_training():
             if self._begun is None:
                 return
             observed = self._loader._core.observer.since(self._begun)
@@ -110,19 +113,24 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 self._say(f"\nEpoch {epoch + 1}: {explanation.headline}")
             if self._has_headspace and self._epochs == _PAUSED_EPOCH:
                 self._say(f"\nEpoch {epoch + 1}: {self._loader.headspace()}")
-        except Exception as error:  # a report shall end no training
-            self._say(f"\nReportCallback: {type(error).__name__}: {error}")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print the whole explanation, and leave it to TensorBoard."""
-        try:
+        with self._ending_no_training():
             explanation = self._loader.explain()
             self._say(f"\n{explanation}")
             if self._events is not None:
                 self._events.write_text("loaderpool/explanation", _markdown(explanation), self._epoch)
                 self._events.end()
+
+    @contextlib.contextmanager
+    def _ending_no_training(self) -> Iterator[None]:
+        """Have what goes wrong in the block be printed, if that can be done."""
+        try:
+            yield
         except Exception as error:
-            self._say(f"\nReportCallback: {type(error).__name__}: {error}")
+            with contextlib.suppress(Exception):
+                self._say(f"\nReportCallback: {type(error).__name__}: {error}")
 
     def _say(self, text: str) -> None:
         if self._verbose:

@@ -90,6 +90,21 @@ def test_what_goes_wrong_in_it_ends_no_training(model: Any, monkeypatch: pytest.
     assert "ReportCallback: ZeroDivisionError: no time" in lines.getvalue()
 
 
+@pytest.mark.parametrize("is_printable", [True, False])
+def test_nor_does_a_loader_that_was_closed_or_a_file_that_was(model: Any, is_printable: bool) -> None:
+    from loaderpool.adapters.keras import ReportCallback
+
+    lines = io.StringIO()
+    report = ReportCallback(lp.Loader(range(64), sample, batch_size=16, workers=1), file=lines, headspace=True)
+    report._loader.close()
+    if not is_printable:
+        lines.close()
+    data = np.ones((32, 4), np.float32), np.ones(32, np.float32)
+    history = model.fit(*data, epochs=3, verbose=0, callbacks=[report]).history
+    assert len(history["loss"]) == 3
+    assert not is_printable or "ReportCallback: ClosedError: " in lines.getvalue()
+
+
 def test_it_takes_a_loader(tf: Any) -> None:
     from loaderpool.adapters.keras import ReportCallback
 
