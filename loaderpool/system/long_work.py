@@ -135,12 +135,13 @@ class LongWork:
         try:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            console = Console(stderr=True, highlight=False, markup=False)
+            if console.is_jupyter:
+                import ipywidgets  # noqa: F401
         except ImportError:
             return
-        console = Console(stderr=True, highlight=False, markup=False)
-        if console.is_jupyter:
-            import ipywidgets  # noqa: F401
-        elif not console.is_interactive or console.is_dumb_terminal:
+        if not console.is_jupyter and (not console.is_interactive or console.is_dumb_terminal):
             return
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[detail]}"))
         bar = Progress(

@@ -177,3 +177,15 @@ def test_to_tell_costs_next_to_nothing_in_between() -> None:
 
     with LongWork("counting", 100_000) as work:
         assert min(seconds(work.reach) for _ in range(3)) < 20 * min(seconds(abs) for _ in range(3)) + 0.05
+
+
+def test_a_notebook_that_can_draw_no_bar_has_lines(
+    pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = pytest.importorskip("rich.console")
+    monkeypatch.setattr(console, "_is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with LongWork("counting", 100) as work:
+        pass_time(3)
+        work.reach(10)
+    assert capsys.readouterr().err == "counting: 10% of 100 items, 3 s so far, about 27 s left\n"
