@@ -129,9 +129,9 @@ def _stack_file(pid: int) -> str | None:
 
 
 def _answers(pid: int) -> bool:
-    """Whether it catches the signal: else it would end by it."""
+    """Whether it catches the signal, as far as the kernel says so: else it would end by it."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
+        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
 
 

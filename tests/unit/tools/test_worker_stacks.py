@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from loaderpool.tools.cli.stacks_screen import draw_stacks
+from loaderpool.tools.watching import worker_stacks
 from loaderpool.tools.watching.worker_stacks import Frame, Place, ask_stacks, places
 
 IDLE = """Current thread 0x00007f80 (most recent call first):
@@ -79,3 +81,10 @@ def test_a_process_that_is_no_worker_gets_no_signal(tmp_path: Path) -> None:
         assert ask_stacks([other.pid, os.getpid(), 2**22 + 1]) == {}
         assert other.poll() is None
         other.send_signal(signal.SIGKILL)
+
+
+def test_nor_does_one_of_which_the_kernel_does_not_say_what_it_catches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under gVisor, whose /proc/PID/status is shorter."""
+    monkeypatch.setattr(worker_stacks, "_stack_file", lambda pid: "/dev/null")
+    monkeypatch.setattr(worker_stacks, "open", lambda *args, **kwargs: io.StringIO("Name:\tpython3\n"), raising=False)
+    assert ask_stacks([os.getpid()]) == {}
