@@ -93,7 +93,7 @@ CALLS = _kind(32768, ticket="I", began_ns="Q", index="Q", us="I", kind="H")
 MARKS = _kind(65536, kind="I", at_ns="Q", value="Q", number="I", cell="H")
 # Of a loader in the trainer: batches that were handed over at once. A thousand a second fill the ring in 65 s.
 DELIVERIES = _kind(
-    65536, run="I", epoch="I", batch="I", count="I", ticket="I", slot="I", arrived_ns="Q", copied_us="I", way="B",
+    65536, run="I", epoch="I", batch="I", count="I", ticket="Q", slot="I", arrived_ns="Q", copied_us="I", way="B",
     asked_ns="Q", handed_over_ns="Q", waited_us="I", begins_pass="B",
 )  # fmt: skip
 # Of DELIVERIES the fields that tell where a delivery came from: run to way.

@@ -24,7 +24,6 @@ from loaderpool.trainer.stream.feed import Feed
 from loaderpool.transport.messages import Control
 
 _NO_LIMIT = 1 << 62
-_LOW = 0xFFFFFFFF
 
 
 class PoolSubscription:
@@ -322,7 +321,7 @@ class PoolSubscription:
         )
         epoch, batch = divmod(arrived.first, self._per_epoch)
         delivery.origin = (
-            run.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket & _LOW, slot, arrived.arrived_ns,
+            run.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket, slot, arrived.arrived_ns,
             copied_us, way,
         )  # fmt: skip
         return delivery

@@ -20,7 +20,7 @@ from loaderpool.system import machine
 from loaderpool.trainer.explain.looks import AboutLoader, Look, look_from_json, look_to_json
 
 NAME = "looks"
-_VERSION = 2
+_VERSION = 3
 _ABOUT_AT, _ABOUT_BYTES = 512, 8192 - 512
 _SLOTS_AT, _SLOT_BYTES, _SLOTS = 8192, 1 << 16, 32
 _HEAD_BYTES = 16  # of a slot

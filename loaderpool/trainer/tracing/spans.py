@@ -19,8 +19,9 @@ _PUBLISHING_FROM_US = 50
 # A wait below this is the time in which a batch that is there is looked up.
 _WAITING_FROM_US = 50
 _MADE = (Status.FINISHED, Status.OVERSIZE)
+_STATUS_NAMES = {int(status): status.name.lower() for status in Status}
 _DELIVERY_NAMES = {int(kind): kind.name.lower().replace("_", " ") for kind in DeliveryKind}
-_CALL_NAMES = {CallKind.SETUP: "setup", CallKind.PROBE: "first sample", CallKind.EARLY: "early call"}
+_CALL_NAMES: dict[int, str] = {CallKind.SETUP: "setup", CallKind.PROBE: "first sample", CallKind.EARLY: "early call"}
 
 
 class Track(NamedTuple):
@@ -147,7 +148,7 @@ class _SpanMaker:
             self._add(track, "wait for a ticket", begun_ns - waited_ns, begun_ns)
         made_ns = begun_ns + record["made_us"] * 1000 + _CUT_NS  # so that its calls end before it, and a flow goes on
         published_ns = made_ns + record["published_us"] * 1000
-        status = Status(record["status"]).name.lower() if record["status"] in list(Status) else "?"
+        status = _STATUS_NAMES.get(record["status"], "?")
         span = self._add(
             track,
             _batches(record["batch"], record["count"]) + ("" if record["status"] in _MADE else f" ({status})"),
@@ -176,7 +177,7 @@ class _SpanMaker:
         ended_ns = begun_ns + record["us"] * 1000
         track = Track(life.pid, "tickets")
         if kind != CallKind.CALL:
-            self._add(track, _CALL_NAMES.get(CallKind(kind), "call made alone"), begun_ns, ended_ns)
+            self._add(track, _CALL_NAMES.get(kind, "call made alone"), begun_ns, ended_ns)
             return
         calls_of = "sample"
         if made is not None:
@@ -288,7 +289,7 @@ def find_spans(recording: Recording) -> Spans:
 def _releases(pool: PoolRecords) -> dict[tuple[int, int], int]:
     """Return when each slot was free again, by slot and the ticket whose work it held."""
     marks = (mark for mark in _rows(pool.trainer) if mark["kind"] == MarkKind.RELEASED)
-    return {(mark["number"], mark["value"] & 0xFFFFFFFF): mark["at_ns"] for mark in marks}
+    return {(mark["number"], mark["value"]): mark["at_ns"] for mark in marks}
 
 
 def _rows(ring: RingContent) -> Iterator[dict[str, int]]:
