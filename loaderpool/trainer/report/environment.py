@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import sys
-from importlib import metadata
 
 from loaderpool.system import capacity
 from loaderpool.system.readable import readable_bytes
@@ -20,7 +19,7 @@ def environment() -> dict[str, str]:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     quota, memory = capacity.cgroup_cpu_quota(), capacity.cgroup_memory_limit()
     told = {
-        **{name: _version(name) for name in _LIBRARIES if name in sys.modules},
+        **{name: str(getattr(sys.modules[name], "__version__", "?")) for name in _LIBRARIES if name in sys.modules},
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "Keras' backend": _keras_backend(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -33,15 +32,6 @@ def environment() -> dict[str, str]:
         "memory available": readable_bytes(capacity.available_memory_bytes()),
     }
     return {name: value for name, value in told.items() if value}
-
-
-def _version(name: str) -> str:
-    version = getattr(sys.modules[name], "__version__", None)
-    if isinstance(version, str):
-        return version
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return "?"
 
 
 def _keras_backend() -> str:
