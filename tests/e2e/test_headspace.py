@@ -40,7 +40,7 @@ def test_a_pause_test_changes_no_batch_and_ends_by_itself(deterministic: bool) -
         assert with_pauses == without
     found = loader.headspace()
     assert found.quiet_steps >= 8
-    assert found.quiet_step_s == pytest.approx(0.01, rel=0.3)
+    assert found.quiet_step_s is not None and found.quiet_step_s >= 0.0099
     assert found.speedup is not None
     assert "workers at rest" in str(found)
 
@@ -72,16 +72,18 @@ def test_time_that_the_test_takes_is_in_no_step() -> None:
         batches = iter(loader)
         for _ in range(8):
             next(batches)
-        waited_s = loader.statistics().consumer_wait_s
+        before = loader.statistics()
         loader.pause_test(4)
         begun_s = time.monotonic()
         next(batches)
         filling_s = time.monotonic() - begun_s
         next(batches)
-        found = loader.explain()
+        passed_s, told = time.monotonic() - begun_s, loader.statistics()
         assert filling_s > 0.2
-        assert found.step_s < 0.15
-        assert loader.statistics().consumer_wait_s - waited_s < 0.15
+        assert told.steps.count == before.steps.count + 2
+        # Half of the filling is room for what passed since the hand-over before it.
+        assert told.steps.seconds - before.steps.seconds < passed_s - filling_s / 2
+        assert told.consumer_wait_s - before.consumer_wait_s < filling_s / 2
 
 
 def test_two_loaders_in_turns_wait_for_no_slot_that_is_held() -> None:
@@ -170,4 +172,5 @@ def test_tf_data_takes_batches_in_a_pause(tf: Any) -> None:
             time.sleep(0.01)
             taken += 1
         assert taken == 500
-        assert loader.headspace().quiet_step_s == pytest.approx(0.01, rel=0.4)
+        quiet_step_s = loader.headspace().quiet_step_s
+        assert quiet_step_s is not None and quiet_step_s > 0.006  # it fetches ahead
