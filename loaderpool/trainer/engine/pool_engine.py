@@ -21,6 +21,7 @@ from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.engine.engine_statistics import EngineStatistics, shipped, with_counts
+from loaderpool.trainer.engine.load_message import LoadMessage
 from loaderpool.trainer.engine.probing import Probing
 from loaderpool.trainer.engine.run_context import DeliveryCounts, LiveRun, RunContext
 from loaderpool.trainer.engine.source_updates import SourceUpdates
@@ -29,7 +30,7 @@ from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.warnings import warn_of_data
 from loaderpool.trainer.stream.feed import Ahead, Feed
 from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
-from loaderpool.transport.messages import Control, Notice, Words, join32
+from loaderpool.transport.messages import Control, Notice, Words
 from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.payload.placement import AboutShipment, place, put_shipment
 
@@ -63,9 +64,9 @@ class PoolEngine:
         first_epoch: int,
         cache: SharedCache | None = None,
     ) -> None:
-        config, plan, unit, stream = checked.config, checked.plan, checked.unit, checked.stream
-        self.session, self.config, self.plan, self._unit = session, config, plan, unit
-        calls_of_batch = plan.most_rows if unit == "sample" else 1
+        config, plan, stream = checked.config, checked.plan, checked.stream
+        self.session, self.config, self.plan = session, config, plan
+        calls_of_batch = plan.most_rows if checked.unit == "sample" else 1
         self._tickets_per_worker = tickets_per_worker(config.worker_options.threads, calls_of_batch)
         self.cache = cache
         self._first_epoch = first_epoch
@@ -91,12 +92,12 @@ class PoolEngine:
             self._placement = place(shipment, session.hands_over_files)
             about = AboutShipment(checked.paths, cache_plan)
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement, about)
+            at = offset, nbytes
+            self._load = LoadMessage(session, self.number, checked, first_epoch, at, self._placement, cache)
             try:
                 if stream is not None:
                     self.feeds = StreamFeeds(session, stream, for_reader, config, self._feed_ahead, self._on_feed_news)
-                self._shipment = offset, nbytes
-                self._send_files()
-                session.send(Control.LOAD, *self._load_words(probes=stream is None and self._probing.must_make_first))
+                self._load.send(probes=stream is None and self._probing.must_make_first)
             except BaseException:  # a number that no message can hold
                 if self.feeds is not None:
                     self.feeds.free_all()
@@ -111,23 +112,6 @@ class PoolEngine:
             except BaseException:
                 self.close()
                 raise
-
-    def _send_files(self) -> None:
-        """What LOAD needs beside the arena: `Payloads.load` takes it in this order."""
-        files = self._placement.descriptors
-        if self.cache is not None and self.session.hands_over_files:
-            files.append(self.cache.descriptor)
-        self.session.send_files(self.number, files)
-
-    def _load_words(self, probes: bool) -> tuple[int, ...]:
-        config = self.config
-        timeout_ns = int((config.limits.timeout_s or 0) * 1e9)
-        may_exclude = config.on_error.action == "skip" or (
-            config.on_error.action == "replace" and self._unit == "sample"
-        )
-        deaths = config.limits.restarts_per_item
-        kind = join32(int(may_exclude), int(self._unit == "sample"))
-        return (self.number, *self._shipment, self._first_epoch + 1 if probes else 0, deaths, timeout_ns, kind)
 
     # ---- Engine ----
 
@@ -313,10 +297,9 @@ class PoolEngine:
             return
         if self._has_ended_supervisor:
             return
-        self._send_files()
         must_probe = self._probing.must_make_first and not self.failure.is_there
         probes, is_behind_hook = must_probe and self.feeds is None, self._probing.is_behind_hook
-        self.session.send(Control.LOAD, *self._load_words(probes=probes and not is_behind_hook))
+        self._load.send(probes=probes and not is_behind_hook)
         first_feed = None if self.feeds is None else self.feeds.first
         if must_probe and first_feed is not None and first_feed.made:
             self._probing.ask_first(first_feed.offset)

@@ -10,6 +10,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, MemoryLimitError
+from loaderpool.trainer.engine.load_message import LoadMessage
 from loaderpool.trainer.engine.pool_engine import PoolEngine
 from tests.support.hand_pool import FIRSTS, HandPool, consume, first, hand_pool, small_pool
 
@@ -18,7 +19,7 @@ def test_a_loader_that_cannot_be_told_of_leaves_nothing_in_its_pool(monkeypatch:
     with small_pool() as pool:
         session: Any = pool.session
         before = session.arena.extents.taken_bytes, dict(session.routing.by_loader)
-        monkeypatch.setattr(PoolEngine, "_load_words", lambda *_, **__: (2**64,))
+        monkeypatch.setattr(LoadMessage, "_words", lambda *_: (2**64,))
         with pytest.raises(struct.error):
             PoolEngine(session, pool.checked, 0)
         assert (session.arena.extents.taken_bytes, session.routing.by_loader) == before
