@@ -324,3 +324,13 @@ def test_a_page_without_its_library_says_what_to_install(command: Callable[..., 
 def test_a_target_that_is_not_there_is_told(command: Callable[..., ChildResult]) -> None:
     result = command("profile", "jobs:mke")
     assert result.returncode == 2 and "Did you mean make" in result.stderr
+
+
+def test_who_cannot_be_told_how_far_it_is_ends_it() -> None:
+    """A terminal that is gone, or a pipe without a reader."""
+
+    def gone(fraction: float) -> None:
+        raise BrokenPipeError
+
+    with lp.Loader(range(10**6), np.float32, batch_size=4, workers=1) as loader, pytest.raises(BrokenPipeError):
+        run_profile(loader, 1.0, 0.01, on_progress=gone)

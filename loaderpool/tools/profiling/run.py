@@ -105,6 +105,7 @@ class _Window:
         self._loader, self._folder, self._seconds, self._on_progress = loader, folder, seconds, on_progress
         self._first_batch_ns = 0
         self._is_over = threading.Event()
+        self._failure: Exception | None = None  # of the thread that sees to the time
         self.since_ns = self.until_ns = 0
         self.batches = self.samples = 0
         self.is_whole = False
@@ -115,7 +116,7 @@ class _Window:
         return (self.until_ns - self.since_ns) / 1e9
 
     def run(self) -> LoaderpoolError | None:
-        """Take batches until the time is over; returns what ended it before."""
+        """Take batches until the time is over; returns what ended it before. What `on_progress` raises ends it, too."""
         timer = threading.Thread(target=self._wait, name="loaderpool-profile", daemon=True)
         timer.start()
         try:
@@ -127,6 +128,8 @@ class _Window:
         finally:
             self._is_over.set()
             timer.join()
+            if self._failure is not None:
+                raise self._failure
         return None
 
     def _take(self) -> None:
@@ -142,6 +145,15 @@ class _Window:
 
     def _wait(self) -> None:
         """See to the time. Runs in: a thread of its own, for a call may last longer than all the time there is."""
+        try:
+            self._look_on()
+        except Exception as error:  # else batches would be taken for ever
+            self._failure = error
+        finally:
+            self._is_over.set()
+            self._loader.close()
+
+    def _look_on(self) -> None:
         while not any(self._folder.glob("*.jsonl")):
             if self._is_over.wait(_LOOK_S):
                 break
@@ -160,8 +172,6 @@ class _Window:
         self.until_ns = clock.monotonic_ns()
         self.batches, self.samples = after[0] - before[0], after[1] - before[1]
         self._collect()
-        self._is_over.set()
-        self._loader.close()
 
     def _counts(self) -> tuple[int, int]:
         try:
