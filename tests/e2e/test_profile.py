@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -334,3 +336,20 @@ def test_who_cannot_be_told_how_far_it_is_ends_it() -> None:
 
     with lp.Loader(range(10**6), np.float32, batch_size=4, workers=1) as loader, pytest.raises(BrokenPipeError):
         run_profile(loader, 1.0, 0.01, on_progress=gone)
+
+
+def test_looking_in_this_process_leaves_no_descriptor() -> None:
+    def slow(item: int) -> np.float32:
+        time.sleep(0.001)
+        return np.float32(item)
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with lp.Loader(range(10**6), slow, batch_size=4, workers=0) as loader:
+        before = descriptors()
+        assert run_profile(loader, 0.3, 0.01).profile.looks
+        until_s = time.monotonic() + 20
+        while descriptors() > before and time.monotonic() < until_s:  # its thread ends by itself
+            time.sleep(0.01)
+        assert descriptors() == before

@@ -83,6 +83,9 @@ class Sampler:
                 self._write(error=f"{type(error).__name__}: {error}")
         finally:
             sys.setswitchinterval(switch_s)
+            for thread in [*self._states]:
+                self._close(thread)
+            self._control.close()
 
     def _look_on(self) -> None:
         me, number, usual_ns = threading.get_ident(), 0, 1 << 62
@@ -160,16 +163,19 @@ class Sampler:
     def _find_clocks(self, threads: Iterable[int]) -> None:
         """Find the clocks of threads that are new, perhaps under an ident that was another's; these live just now."""
         for thread in [thread for thread in threads if self._read_clock(thread) is None]:
-            for known in (self._queues, self._states):
-                descriptor = known.pop(thread, -1)
-                if descriptor >= 0:
-                    os.close(descriptor)
+            self._close(thread)
             clock_id = clock.cpu_clock_of(thread)
             if clock_id is not None:
                 self._clocks[thread] = clock_id
                 task = ~(clock_id >> 3)  # so Linux makes a clock of a thread's number
                 self._queues[thread] = _open(f"/proc/self/task/{task}/schedstat")
                 self._states[thread] = _open(f"/proc/self/task/{task}/stat")
+
+    def _close(self, thread: int) -> None:
+        for known in (self._queues, self._states):
+            descriptor = known.pop(thread, -1)
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _number(self, frame: FrameType | None) -> int:
         """Return the number of a frame's stack: code and line, from the innermost frame out."""
