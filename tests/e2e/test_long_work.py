@@ -11,8 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import loaderpool as lp
+from loaderpool.system.long_work import LongWork
+from loaderpool.trainer.session.session import Session
 from tests.support.child import run_child
 
 SOON = """
@@ -153,3 +157,28 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
     assert is_sent and b"KeyboardInterrupt" in shown
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1  # hidden, and shown again
     assert shown.index(b"\x1b[?25h") < shown.index(b"KeyboardInterrupt")
+
+
+def test_work_that_ends_while_another_thread_waits_ends_no_wait() -> None:
+    """It is taken off without the lock, also between the look whether there is some and its use."""
+
+    class EndsMeanwhile(Session):
+        work = LongWork("waiting")
+        looks = 0
+
+        @property  # type: ignore[override]
+        def long_work(self) -> LongWork | None:
+            self.looks += 1
+            return self.work if self.looks % 2 else None
+
+    def slow(item: int) -> np.float32:
+        time.sleep(0.01)
+        return np.float32(item)
+
+    with lp.Loader(range(40), slow, batch_size=4, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        session = loader._core.pool.session  # type: ignore[union-attr]
+        del vars(session)["long_work"]
+        session.__class__ = EndsMeanwhile
+        assert len(list(batches)) == 9

@@ -154,7 +154,8 @@ class Session:
         before = ctrl_c.note_signals()
         with InterruptsHeld(self._wake_leader) as held, self.lock:
             while not is_ready():
-                if held.is_pending or self.warnings.are_due or (self.long_work is not None and self.long_work.is_due):
+                work = self.long_work  # may be taken off meanwhile, by any thread
+                if held.is_pending or self.warnings.are_due or (work is not None and work.is_due):
                     return False
                 ctrl_c.check_patience(before)
                 self.check_usable()
