@@ -11,6 +11,7 @@ sample may have begun before the board names it: what it ran since then counts, 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -25,6 +26,7 @@ _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
 # From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
 _STACKS_NS = 100_000_000
 _READ_BYTES = 1 << 16
+ASKED_FILE = "asked-stacks"  # of a worker, for others than its supervisor
 FATAL = "Fatal Python error"  # what faulthandler begins with where C code ends a process
 
 
@@ -44,8 +46,6 @@ class Stacks(Protocol):
 class StackFile:
     """A memory file into which a worker's faulthandler writes when it is asked; made before the fork.
 
-    Others than the supervisor may ask, too: `loaderpool top`.
-
     Args:
         descriptor: of one that another process has made.
     """
@@ -58,6 +58,9 @@ class StackFile:
         """Runs in: the worker. Faults of C code (SIGSEGV, SIGABRT, ...) write the stack there, too."""
         faulthandler.enable(self.descriptor, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
+        with contextlib.suppress(OSError):  # no descriptors are left: then `loaderpool top` gets no answer
+            asked = machine.create_memory_file(ASKED_FILE)
+            faulthandler.register(thread_signal(), file=asked, all_threads=False, chain=False)
 
     def forget(self) -> None:
         """What was written so far is of no interest."""
@@ -80,6 +83,7 @@ class HungSample:
         "asked_ns",
         "cell",
         "index",
+        "is_asked_again",
         "looked_ns",
         "pid",
         "ran_ns",
@@ -93,6 +97,7 @@ class HungSample:
     def __init__(self, pid: int, cell: int, stacks: Stacks) -> None:
         self.pid, self.cell, self.stacks = pid, cell, stacks
         self.started = self.ran_ns = self.asked_ns = self.ticket = 0
+        self.is_asked_again = False
         self.looked_ns = self.seen_since_ns = 0  # the last look, and the first of those that came without a gap
         self.index: int | None = None  # of the sample, once the worker is killed for it
         self.stacks_text = ""
@@ -144,12 +149,27 @@ class SampleWatch:
             sample.ran_ns += min(elapsed, 2 * _look_ns(timeout_ns))
             if sample.asked_ns:
                 if now - sample.asked_ns > _STACKS_NS:
+                    stacks = sample.stacks.read()
+                    # faulthandler leaves a request out while it answers another one, of `loaderpool top`.
+                    if not stacks and not sample.is_asked_again:
+                        sample.is_asked_again, sample.asked_ns = True, now
+                        sample.ask()
+                        continue
                     thread = self._board.read(sample.cell, Field.THREAD)
-                    sample.index, sample.stacks_text = index - 1, _beginning_with(thread, sample.stacks.read())
+                    sample.index, sample.stacks_text = index - 1, _beginning_with(thread, stacks)
                     sample.kill()
             elif sample.ran_ns > timeout_ns:
-                sample.asked_ns = now
+                sample.is_asked_again, sample.asked_ns = False, now
                 sample.ask()
+
+
+def thread_signal() -> int:
+    """The signal at which a thread of a worker writes its own stack, for others than the supervisor.
+
+    To read the stacks of threads that run may crash the process, as SIGUSR1 may: that one is for a worker whose end it
+    is. Nor do user's functions have handlers of this one.
+    """
+    return signal.SIGRTMAX - 3
 
 
 def fault_in(stacks: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import WorkerLostError
+from loaderpool.tools.watching.worker_stacks import ask_stacks
 from loaderpool.transport.reports import describe_timeout
 from tests.support.processes import wait_gone
 
@@ -219,3 +220,54 @@ def test_the_stacks_are_those_of_threads_in_the_users_code() -> None:
         "Thread 0x1 (most recent call first):", '  File "/u/read.py", line 7 in fetch', "",
         "Current thread 0x3 (most recent call first):", '  File "/u/read.py", line 9 in parse',
     ]  # fmt: skip
+
+
+def calls_deeply(index: int) -> int:
+    def call(depth: int) -> int:
+        return call(depth - 1) if depth else index
+
+    return sum(call((index * 31 + depth) % 300) for depth in range(200))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_workers_whose_threads_run_may_be_asked_for_stacks_at_any_time() -> None:
+    """faulthandler may crash where it reads the stack of another thread, whose calls return meanwhile."""
+    settings: dict[str, Any] = {"batch_size": 20, "worker_options": lp.WorkerOptions(threads=4)}
+    found: list[str] = []
+    with lp.Loader(range(2400), calls_deeply, workers=2, **settings) as loader:
+        for batch in loader:
+            pids = [worker.pid for worker in loader.statistics().workers]
+            found += ask_stacks(pids).values()
+            assert batch.tolist()[0] // 200 % 20 == 0
+        assert loader.statistics().restarts == 0
+    assert any(text.count("calls_deeply") > 1 for text in found)
+
+
+HANDLES = """
+import os, signal, sys, time
+import loaderpool as lp
+from loaderpool.tools.watching.worker_stacks import ask_stacks
+
+
+def setup():
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(1))
+
+
+def stay(index):
+    time.sleep(0.01)
+    return index
+
+
+with lp.Loader(range(400), stay, setup=setup, workers=1) as loader:
+    for batch in loader:
+        assert ask_stacks([worker.pid for worker in loader.statistics().workers])
+    assert loader.statistics().restarts == 0
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_handler_of_the_users_is_not_called_where_stacks_are_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(HANDLES)
+    ran = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

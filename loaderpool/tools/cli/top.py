@@ -57,7 +57,7 @@ def top(pid: int | None, once: bool, stacks: bool, as_json: bool, every_s: float
 
     PID is the training's process; where there is only one training that may be looked at, it need not be given. The
     training needs no flag for it, and is not touched: what it shares with its workers is read, as its user may.
-    Only for stacks workers get a signal, SIGUSR1, at which they write where they are.
+    Only for stacks threads of workers get a signal, SIGRTMAX - 3, at which each writes where it is.
     """
     console = Console(highlight=False, markup=False)
     try:

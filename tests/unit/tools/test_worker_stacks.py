@@ -73,8 +73,8 @@ def test_of_many_workers_some_are_named() -> None:
 
 
 def test_a_process_that_is_no_worker_gets_no_signal(tmp_path: Path) -> None:
-    """SIGUSR1 would end it: it has no such file, or has one and does not catch the signal yet."""
-    script = "import os, time; held = os.memfd_create('loaderpool-stacks'); print(flush=True); time.sleep(60)"
+    """The signal would end it: it has no such file, or has one and does not catch the signal yet."""
+    script = "import os, time; held = os.memfd_create('loaderpool-asked-stacks'); print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
