@@ -44,7 +44,8 @@ class PoolWorkers:
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        self._loaders: weakref.WeakKeyDictionary[object, _Tuned] = weakref.WeakKeyDictionary()
+        # What is done to it is one step each: a loader may be closed on another thread at any moment.
+        self._loaders: dict[weakref.ref[object], _Tuned] = {}
         self._lock = threading.Lock()  # loaders of a pool may be iterated by threads of their own
         self._logged_s = -_LOG_EVERY_S
         self._short_since_s: float | None = None
@@ -76,18 +77,18 @@ class PoolWorkers:
 
     def forget(self, loader: object) -> None:
         """This loader is closed, and needs nothing. Runs in: any thread, also in a finalizer."""
-        tuned = self._loaders.get(loader)
-        if tuned is not None:
-            tuned.wanted = 0  # to drop it might be in the middle of a look, which goes through them
+        self._loaders.pop(weakref.ref(loader), None)
 
     def _look(self, loader: object, about: AboutLoader, look: Look, workers: int) -> int | None:
         now_s = look.now_ns / 1e9
         if (there := self._cannot_start(look, workers, now_s)) is not None:
             self._most = max(self._least, there)
             return self._noted(workers, self._most, f"no more than {counted(there, 'worker')} could be started", now_s)
-        tuned = self._loaders.get(loader)
+        tuned = self._loaders.get(weakref.ref(loader))
         if tuned is None:
-            tuned = self._loaders[loader] = _Tuned(about, self._least, self._most)
+            loaders = self._loaders
+            tuned = _Tuned(about, self._least, self._most)
+            loaders[weakref.ref(loader, lambda key: loaders.pop(key, None))] = tuned
         tuned.seen_s = now_s
         window = tuned.windows.add(look, workers)
         proposal = None if window is None else tuned.autotuner.judge(window, now_s)
@@ -95,7 +96,8 @@ class PoolWorkers:
             tuned.wanted = tuned.wanted or (workers if window is not None and window.is_whole else 0)
             return None
         tuned.wanted = proposal.workers
-        wanted = max(each.wanted for each in list(self._loaders.values()) if now_s - each.seen_s < _IDLE_S)
+        recent = [each.wanted for each in list(self._loaders.values()) if now_s - each.seen_s < _IDLE_S]
+        wanted = max(recent, default=workers)  # none: this one was closed meanwhile
         if wanted > workers:
             wanted = max(workers, min(wanted, workers + self._more_in_memory(look)))
         return self._noted(workers, min(wanted, self._most), proposal.reason, now_s)

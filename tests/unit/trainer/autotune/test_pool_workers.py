@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-import weakref
-from types import FrameType
-from typing import Any
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 from loaderpool.system import capacity
 from loaderpool.trainer.autotune import pool_workers
+from loaderpool.trainer.autotune.autotuner import Autotuner, Proposal
 from loaderpool.trainer.autotune.pool_workers import PoolWorkers
+from loaderpool.trainer.autotune.windows import Window, Windows
 from loaderpool.trainer.explain.looks import AboutLoader, Look, MachineCounts, StepCounts, WorkCounts, WorkerCounts
+from loaderpool.trainer.explain.observed import Observed
 
 S = 1_000_000_000
 ABOUT = AboutLoader(1, True, "sample", True, True, False, 8.0, 8.0)
@@ -107,28 +110,6 @@ def test_workers_that_cannot_be_started_are_not_asked_for_again() -> None:
     assert train(pool, loader, 60, workers=3, begin_s=60) == 3
 
 
-def test_one_may_be_forgotten_while_another_one_is_looked_at() -> None:
-    """A finalizer closes loaders wherever it runs, also in the middle of a look."""
-    pool = PoolWorkers(1, 32)
-    training, others = Loader(making_ms=390), [Loader(making_ms=190) for _ in range(3)]
-    for other in others:
-        train(pool, other, 2, workers=2)
-
-    def close(frame: FrameType, event: str, arg: Any) -> Any:
-        code = frame.f_code
-        if others and event == "line" and (code.co_filename, code.co_name) == (weakref.__file__, "values"):
-            pool.forget(others.pop())
-        return close
-
-    before = sys.gettrace()
-    sys.settrace(close)
-    try:
-        assert train(pool, training, 60, workers=2) == 8
-    finally:
-        sys.settrace(before)
-    assert not others
-
-
 def test_a_loader_that_is_gone_has_no_say() -> None:
     pool = PoolWorkers(1, 32)
     training: Any = Loader(making_ms=390)
@@ -148,3 +129,50 @@ def test_decisions_are_plain_values() -> None:
     pool = PoolWorkers(1, 32)
     train(pool, Loader(making_ms=390), 60, workers=2)
     assert set(dataclasses.asdict(pool.autotuned.decisions[0])) == {"time_s", "workers_before", "workers", "reason"}
+
+
+def test_a_loader_may_be_closed_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, loader = PoolWorkers(1, 32), Loader(making_ms=390)
+    judge, proposals = Autotuner.judge, []
+
+    def judge_and_close(self: Autotuner, window: Window, now_s: float) -> Proposal | None:
+        found = judge(self, window, now_s)
+        if found is not None:
+            proposals.append(found)
+            pool.forget(loader)
+        return found
+
+    monkeypatch.setattr(Autotuner, "judge", judge_and_close)
+    assert train(pool, loader, 60, workers=2) == 2
+    assert proposals
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_loaders_may_be_closed_on_other_threads_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Windows, "add", lambda *_: Window(cast("Observed", None), True))
+    monkeypatch.setattr(Autotuner, "judge", lambda *_: Proposal(3, "a test wants it"))
+    pool, loaders, is_over = PoolWorkers(1, 32), [Loader(making_ms=390) for _ in range(50)], threading.Event()
+
+    def close() -> None:
+        while not is_over.is_set():
+            for loader in loaders:
+                pool.forget(loader)
+
+    look = loaders[0].look(2, 2)
+    thread = threading.Thread(target=close)
+    thread.start()
+    try:
+        for _ in range(1000):
+            for loader in loaders:
+                pool.look(loader, ABOUT, look, 2)
+    finally:
+        is_over.set()
+        thread.join()
