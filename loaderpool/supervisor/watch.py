@@ -166,8 +166,9 @@ class SampleWatch:
 def thread_signal() -> int:
     """The signal at which a thread of a worker writes its own stack, for others than the supervisor.
 
-    To read the stacks of threads that run may crash the process, as SIGUSR1 may: that one is for a worker whose end it
-    is. Nor do user's functions have handlers of this one.
+    To read the stacks of other threads that run may crash the process, as SIGUSR1 may: that one is for a worker whose
+    end it is. A thread's own stack may crash it, too, where the signal comes while a call begins: of some ten thousand
+    requests to threads that do nothing but call Python functions, one. User's functions have no handlers of it.
     """
     return signal.SIGRTMAX - 3
 
