@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import json
 import mmap
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,6 +40,17 @@ class _Word(enum.IntEnum):
 _ASKED_NS, _HANDED_OVER_NS = int(_Word.ASKED_NS), int(_Word.HANDED_OVER_NS)  # an enum's are slower to look up
 
 
+_pages: weakref.WeakSet[LooksPage] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for page in list(_pages):
+        page.disown()
+
+
+machine.at_forks(after_in_child=_disown_all)
+
+
 class LooksPage:
     """The trainer's side; the page is there for as long as this is.
 
@@ -60,6 +72,12 @@ class LooksPage:
         self.map[_ABOUT_AT : _ABOUT_AT + len(text)] = text
         self._words[_Word.ABOUT_BYTES] = len(text)
         self._words[_Word.VERSION] = _VERSION
+        self._is_inherited = False
+        _pages.add(self)
+
+    def disown(self) -> None:
+        """Write nothing to it any more: this is a fork, and the page is of the process that it is of."""
+        self._words, self._is_inherited = memoryview(bytearray(_ABOUT_AT)).cast("Q"), True
 
     def note_ask(self, now_ns: int) -> None:
         """A batch is waited for; 0: none is."""
@@ -71,6 +89,8 @@ class LooksPage:
 
     def write(self, look: Look) -> None:
         """Add a look; it takes the place of the oldest one."""
+        if self._is_inherited:
+            return
         text = json.dumps(look_to_json(look)).encode()
         at = _SLOTS_AT + look.number % _SLOTS * _SLOT_BYTES
         if len(text) > _SLOT_BYTES - _HEAD_BYTES:  # of a thousand workers
