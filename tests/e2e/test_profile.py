@@ -299,7 +299,7 @@ def test_a_call_that_never_lets_go_of_the_interpreter_is_told(command: Callable[
     [
         (["--seconds", "0"], "not a positive number"),
         (["--workers", "-1"], "--workers"),
-        (["--workers", "x"], "not a valid integer"),
+        (["--workers", "x"], "'x' is not a valid whole number."),
         (["--interval", "0"], "not a positive number"),
         (["--interval", "1e-9"], "not within 0.001 and 1 seconds"),
         (["--top", "0"], "--top"),
@@ -314,6 +314,14 @@ def test_a_wrong_option_is_one_line(capsys: pytest.CaptureFixture[str], options:
 
     assert main(["profile", "no_such_module:make", *options]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("option", ["--html", "--speedscope", "--json"])
+def test_a_file_that_cannot_be_written_is_one_line(command: Callable[..., ChildResult], option: str) -> None:
+    result = command("profile", "jobs:make", "--seconds", "0.5", option, "/proc/p")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1] == "Error: /proc/p cannot be written: No such file or directory."
 
 
 def test_a_page_without_its_library_says_what_to_install(command: Callable[..., ChildResult], tmp_path: Path) -> None:

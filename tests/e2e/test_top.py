@@ -210,6 +210,11 @@ def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], RunningT
     assert f"{two.pid}  {sys.executable} train.py none\n" in said
 
 
+def test_stacks_have_no_json() -> None:
+    result = top("--stacks", "--json", status=2)
+    assert result.stderr.splitlines()[-1] == "Error: --stacks are for people: leave out --json."
+
+
 def test_a_worker_is_no_training(start: Callable[[str], RunningTraining]) -> None:
     """It has inherited what could be looked at."""
     found = look_until(start("waiting"), lambda found: len(found["loaders"][0]["workers"]) == 2)

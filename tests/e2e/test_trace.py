@@ -200,6 +200,7 @@ def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], Training
     [
         (["999999999"], "Error: there is no process 999999999."),
         ([str(os.getppid())], "has no loader that has delivered a first batch|cannot be looked at"),
+        (["no"], "'no' is not a valid whole number."),
         (["0"], "0 is not in the range x>=1"),
         (["--last", "no"], "'no' is not a positive number of seconds."),
         (["--last", "-3"], "'-3' is not a positive number of seconds."),

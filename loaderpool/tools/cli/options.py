@@ -5,8 +5,10 @@ Functions rather than `click.ParamType`s: that class is generic in new releases 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -28,6 +30,13 @@ def read_seconds(context: click.Context, parameter: click.Parameter, value: str)
     if not 0 < seconds < math.inf:
         raise click.BadParameter(f"{value!r} is not a positive number of seconds.", context, parameter)
     return seconds
+
+
+def whole_number(least: int, most: int | None = None) -> click.IntRange:
+    """A whole number within bounds. Its errors call it so, and not an "integer range"."""
+    kind = click.IntRange(least, most)
+    kind.name = "whole number"
+    return kind
 
 
 def read_counts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -134,3 +143,12 @@ def read_output(context: click.Context, parameter: click.Parameter, value: str |
     if not path.parent.is_dir():
         raise click.BadParameter(f"the directory {str(path.parent)!r} does not exist.", context, parameter)
     return path
+
+
+@contextlib.contextmanager
+def answering_for(path: Path) -> Iterator[None]:
+    """A block that writes an output; where it cannot be written, that is said on one line."""
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from loaderpool.system.readable import counted, readable_number
+from loaderpool.tools.cli.options import answering_for
 from loaderpool.tools.tuning import Recommendation, Setting
 
 _INK, _GREY, _BLUE, _GREEN = "#222222", "#8a8a8a", "#2563a8", "#1a7f4b"
@@ -96,7 +97,8 @@ def write_plot(path: Path, target: str, unit: str, cpus: int, recommendation: Re
         reason, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=8.5, color=_INK
     )
     text.set_in_layout(False)  # else a long line makes the axes narrow
-    figure.savefig(path)
+    with answering_for(path):
+        figure.savefig(path)
 
 
 def _lines(settings: Sequence[Setting]) -> list[list[int]]:

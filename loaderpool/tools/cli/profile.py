@@ -16,7 +16,15 @@ from rich.text import Text
 from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import clock
 from loaderpool.system.readable import counted, readable_number, readable_s
-from loaderpool.tools.cli.options import read_html, read_interval, read_json, read_output, read_seconds
+from loaderpool.tools.cli.options import (
+    answering_for,
+    read_html,
+    read_interval,
+    read_json,
+    read_output,
+    read_seconds,
+    whole_number,
+)
 from loaderpool.tools.cli.report import head_data, plain_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import progress, results, say, write_json
@@ -45,7 +53,7 @@ _BETWEEN = 3  # letters between two columns, and at the edges
 @click.option(
     "--workers",
     metavar="N",
-    type=click.IntRange(0, MAX_WORKERS),
+    type=whole_number(0, MAX_WORKERS),
     help="How many workers there shall be.  [default: as many as TARGET has]",
 )
 @click.option(
@@ -58,7 +66,7 @@ _BETWEEN = 3  # letters between two columns, and at the edges
     help="From one look at each worker to the next, on average.",
 )
 @click.option(
-    "--top", "rows", metavar="N", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of each table."
+    "--top", "rows", metavar="N", type=whole_number(1), default=12, show_default=True, help="Rows of each table."
 )
 @click.option(
     "--html", "html_path", metavar="FILE", callback=read_html, help="Write a page for the browser, with all stacks."
@@ -104,10 +112,12 @@ def profile(
     if run.profile.looks:
         _show(console, run, rows, unit)
     if html_path is not None:
-        html_path.write_text(html(run.profile, target, began_s), "utf-8")
+        with answering_for(html_path):
+            html_path.write_text(html(run.profile, target, began_s), "utf-8")
         say(console, f"Wrote {html_path}.")
     if speedscope_path is not None:
-        speedscope_path.write_text(json.dumps(speedscope(run.profile, target)), "utf-8")
+        with answering_for(speedscope_path):
+            speedscope_path.write_text(json.dumps(speedscope(run.profile, target)), "utf-8")
         say(console, f"Wrote {speedscope_path}: open it on https://www.speedscope.app, which sends it nowhere.")
     write_json(console, json_to, profile_data(target, loader.config.batch_size, cpu_budget(), seconds, interval_s, run))
     if run.error is not None:

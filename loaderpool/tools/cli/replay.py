@@ -21,6 +21,7 @@ from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.system import clock
 from loaderpool.system.readable import counted, readable_s
+from loaderpool.tools.cli.options import whole_number
 from loaderpool.tools.cli.report import plain_table
 from loaderpool.tools.cli.target import load_target
 from loaderpool.tools.cli.terminal import results, say
@@ -37,9 +38,11 @@ _SHOWN_INDICES = 8
     "  loaderpool replay train:make_loader --index 1234 --pdb"
 )
 @click.argument("target")
-@click.option("--index", metavar="I", type=int, required=True, help="Index into the source, as errors name it.")
 @click.option(
-    "--epoch", metavar="E", type=click.IntRange(min=0), default=0, show_default=True, help="Which epoch's sample it is."
+    "--index", metavar="I", type=whole_number(0), required=True, help="Index into the source, as errors name it."
+)
+@click.option(
+    "--epoch", metavar="E", type=whole_number(0), default=0, show_default=True, help="Which epoch's sample it is."
 )
 @click.option("--pdb", "debug", is_flag=True, help="Where it raises, open the debugger there.")
 def replay(target: str, index: int, epoch: int, debug: bool) -> None:

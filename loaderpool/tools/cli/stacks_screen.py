@@ -47,11 +47,12 @@ def _place(place: Place, most: int, width: int) -> Iterator[Text]:
     counts = collections.Counter(place.pids)
     named = [f"{pid}" if count == 1 else f"{pid} ({count} threads)" for pid, count in counts.items()]
     more = f" and {len(named) - _SHOWN_WORKERS} more" if len(named) > _SHOWN_WORKERS else ""
-    who = f"pid {', '.join(named[:_SHOWN_WORKERS])}{more}"
+    # On a narrow terminal their end is cut off: how many they are, and where, stands first.
+    where = "" if place.frames else " in loaderpool itself, mostly waiting for work"
+    who = Text(f"{counted(len(named), 'worker')}{where}", style="bold")
+    yield who.append(f": pid {', '.join(named[:_SHOWN_WORKERS])}{more}", style="not bold")
     if not place.frames:
-        yield Text.assemble((who, "bold"), ": in loaderpool itself, mostly waiting for work")
         return
-    yield Text(who, style="bold")
     shown = place.frames[:most]
     longest = min(width // 2, max(len(frame.function) for frame in shown))
     yield from (_frame(frame, longest, width) for frame in shown)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from loaderpool.system.readable import readable_number
-from loaderpool.tools.cli.options import STDOUT
+from loaderpool.tools.cli.options import STDOUT, answering_for
 from loaderpool.tools.tuning import Setting, Watcher, Window
 
 # A file has no width; a table that is cut or wrapped at 80 columns would be of no use there.
@@ -41,7 +41,8 @@ def write_json(console: Console, json_to: Path | str | None, data: dict[str, Any
         return
     text = json.dumps(data, indent=2) + "\n"
     if isinstance(json_to, Path):
-        json_to.write_text(text, "utf-8")
+        with answering_for(json_to):
+            json_to.write_text(text, "utf-8")
         say(console, f"Wrote {json_to}.")
     else:
         sys.stdout.write(text)

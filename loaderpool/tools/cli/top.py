@@ -15,7 +15,7 @@ import loaderpool
 from loaderpool.system import clock
 from loaderpool.tools.cli.keys import Keys, read_keys
 from loaderpool.tools.cli.only_training import only_training
-from loaderpool.tools.cli.options import read_seconds
+from loaderpool.tools.cli.options import read_seconds, whole_number
 from loaderpool.tools.cli.stacks_screen import draw_stacks
 from loaderpool.tools.cli.top_screen import draw, with_own_workers
 from loaderpool.tools.watching.trainings import (
@@ -39,7 +39,7 @@ _FOR_EVER_S = 3600.0
     "Keys: e explains at length, s asks the workers which lines of code they are at, t writes a trace of the last "
     "30 seconds into this directory, q quits."
 )
-@click.argument("pid", required=False, type=click.IntRange(min=1))
+@click.argument("pid", required=False, type=whole_number(1))
 @click.option("--once", is_flag=True, help="Print it once, and end; so it is, too, where stdout is no terminal.")
 @click.option("--stacks", is_flag=True, help="Print which lines of code the workers are at, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
@@ -59,6 +59,8 @@ def top(pid: int | None, once: bool, stacks: bool, as_json: bool, every_s: float
     training needs no flag for it, and is not touched: what it shares with its workers is read, as its user may.
     Only for stacks threads of workers get a signal, SIGRTMAX - 3, at which each writes where it is.
     """
+    if stacks and as_json:
+        raise click.UsageError("--stacks are for people: leave out --json.")
     console = Console(highlight=False, markup=False)
     try:
         watched = WatchedTraining(only_training() if pid is None else pid)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from loaderpool.tools.cli.only_training import only_training
-from loaderpool.tools.cli.options import read_seconds
+from loaderpool.tools.cli.options import answering_for, read_seconds, whole_number
 from loaderpool.tools.watching.trainings import TrainingEnded, UnwatchableError, WatchedTraining
 from loaderpool.trainer.tracing.chrome import VIEWER, chrome_trace
 from loaderpool.trainer.tracing.files import check_trace_path, write_trace
@@ -42,7 +42,7 @@ class _TraceCommand(click.Command):
     "  loaderpool trace merge gpu.json trace.json -o both.json\n\n"
     "`loaderpool trace merge --help` tells how a trace is put beside that of a GPU.",
 )
-@click.argument("pid", required=False, type=click.IntRange(min=1))
+@click.argument("pid", required=False, type=whole_number(1))
 @click.option(
     "--last",
     "seconds",
@@ -102,11 +102,9 @@ def merge(files: tuple[Path, ...], output: Path) -> None:
 
 
 def _write(output: Path, text: str) -> int:
-    try:
+    with answering_for(output):
         write_trace(output, text)
         return output.stat().st_size
-    except OSError as error:
-        raise click.ClickException(f"{output} cannot be written: {error.strerror}.") from None
 
 
 def _tell(notes: tuple[str, ...]) -> None:

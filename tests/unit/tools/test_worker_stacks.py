@@ -39,10 +39,10 @@ def test_threads_at_one_place_stand_together_without_loaderpools_own_calls() -> 
 def test_the_screen_says_who_is_where() -> None:
     text = draw_stacks([Place((10, 12, 12), READ), Place((11, 12), ())], 1, 100, None).plain
     assert text == (
-        "pid 10, 12 (2 threads)\n"
+        "2 workers: pid 10, 12 (2 threads)\n"
         "  read_bytes  /usr/lib/python3/pathlib.py:1050\n"
         "  read_image  /home/user/train.py:33\n"
-        "pid 11, 12: in loaderpool itself, mostly waiting for work\n"
+        "2 workers in loaderpool itself, mostly waiting for work: pid 11, 12\n"
         "1 worker did not answer"
     )
 
@@ -67,9 +67,14 @@ def test_it_fits_the_terminal(count: int, height: int) -> None:
 
 
 def test_of_many_workers_some_are_named() -> None:
-    assert draw_stacks([Place(tuple(range(64)), ())], 0, 100, 40).plain.startswith(
-        "pid 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 52 more: in loaderpool"
-    )
+    idle = draw_stacks([Place(tuple(range(64)), ())], 0, 100, None).plain
+    assert idle.startswith("64 workers in loaderpool itself, mostly waiting for work: pid 0, 1, 2,")
+
+
+def test_on_a_narrow_terminal_it_is_told_how_many_they_are() -> None:
+    lines = draw_stacks([Place(tuple(range(10_000, 10_064)), READ), Place((7,), ())], 0, 60, 24).plain.splitlines()
+    assert lines[0].startswith("64 workers: pid 10000, 10001,")
+    assert lines[-1].startswith("1 worker in loaderpool itself, mostly waiting for work")
 
 
 def test_a_process_that_is_no_worker_gets_no_signal(tmp_path: Path) -> None:
