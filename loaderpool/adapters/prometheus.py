@@ -65,12 +65,12 @@ class PrometheusCollector:
         **loaders: those that are told of, by name; all of a process in one collector.
 
     Raises:
-        ArgumentError, ArgumentTypeError: there is none, or one is no loader.
+        ArgumentError, ArgumentTypeError: there is none, or one has no name or is no loader.
         ImportError: `prometheus_client` is not installed.
     """
 
-    def __init__(self, **loaders: Loader) -> None:
-        if not loaders:
+    def __init__(self, *unnamed: Loader, **loaders: Loader) -> None:
+        if unnamed or not loaders:
             raise ArgumentError("PrometheusCollector takes loaders by name: PrometheusCollector(train=loader)")
         for name, loader in loaders.items():
             if not isinstance(loader, Loader):

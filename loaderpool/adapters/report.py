@@ -59,7 +59,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         headspace: whether there is a pause test; none where batches are not made by workers of this machine.
 
     Raises:
-        ArgumentError, ArgumentTypeError: it is no loader; or no such directory or callback.
+        ArgumentError, ArgumentTypeError: it is no loader, or another argument is wrong.
         ImportError: `tensorboard` is given, and the package of that name is not installed.
     """
 
@@ -75,6 +75,12 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         if not isinstance(loader, Loader):
             raise ArgumentTypeError(f"ReportCallback takes the loader itself, got {type(loader).__name__}")
+        if verbose not in (0, 1, 2):
+            raise ArgumentError(f"ReportCallback's verbose must be 0, which prints nothing, or 1, got {verbose!r}")
+        if not isinstance(headspace, bool):
+            raise ArgumentTypeError(f"ReportCallback's headspace must be True or False, got {headspace!r}")
+        if file is not None and not hasattr(file, "write"):
+            raise ArgumentTypeError(f"ReportCallback's file must be an open text file, got {file!r}")
         self._loader, self._verbose, self._file = loader, verbose, file
         self._begun: Look | None = None
         self._told: Verdict | None = None
@@ -107,12 +113,22 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if self._events is not None:
                 wanted = {f"loaderpool/{name}": scalars[name] for name in scalars if name not in self._left_out}
                 self._events.write_scalars(wanted, epoch)
+            if not observed.samples:
+                self._tell_of_none(epoch)
+                return
             explanation = explain(observed)
             if explanation.verdict is not self._told:
                 self._told = explanation.verdict
                 self._say(f"\nEpoch {epoch + 1}: {explanation.headline}")
             if self._has_headspace and self._epochs == _PAUSED_EPOCH:
                 self._say(f"\nEpoch {epoch + 1}: {self._loader.headspace()}")
+
+    def _tell_of_none(self, epoch: int) -> None:
+        if self._epochs == 1:
+            self._say(
+                f"\nReportCallback: no batch of epoch {epoch + 1} came from its loader: give it the one whose batches "
+                "fit takes"
+            )
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print the whole explanation, and leave it to TensorBoard."""
@@ -172,7 +188,7 @@ def _event_file(given: Any) -> EventFile:
             f"{type(given).__name__}"
         )
     directory = os.fspath(place)
-    if not directory or "://" in directory:
+    if not directory or "://" in directory or os.path.isfile(directory):
         raise ArgumentError(f"ReportCallback's tensorboard must be a local directory, got {directory!r}")
     import_extra("tensorboard", what="ReportCallback(tensorboard=...)", extra="tensorboard")
     from loaderpool.adapters.event_file import EventFile

@@ -6,9 +6,11 @@ import inspect
 import math
 import numbers
 import operator
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, ArgumentTypeError
@@ -97,6 +99,20 @@ def read_seconds(name: str, value: Any) -> float | None:
             f"{name} must be seconds from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}, or None for no limit, got {value!r}"
         )
     return float(value)
+
+
+def read_path(name: str, value: Any) -> Path:
+    """The path of a file that shall be written; whether it can be is not looked at.
+
+    Raises:
+        ArgumentTypeError: it is no path.
+        ArgumentError: no file can be called so.
+    """
+    if not isinstance(value, (str, os.PathLike)) or isinstance(text := os.fspath(value), bytes):
+        raise ArgumentTypeError(f"{name} must be the path of a file, got {value!r} of type {type(value).__name__}")
+    if not text or "\0" in text:
+        raise ArgumentError(f"{name} must be the path of a file, got {text!r}")
+    return Path(text)
 
 
 def whole_numbers(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> tuple[int, ...]:

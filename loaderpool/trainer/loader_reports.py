@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaderpool.errors import ArgumentError
-from loaderpool.settings.checks import read_seconds, whole_number
+from loaderpool.settings.checks import read_path, read_seconds, whole_number
 from loaderpool.settings.known_names import known_names_only
+from loaderpool.system.whole_file import why_no_file
 from loaderpool.trainer.loader_core import LoaderCore
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class LoaderReports:
 
     _core: LoaderCore
 
+    @known_names_only
     def explain(self, seconds: float | None = 60.0) -> Explanation:
         """Say why training waits for data, or that it does not: a verdict, its evidence, and one change to make.
 
@@ -72,6 +73,7 @@ class LoaderReports:
         """
         self._core.begin_pause_test(whole_number("steps", steps, at_least=1))
 
+    @known_names_only
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write one HTML file of what is known of the loader: what `explain()` says, figures over time, statistics.
 
@@ -83,6 +85,7 @@ class LoaderReports:
             path: of the file, which is replaced as a whole. Pictures in it need matplotlib.
 
         Raises:
+            ArgumentError, ArgumentTypeError: it is no path, or a directory, or in one that does not exist.
             OSError: it cannot be written there.
         """
         from loaderpool.trainer.explain.explanation import explain
@@ -90,6 +93,9 @@ class LoaderReports:
         from loaderpool.trainer.report.document import write_document
         from loaderpool.trainer.report.settings import loader_settings
 
+        file = read_path("path", path)
+        if problem := why_no_file(file, "report.html"):
+            raise ArgumentError(f"path: {problem}")
         core = self._core
         observer = core.observer
         observed = observer.observed(float("inf"))
@@ -97,8 +103,9 @@ class LoaderReports:
         settings = loader_settings(core.arguments, core.config, core.plan)
         calls, calls_of, looks = observer.calls(), observer.about.calls_of, observer.looks()
         content = report_content(explanation, headspace, self.statistics(), calls, calls_of, looks, settings)
-        write_document(path, content)
+        write_document(file, content)
 
+    @known_names_only
     def trace(self, path: str | os.PathLike[str], seconds: float | None = 30.0) -> None:
         """Write what happened in the last seconds as a trace: what each worker, each slot and the training was at.
 
@@ -121,7 +128,7 @@ class LoaderReports:
         from loaderpool.trainer.tracing.files import check_trace_path, write_trace
 
         wanted_s = read_seconds("seconds", seconds)
-        file = Path(path)
+        file = read_path("path", path)
         if problem := check_trace_path(file):
             raise ArgumentError(f"path: {problem}")
         write_trace(file, chrome_trace(self._core.observer.recording(), wanted_s).text)

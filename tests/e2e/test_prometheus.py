@@ -154,6 +154,7 @@ def test_promtool_finds_nothing_to_say() -> None:
     ("make", "error", "text"),
     [
         (lambda: PrometheusCollector(), lp.ArgumentError, "takes loaders by name"),
+        (lambda: PrometheusCollector(lp.Loader(range(4), sample, batch_size=2)), lp.ArgumentError, "loaders by name"),
         (lambda: PrometheusCollector(train=[1]), lp.ArgumentTypeError, "train must be a Loader, got list"),
         (lambda: lp.PrometheusCollector, AttributeError, r"it is in loaderpool\.adapters\.prometheus"),
     ],

@@ -116,6 +116,31 @@ def test_it_takes_a_loader(tf: Any) -> None:
         lp.ReportCallback  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"verbose": "x"}, {"headspace": "yes"}, {"file": "log.txt"}, {"tensorboard": __file__}], ids=str
+)
+def test_a_wrong_argument_is_told_when_it_is_made(tf: Any, wrong: dict[str, Any]) -> None:
+    from loaderpool.adapters.keras import ReportCallback
+
+    with (
+        lp.Loader(range(8), sample, batch_size=4, workers=0) as loader,
+        pytest.raises((lp.ArgumentError, lp.ArgumentTypeError), match=f"ReportCallback's {next(iter(wrong))} must be"),
+    ):
+        ReportCallback(loader, **wrong)
+
+
+def test_another_loader_than_that_of_fit_is_told_once(model: Any) -> None:
+    from loaderpool.adapters.keras import ReportCallback
+
+    lines = io.StringIO()
+    with (
+        lp.Loader(range(160), sample, batch_size=16, workers=0) as loader,
+        lp.Loader(range(160), sample, batch_size=16, workers=0) as other,
+    ):
+        model.fit(loader.for_keras(), epochs=2, verbose=0, callbacks=[ReportCallback(other, file=lines)])
+    assert lines.getvalue().count("no batch of epoch 1 came from its loader") == 1
+
+
 def test_a_pause_in_the_second_epoch_tells_the_headspace_and_changes_no_weight(tf: Any) -> None:
     import keras
 

@@ -60,6 +60,22 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path) -> None:
     assert len(closed["timeline"]) >= 2
 
 
+@pytest.mark.parametrize(
+    ("path", "error", "words"),
+    [
+        (3, lp.ArgumentTypeError, "path must be the path of a file, got 3 of type int"),
+        (b"x.html", lp.ArgumentTypeError, "path must be the path of a file, got b'x.html'"),
+        ("", lp.ArgumentError, "path must be the path of a file, got ''"),
+        ("none/x.html", lp.ArgumentError, "path: the directory 'none' does not exist"),
+        (Path(), lp.ArgumentError, "path: '.' is a directory: name a file, such as 'report.html'"),
+        ("/proc/x.html", OSError, "No such file or directory: '/proc/x.html'"),
+    ],
+)
+def test_where_no_file_can_be_it_is_told(path: Any, error: type[Exception], words: str) -> None:
+    with lp.Loader(range(8), sample, batch_size=4, workers=0) as loader, pytest.raises(error, match=words):
+        loader.report(path)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_that_has_done_nothing_has_a_report(tmp_path: Path, workers: int) -> None:
     with lp.Loader(range(64), sample, batch_size=8, workers=workers) as loader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from loaderpool.system.whole_file import write_whole
+from loaderpool.system.whole_file import why_no_file, write_whole
 
 _COMPRESSED = ".gz"
 _GZIP_LEVEL = 6
@@ -13,12 +13,10 @@ _GZIP_LEVEL = 6
 
 def check_trace_path(path: Path) -> str:
     """Return why no trace can be written there, as an answer to "path is ..."; "": it can be."""
-    if path.is_dir():
-        return f"{str(path)!r} is a directory: name a file, such as {str(path / 'trace.json')!r}"
+    if problem := why_no_file(path, "trace.json"):
+        return problem
     if not path.name.endswith((".json", f".json{_COMPRESSED}")):
         return f"{str(path)!r} must end in .json or .json.gz, which viewers open"
-    if not path.parent.is_dir():
-        return f"the directory {str(path.parent)!r} does not exist"
     return ""
 
 
