@@ -17,6 +17,7 @@ from loaderpool.settings.known_names import known_names_only
 from loaderpool.sources.replicated import ReplicatedSource
 from loaderpool.system import role
 from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.readable import counted
 from loaderpool.trainer.arguments import check_arguments, with_lengths
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks
 from loaderpool.trainer.loader_core import LoaderCore
@@ -333,7 +334,7 @@ class Loader(LoaderViews, LoaderReports):
 
     def __repr__(self) -> str:
         core = self._core
-        where = "closed" if core.is_closed else f"{core.workers} workers"
+        where = "closed" if core.is_closed else counted(core.workers, "worker")
         items = "generators" if core.plan.lanes else "a stream" if core.plan.is_open else f"{core.plan.size:,} items"
         items = "an endless sequence" if core.plan.is_endless else items
         # Keras shows it where a loader is given to `fit` as it is.

@@ -72,6 +72,7 @@ class Observer:
             is_stream=plan.is_open and not plan.lanes,
             cpus=min(float(capacity.usable_cpu_count()), quota or float("inf")),
             machine_cpus=float(os.cpu_count() or 1),
+            lanes=plan.lanes,
         )
         self._looks: collections.deque[Look] = collections.deque(maxlen=_LOOKS)
         self._taken, self._is_closed = 0, False

@@ -43,6 +43,13 @@ def cached(case: Case) -> Advice | None:
     return changes.with_cache(), f"fn is called once for each item; with data always ready a step is {ready}"
 
 
+def more_generators(case: Case) -> tuple[str, str, str]:
+    """Why more workers would have nothing to do, the change, and what it brings."""
+    lanes = counted(case.seen.lanes, "generator")
+    why = f"only {lanes} run{'s' * (case.seen.lanes == 1)} at once: more workers would have nothing to do"
+    return why, changes.read_in_parts(), "as many generators at once as there are parts, up to cycle_length"
+
+
 def fewer(case: Case) -> Advice | None:
     """As many workers as would be as fast; None: none are fewer."""
     pace = case.fewer_as_fast()

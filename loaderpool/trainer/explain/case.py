@@ -122,6 +122,10 @@ class Case:
             return seen.workers
         return min(seen.workers, max(1, math.ceil(SPARE * self.demand.making_s / step_s)))
 
+    def at_most_lanes(self, workers: int) -> int:
+        """Return how many of so many workers would have something to do."""
+        return min(workers, self.seen.lanes or workers)
+
     # -- phrases of several verdicts
 
     def what_workers_did(self) -> str:
@@ -143,6 +147,10 @@ class Case:
         if seen.throttled_s:
             text += f"; the cgroup's limit held processes back for {readable_s(seen.throttled_s)}"
         return text
+
+    def at_best(self, step_s: float) -> str:
+        """Say how long a step may be, where that is shorter than it is: one that is too long belies the window."""
+        return f"; at best {readable_s(step_s)} a step" if step_s < self.seen.step_s else ""
 
     def what_a_step_becomes(self, step_s: float) -> str:
         """Say how long a step will be, as surely as it is known."""

@@ -117,6 +117,7 @@ class AboutLoader(NamedTuple):
     is_stream: bool
     cpus: float  # that may be used
     machine_cpus: float  # that there are
+    lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
 
 
 def look_to_json(look: Look) -> list[Any]:
@@ -220,6 +221,7 @@ def _between(first: Look, last: Look, about: AboutLoader) -> Observed:
         copied=work.copied - first.work.copied,
         copy_s=(work.copied_ns - first.work.copied_ns) / 1e9,
         is_stream=about.is_stream,
+        lanes=about.lanes,
         by_tf_data=last.by_tf_data,
         most_workers=last.autotuned.most,
         load_time=work.load_time,

@@ -66,8 +66,9 @@ class Observed:
     copied: int = 0  # batches copied out, as too few slots were free to lend one
     copy_s: float = 0.0  # that this took the consumer
     by_tf_data: bool = False  # the consumer takes them through `as_dataset`
-    # A stream.
+    # A stream, or generators.
     is_stream: bool = False  # whose items one reader reads
+    lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
     # The beginning.
     load_time: LoadTime = NOT_TOLD  # of the user's function
     # How fast other numbers of workers were, of this training.

@@ -185,8 +185,11 @@ def _start_up(case: Case) -> Finding | None:
 def _in_process_workers(case: Case) -> Finding:
     seen, demand = case.seen, case.demand
     making = f"workers=0: batches are made between the steps, {readable_s(demand.making_s)} each"
-    workers = demand.least_workers()
+    workers = case.at_most_lanes(demand.least_workers())
     step_s = demand.step_s(workers)
+    if step_s > (1 - TOLERANCE) * seen.step_s and workers < demand.least_workers():
+        lanes, change, expect = advice.more_generators(case)
+        return Finding(Verdict.TOO_FEW_WORKERS, f"{making}; {lanes}", change, expect)
     if step_s > (1 - TOLERANCE) * seen.step_s:
         return Finding(Verdict.CPUS_FULL, f"{making}; {case.what_cpus_did()}", *advice.cheaper(case))
     why = f"{making}, beside {readable_s(demand.ready_s)} of the training's own"
@@ -251,7 +254,7 @@ def _source_waits(case: Case) -> Finding | None:
         step_s = demand.step_s(seen.workers, threads)
         expect = case.what_a_step_becomes(step_s)
         return Finding(Verdict.SOURCE_WAITS, why, changes.with_threads(threads), expect, step_s)
-    return _more_workers(case, Verdict.SOURCE_WAITS, why, ", as long as what is waited for can serve more calls")
+    return _more_workers(case, Verdict.SOURCE_WAITS, why, "if what is waited for serves more calls, ")
 
 
 def _too_few_workers(case: Case) -> Finding:
@@ -259,11 +262,14 @@ def _too_few_workers(case: Case) -> Finding:
 
 
 def _more_workers(case: Case, verdict: Verdict, why: str, provided: str = "") -> Finding:
-    workers = max(case.demand.least_workers(), case.seen.workers + 1)
+    workers = case.at_most_lanes(max(case.demand.least_workers(), case.seen.workers + 1))
+    if workers <= case.seen.workers:
+        lanes, change, expect = advice.more_generators(case)
+        return Finding(verdict, f"{why}; {lanes}", change, expect)
     if workers > MAX_WORKERS:
         return Finding(verdict, f"{why}; there are no more workers")
     step_s = case.demand.step_s(workers)
-    expect = case.what_a_step_becomes(step_s) + provided
+    expect = provided + case.what_a_step_becomes(step_s)
     return Finding(verdict, why, *advice.with_workers(case, workers, expect), step_s)
 
 
@@ -291,7 +297,7 @@ def _stream_reader(case: Case) -> Finding | None:
         return None
     share = seen.idle_s / (seen.busy_s + seen.idle_s)
     why = f"workers had nothing to do {share:.0%} of their time, as the stream's one reader had read nothing yet"
-    expect = f"workers read beside one another; at best {readable_s(case.demand.step_s(seen.workers))} a step"
+    expect = f"workers read beside one another{case.at_best(case.demand.step_s(seen.workers))}"
     return Finding(Verdict.STREAM_READER, why, changes.read_in_parts(), expect)
 
 
@@ -311,7 +317,7 @@ def _stragglers(case: Case) -> Finding | None:
     )
     if not seen.deterministic:
         return Finding(Verdict.STRAGGLERS, why)
-    expect = f"other batches go ahead; at best {readable_s(case.demand.step_s(seen.workers))} a step"
+    expect = f"other batches go ahead{case.at_best(case.demand.step_s(seen.workers))}"
     return Finding(Verdict.STRAGGLERS, why, changes.in_any_order(), expect)
 
 
@@ -342,7 +348,7 @@ def _memory_limit(case: Case) -> Finding | None:
         f"training would have {seen.slots_wanted}; {counted(seen.workers, 'worker')} worked {case.busy_share:.0%} of "
         "the time"
     )
-    expect = f"at best {readable_s(case.demand.step_s(seen.workers))} a step in place of {readable_s(seen.step_s)}"
+    expect = f"workers wait for no slot{case.at_best(case.demand.step_s(seen.workers))}"
     return Finding(Verdict.MEMORY_LIMIT, why, changes.with_memory(seen.slots_wanted * seen.slot_bytes), expect)
 
 

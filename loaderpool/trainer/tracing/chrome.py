@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from loaderpool.memory.recorder import RingContent
+from loaderpool.system.readable import readable_s
 from loaderpool.trainer.tracing.recording import Recording
 from loaderpool.trainer.tracing.spans import Change, Span, Spans, Track, find_spans, on_lanes
 
@@ -103,7 +104,7 @@ def _longest_waits(found: Spans, since_ns: int) -> Iterator[str]:
 
 
 def _seconds(span: Span) -> str:
-    return f"{_length(span) / 1e9:.3g} s"
+    return readable_s(_length(span) / 1e9)
 
 
 def _since_that_fits(timed: Sequence[tuple[int, str]], room: int) -> int:

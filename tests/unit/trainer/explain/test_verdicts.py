@@ -270,6 +270,35 @@ def test_an_order_that_is_given_up_already_is_not_to_be_given_up() -> None:
     assert (found.verdict, found.change) == (Verdict.STRAGGLERS, "")
 
 
+@pytest.mark.parametrize(
+    "window",
+    [
+        slowed(idle(), 30.0),
+        idle(is_stream=True),
+        idle(slots=4, slots_wanted=19, slot_bytes=400 << 20),
+    ],
+    ids=["stragglers", "stream's reader", "memory limit"],
+)
+def test_no_step_is_expected_that_is_longer_than_it_is(window: Observed) -> None:
+    """Workers make batches between passes, too, and what they did there is no part of these steps."""
+    usual = find_verdict(window)
+    assert "at best" in usual.expect
+    worked_s = 1.5 * window.workers * window.seconds
+    found = find_verdict(dataclasses.replace(window, elapsed_s=3 * window.seconds, busy_s=worked_s, idle_s=worked_s))
+    assert found.verdict is usual.verdict
+    assert found.expect and "at best" not in found.expect
+
+
+def test_no_more_workers_are_advised_than_there_are_generators() -> None:
+    generators = {"can_have_threads": False, "can_have_cache": False}
+    assert "workers=6)" in find_verdict(BLOCKING.window(4, lanes=6, **generators)).change
+    found = find_verdict(BLOCKING.window(4, lanes=4, **generators))
+    assert found.verdict is Verdict.SOURCE_WAITS
+    assert "only 4 generators run at once: more workers" in found.why
+    assert "shards=" in found.change and "cycle_length" in found.expect
+    assert "workers=2)" in find_verdict(BLOCKING.in_process(lanes=2, **generators)).change
+
+
 def test_tiny_batches_go_another_way_or_are_made_larger() -> None:
     assert find_verdict(TINY.window(2)).change.startswith("Loader(..., batch_size=64)")
     assert find_verdict(dataclasses.replace(TINY, step_s=10e-6).window(8)).change.startswith(

@@ -62,9 +62,9 @@ def test_the_longest_waits_are_told_with_what_took_so_long() -> None:
     made.delivery(135, 36, 3, ticket=4)
     waits = chrome_trace(made.recording(), None).waits
     assert waits == (
-        "0.076 s for batch 1 of epoch 0; sample 41 took 0.09 s in it",
-        "0.036 s for batch 3 of epoch 0",
-        "0.014 s for batch 0 of epoch 0",
+        "76 ms for batch 1 of epoch 0; sample 41 took 90 ms in it",
+        "36 ms for batch 3 of epoch 0",
+        "14 ms for batch 0 of epoch 0",
     )
     assert len(chrome_trace(made.recording(), 0.88).waits) == 1
 
