@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import keras
@@ -110,9 +110,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             scalars = _scalars(observed)
             if isinstance(logs, dict):
                 logs.update((name, scalars[name]) for name in _LOGGED if name in scalars)
-            if self._events is not None:
-                wanted = {f"loaderpool/{name}": scalars[name] for name in scalars if name not in self._left_out}
-                self._events.write_scalars(wanted, epoch)
+            wanted = {f"loaderpool/{name}": scalars[name] for name in scalars if name not in self._left_out}
+            self._write(lambda events: events.write_scalars(wanted, epoch))
             if not observed.samples:
                 self._tell_of_none(epoch)
                 return
@@ -122,6 +121,16 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 self._say(f"\nEpoch {epoch + 1}: {explanation.headline}")
             if self._has_headspace and self._epochs == _PAUSED_EPOCH:
                 self._say(f"\nEpoch {epoch + 1}: {self._loader.headspace()}")
+
+    def _write(self, write: Callable[[EventFile], None]) -> None:
+        """Write for TensorBoard. Where that fails nothing more is written, and all else goes on."""
+        if self._events is None:
+            return
+        try:
+            write(self._events)
+        except OSError as error:
+            self._events = None
+            self._say(f"\nReportCallback: nothing is written for TensorBoard: {error}")
 
     def _tell_of_none(self, epoch: int) -> None:
         if self._epochs == 1:
@@ -135,9 +144,9 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         with self._ending_no_training():
             explanation = self._loader.explain()
             self._say(f"\n{explanation}")
-            if self._events is not None:
-                self._events.write_text("loaderpool/explanation", _markdown(explanation), self._epoch)
-                self._events.end()
+            text = _markdown(explanation)
+            self._write(lambda events: events.write_text("loaderpool/explanation", text, self._epoch))
+            self._write(lambda events: events.end())
 
     @contextlib.contextmanager
     def _ending_no_training(self) -> Iterator[None]:

@@ -129,6 +129,18 @@ def test_a_wrong_argument_is_told_when_it_is_made(tf: Any, wrong: dict[str, Any]
         ReportCallback(loader, **wrong)
 
 
+def test_where_tensorboard_cannot_be_written_that_is_told_once_and_all_else_is_told(model: Any) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'loaderpool[tensorboard]'")
+    from loaderpool.adapters.keras import ReportCallback
+
+    lines = io.StringIO()
+    with lp.Loader(range(480), sample, batch_size=16, workers=0) as loader:
+        report = ReportCallback(loader, file=lines, tensorboard="/proc/none")
+        model.fit(loader.for_keras(), epochs=2, verbose=0, callbacks=[report])
+    assert lines.getvalue().count("nothing is written for TensorBoard") == 1
+    assert "Epoch 1: " in lines.getvalue()
+
+
 def test_another_loader_than_that_of_fit_is_told_once(model: Any) -> None:
     from loaderpool.adapters.keras import ReportCallback
 

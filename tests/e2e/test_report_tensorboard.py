@@ -112,7 +112,7 @@ def test_where_nothing_can_be_written_the_training_goes_on(keras: Any, tmp_path:
         report = ReportCallback(loader, file=lines, tensorboard=tmp_path)
         history = model_of(keras).fit(loader.for_keras(), epochs=2, verbose=0, callbacks=[report]).history
     assert len(history["loss"]) == len(history["data_wait"]) == 2
-    assert "ReportCallback: FileExistsError" in lines.getvalue()
+    assert "nothing is written for TensorBoard: [Errno 17] File exists" in lines.getvalue()
 
 
 @pytest.mark.parametrize("wrong", [7, b"logs", "", "gs://bucket/logs"])
