@@ -170,7 +170,7 @@ def _scalars(observed: Observed) -> dict[str, float]:
     calls = observed.calls
     told = {
         "data_wait": observed.wait_share,
-        "samples_per_s": observed.samples / observed.seconds,
+        "samples_per_s": observed.samples_per_s,
         "step_s": observed.step_s or None,
         "ready_step_s": observed.ready_step_s,
         "workers": observed.workers,

@@ -60,6 +60,9 @@ class Watcher(Protocol):
         May raise, to end the work.
         """
 
+    def ended(self) -> None:
+        """Note that the generator has ended in place of making an item."""
+
     def pauses(self) -> None:
         """Note that no item is being made."""
 
@@ -246,6 +249,7 @@ class Lane:
     def _passed(self, read: int, wanted: int, started: int) -> None:
         self._position += read
         if read < wanted:
+            self._watcher.ended()
             self._close_items()
             return
         is_quick = clock.monotonic_ns() - started < _SINGLE_ITEM_NS * read

@@ -225,6 +225,10 @@ class _Watcher:
         if self.progress is not None:
             self.progress.note_generator(self.run, position, items)
 
+    def ended(self) -> None:
+        if self.progress is not None:
+            self.progress.drop_generated()
+
     def pauses(self) -> None:
         if self.progress is not None:
             self.progress.end_generator()

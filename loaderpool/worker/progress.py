@@ -17,6 +17,9 @@ from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 class Progress:
     """One process's cell on the board, and what it takes for a failure.
 
+    Attributes:
+        counts_generated: an item that a generator makes is a call.
+
     Args:
         numbers: the board (or a stand-in) to note progress on.
         cell: first field of this worker's cell.
@@ -36,6 +39,7 @@ class Progress:
         self.numbers, self.worker, self.catches = numbers, worker, catches
         self._calls = calls
         self._counted: CallClock | None = None  # where calls of this ticket follow one another
+        self.counts_generated = False
         self._generated: tuple[int, int] | None = None  # the item that a generator makes: since when, and its position
         self.index_field, self.started_field = cell + Field.INDEX, cell + Field.STARTED_NS
         self._thread_field = cell + Field.THREAD
@@ -108,11 +112,15 @@ class Progress:
             raise Abandoned
         now_ns = clock.monotonic_ns()
         self._end_generated(now_ns)
-        if items == 1:
+        if items == 1 and self.counts_generated:
             self._generated = now_ns, position
         numbers[self.started_field] = now_ns
         numbers[self._generator_field] = 1
         numbers[self.index_field] = position + 1
+
+    def drop_generated(self) -> None:
+        """Note that the item that was noted did not come: its generator has ended."""
+        self._generated = None
 
     def end_generator(self) -> None:
         """Note that no generator runs any more."""

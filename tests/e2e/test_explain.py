@@ -69,7 +69,7 @@ def test_a_function_that_waits_is_named_with_the_threads_that_would_do() -> None
     assert found.verdict is Verdict.SOURCE_WAITS
     assert 0.5 < found.wait_share < 0.95
     # 4 of each of 2 workers; fewer where other programs leave hardly a CPU to hand batches over.
-    assert re.fullmatch(r"Loader\(\.\.\., worker_options=WorkerOptions\(threads=[2-5]\)\)", found.change)
+    assert re.fullmatch(r"lp\.Loader\(\.\.\., worker_options=lp\.WorkerOptions\(threads=[2-5]\)\)", found.change)
     assert found.expected_step_s < 0.8 * found.step_s
 
 

@@ -86,6 +86,25 @@ def test_time_that_the_test_takes_is_in_no_step() -> None:
         assert told.consumer_wait_s - before.consumer_wait_s < filling_s / 2
 
 
+def test_a_rate_is_of_all_the_time_in_which_samples_were_made() -> None:
+    """One that leaves out how long a pause test filled the slots would be several times as large."""
+
+    def slow(item: int) -> np.ndarray:
+        time.sleep(0.005)
+        return np.full(4, item)
+
+    with lp.Loader(range(10_000), slow, batch_size=4, workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        begun, begun_s = loader._core.observer.now(), time.monotonic()
+        loader.pause_test(4)
+        for _ in range(30):
+            next(batches)
+        observed, passed_s = loader._core.observer.since(begun), time.monotonic() - begun_s
+    assert observed.left_out_s > 0.1
+    assert observed.samples_per_s == pytest.approx(120 / passed_s, rel=0.2)
+
+
 def test_two_loaders_in_turns_wait_for_no_slot_that_is_held() -> None:
     with (
         lp.Pool(2) as pool,

@@ -136,6 +136,37 @@ def test_calls_of_generators_are_their_items() -> None:
         assert "Slowest items: 7 of generator 1 (" in str(loader.explain())
 
 
+def test_what_a_generator_does_behind_its_last_item_is_no_call() -> None:
+    def part(number: int) -> Iterator[int]:
+        for item in range(20):
+            time.sleep(0.001)
+            yield item
+        time.sleep(0.2)
+
+    with lp.Loader.from_generator(part, shards=range(4), batch_size=4, workers=2) as loader:
+        assert len(list(loader)) == 20
+        told = loader.statistics().calls
+    assert told is not None
+    assert {slow.index for slow in told.slowest} <= set(range(20))
+
+
+def test_calls_of_a_function_for_what_generators_yield_are_its_own() -> None:
+    def part(number: int) -> Iterator[int]:
+        for item in range(40):
+            time.sleep(0.001)
+            yield item
+
+    def slow(item: int) -> int:
+        time.sleep(0.02)
+        return item
+
+    with lp.Loader.from_generator(part, shards=range(2), fn=slow, batch_size=4, workers=2) as loader:
+        assert len(list(loader)) == 20
+        told = loader.statistics().calls
+    assert told is not None and told.p50_s > 0.015
+    assert min(item.seconds for item in told.slowest) > 0.015
+
+
 def test_items_that_generators_make_in_blocks_are_no_calls() -> None:
     """Each takes less than a microsecond; but for a few that are made alone, at first."""
     with lp.Loader.from_generator(range, shards=[32_000] * 3, batch_size=32, workers=2) as loader:

@@ -38,9 +38,7 @@ _SHOWN_INDICES = 8
     "  loaderpool replay train:make_loader --index 1234 --pdb"
 )
 @click.argument("target")
-@click.option(
-    "--index", metavar="I", type=whole_number(0), required=True, help="Index into the source, as errors name it."
-)
+@click.option("--index", metavar="I", type=int, required=True, help="Index into the source, as errors name it.")
 @click.option(
     "--epoch", metavar="E", type=whole_number(0), default=0, show_default=True, help="Which epoch's sample it is."
 )

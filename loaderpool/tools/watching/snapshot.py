@@ -145,7 +145,7 @@ def _rates(observed: Observed) -> dict[str, float | None]:
         return {"steps_per_s": None, "samples_per_s": None, "bytes_per_s": None}
     return {
         "steps_per_s": observed.steps / observed.seconds,
-        "samples_per_s": observed.samples / observed.seconds,
+        "samples_per_s": observed.samples_per_s,
         "bytes_per_s": observed.bytes / observed.seconds,
     }
 

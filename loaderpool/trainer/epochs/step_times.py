@@ -41,7 +41,7 @@ class StepTimes:
         self.live: LooksPage | None = None
         self.recorder: DeliveryRecorder | None = None
         self._steps = self._steps_ns = self._wait_ns = self._ready_steps = self._ready_steps_ns = 0
-        self._epochs = self._epoch_starts_ns = self._start_ns = 0
+        self._epochs = self._epoch_starts_ns = self._start_ns = self._left_out_ns = 0
         self._last_ns = self._batches = 0  # when the latest batches were handed over, and how many; 0: a pass begins
         self._mark_ns = self._recorded_from_ns = 0
         self.on_mark: Callable[[int], None] | None = None
@@ -60,6 +60,7 @@ class StepTimes:
         """So much of the step that is under way is no part of it."""
         if self._last_ns:
             self._last_ns += ns
+            self._left_out_ns += ns
 
     def note(self, now_ns: int, waited_ns: int, batches: int, origin: Origin | None = None) -> None:
         """Batches were handed over after this wait. They are consumed one by one, until the next wait."""
@@ -100,5 +101,5 @@ class StepTimes:
         waited_ns = now_ns - asked_ns if (asked_ns := self.asked_ns) and self._last_ns else 0
         return StepCounts(
             self._steps, self._steps_ns + waited_ns, self._wait_ns + waited_ns, self._ready_steps,
-            self._ready_steps_ns, self._epochs, self._epoch_starts_ns, self._start_ns,
+            self._ready_steps_ns, self._epochs, self._epoch_starts_ns, self._start_ns, self._left_out_ns,
         )  # fmt: skip

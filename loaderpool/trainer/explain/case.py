@@ -89,11 +89,6 @@ class Case:
         return self.demand.making_s / self.demand.workers > (1 + WAITS_ABOVE) * self.demand.ready_s
 
     @property
-    def samples_per_s(self) -> float:
-        """The rate of the window."""
-        return self.seen.samples / self.seen.seconds
-
-    @property
     def lacks_slots(self) -> bool:
         """Whether the memory limit leaves far fewer slots than there would be."""
         return 0 < self.seen.slots * FEWER_BY <= self.seen.slots_wanted
@@ -111,7 +106,7 @@ class Case:
 
     def fewer_as_fast(self) -> Pace | None:
         """Return the pace of the fewest workers that were no slower than these, though they should have been."""
-        enough = (1 - TOLERANCE) * self.samples_per_s
+        enough = (1 - TOLERANCE) * self.seen.samples_per_s
         return next((pace for pace in self.slower_paces() if pace.samples_per_s >= enough), None)
 
     def enough_workers(self, step_s: float) -> int:

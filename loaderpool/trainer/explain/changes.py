@@ -5,48 +5,48 @@ from __future__ import annotations
 
 def with_workers(workers: int) -> str:
     """Other worker processes."""
-    return f"Loader(..., workers={workers})"
+    return f"lp.Loader(..., workers={workers})"
 
 
 def with_most_workers(workers: int) -> str:
     """Another bound of the number of worker processes."""
-    return f"Loader(..., workers=Auto(max={workers}))"
+    return f"lp.Loader(..., workers=lp.Auto(max={workers}))"
 
 
 def with_threads(threads: int) -> str:
     """Other threads of each worker."""
-    return f"Loader(..., worker_options=WorkerOptions(threads={threads}))"
+    return f"lp.Loader(..., worker_options=lp.WorkerOptions(threads={threads}))"
 
 
 def with_memory(nbytes: int) -> str:
     """Another limit of buffered batches, rounded up to what is easily read."""
     unit, name = (1 << 30, "GiB") if nbytes >= 8 << 30 else (1 << 20, "MiB")
-    return f'Loader(..., limits=Limits(memory="{-(-nbytes // unit)}{name}"))'
+    return f'lp.Loader(..., limits=lp.Limits(memory="{-(-nbytes // unit)}{name}"))'
 
 
 def with_batch_size(rows: int) -> str:
     """Larger batches."""
-    return f"Loader(..., batch_size={rows})  # if the training allows larger batches"
+    return f"lp.Loader(..., batch_size={rows})  # if the training allows larger batches"
 
 
 def with_batch_fn() -> str:
     """A function that makes a whole batch."""
-    return "Loader(..., batch_fn=make_batch)  # in place of fn: make_batch(items) makes them all at once"
+    return "lp.Loader(..., batch_fn=make_batch)  # in place of fn: make_batch(items) makes them all at once"
 
 
 def with_cache() -> str:
     """What the function gives is kept for later epochs."""
-    return 'Loader(..., cache="memory")  # if fn is not random, and what it gives fits into memory'
+    return 'lp.Loader(..., cache="memory")  # if fn is not random, and what it gives fits into memory'
 
 
 def in_any_order() -> str:
     """Batches are handed over as they are finished."""
-    return "Loader(..., deterministic=False)  # if batches may come in another order in each run"
+    return "lp.Loader(..., deterministic=False)  # if batches may come in another order in each run"
 
 
 def read_in_parts() -> str:
     """Workers read parts of what one reader reads now."""
-    return "Loader.from_generator(read_part, shards=parts)  # read_part(part) yields the items of one part"
+    return "lp.Loader.from_generator(read_part, shards=parts)  # read_part(part) yields the items of one part"
 
 
 def without_tf_data() -> str:

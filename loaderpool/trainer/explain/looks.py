@@ -81,6 +81,7 @@ class StepCounts(NamedTuple):
     epochs: int = 0  # that have begun, the first one not among them
     epoch_starts_ns: int = 0  # waits for the first batches of these
     start_ns: int = 0  # the wait for the very first batch
+    left_out_ns: int = 0  # of no step, as a pause test waited; batches were made meanwhile
 
 
 class MachineCounts(NamedTuple):
@@ -193,6 +194,7 @@ def _between(first: Look, last: Look, about: AboutLoader) -> Observed:
         ready_steps=now.ready_steps - before.ready_steps,
         ready_steps_s=(now.ready_steps_ns - before.ready_steps_ns) / 1e9,
         start_s=start_ns / 1e9,
+        left_out_s=(now.left_out_ns - before.left_out_ns) / 1e9,
         epochs=now.epochs - before.epochs,
         epoch_starts_s=edges_ns / 1e9,
         workers=work.worker_count,
@@ -237,7 +239,8 @@ def _paces(looks: Sequence[Look]) -> tuple[Pace, ...]:
         before, now = first.work.workers, last.work.workers
         workers = first.work.worker_count
         if before.keys() == now.keys():
-            seconds[workers] += (last.steps.steps_ns - first.steps.steps_ns) / 1e9
+            left_out_ns = last.steps.left_out_ns - first.steps.left_out_ns
+            seconds[workers] += (last.steps.steps_ns - first.steps.steps_ns + left_out_ns) / 1e9
             cpu_s[workers] += sum(worker.since(before[number]).cpu_s for number, worker in now.items())
             samples[workers] += last.samples - first.samples
     return tuple(

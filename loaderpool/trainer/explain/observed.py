@@ -39,6 +39,7 @@ class Observed:
     workers: int
     threads: int  # of each worker
     can_have_threads: bool  # whether `threads_per_worker` may be raised: batches, and not Python's lock, take the time
+    left_out_s: float = 0.0  # in none of these, as a pause test waited; batches were made meanwhile
     most_workers: int = 0  # to which `workers="auto"` may go; 0: the number is the user's
     made: int = 0  # samples that they finished, of all loaders of the pool; 0: not known
     busy_s: float = 0.0  # workers were at tickets, summed over them
@@ -78,6 +79,11 @@ class Observed:
     def wait_share(self) -> float:
         """Of the window, 0.0 to 1.0."""
         return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of what was consumed; 0.0 before there is a step."""
+        return self.samples / (self.seconds + self.left_out_s) if self.seconds > 0 else 0.0
 
     @property
     def slow_s(self) -> float:

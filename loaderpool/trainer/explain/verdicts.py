@@ -232,11 +232,11 @@ def _cpus_full(case: Case) -> Finding | None:
 
 def _source_limit(case: Case) -> Finding | None:
     """Fewer workers were as fast, and CPUs are free: they wait for something that they share."""
-    fewer = case.fewer_as_fast()
+    seen, fewer = case.seen, case.fewer_as_fast()
     if fewer is None:
         return None
     why = (
-        f"{case.samples_per_s:,.3g} samples/s with {counted(case.seen.workers, 'worker')}, {fewer.samples_per_s:,.3g} "
+        f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}, {fewer.samples_per_s:,.3g} "
         f"with {fewer.workers}, although CPUs are free: something that workers share is the limit (disk, network, a "
         f"lock){_reads(case)}"
     )

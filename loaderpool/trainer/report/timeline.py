@@ -48,7 +48,8 @@ def moments(looks: Sequence[Look]) -> list[Moment]:
         if steps <= 0 or steps_ns <= 0:
             continue
         waiting_ns = min(steps_ns, now.wait_ns - before.wait_ns)
-        taking_ns = steps_ns + now.epoch_starts_ns - before.epoch_starts_ns
+        left_out_ns = now.left_out_ns - before.left_out_ns
+        taking_ns = steps_ns + now.epoch_starts_ns - before.epoch_starts_ns + left_out_ns
         found.append(
             Moment(
                 begin_s=(first.now_ns - looks[-1].now_ns) / 1e9,

@@ -22,7 +22,7 @@ def test_it_is_told_in_a_few_lines() -> None:
     lines = str(explain(COMPUTING.window(4), REPLAY)).splitlines()
     assert [line.split(":")[0] for line in lines] == ["TOO FEW WORKERS", "Why", "Change", "Expect", "Slowest items"]
     assert lines[0] == "TOO FEW WORKERS: training waited 62% of the time for data (122 ms of a step of 198 ms)"
-    assert lines[2] == "Change: Loader(..., workers=11)"
+    assert lines[2] == "Change: lp.Loader(..., workers=11)"
     assert lines[3] == "Expect: about 75 ms a step in place of 198 ms, as with data always ready (2.6x)"
     assert lines[4] == f"Slowest items: 8812 (1.9 s): {REPLAY} --index 8812 --epoch 3"
 
@@ -62,7 +62,7 @@ def test_a_dict_goes_through_json_and_has_the_same_keys_for_all() -> None:
     assert list(read) == [
         "verdict", "wait_share", "wait_s", "step_s", "why", "change", "expect", "expected_step_s", "slowest",
     ]  # fmt: skip
-    assert (read["verdict"], read["change"]) == ("TOO_FEW_WORKERS", "Loader(..., workers=11)")
+    assert (read["verdict"], read["change"]) == ("TOO_FEW_WORKERS", "lp.Loader(..., workers=11)")
     assert read["expected_step_s"] == pytest.approx(75e-3)
     assert read["slowest"] == [
         {"index": 8812, "epoch": 3, "seconds": 1.9, "replay": f"{REPLAY} --index 8812 --epoch 3", "generator": None}

@@ -181,7 +181,7 @@ def test_nothing_else_is_told_while_it_warms_up() -> None:
 
 def test_workers_that_do_nothing_can_be_given_back_with_some_to_spare() -> None:
     found = find_verdict(COMPUTING.window(16))
-    assert found.change == "Loader(..., workers=13)"  # 1.15 times the 10.7 that make 32 samples of 25 ms in 75 ms
+    assert found.change == "lp.Loader(..., workers=13)"  # 1.15 times the 10.7 that make 32 samples of 25 ms in 75 ms
     assert find_verdict(COMPUTING.window(13)).change == ""
     assert find_verdict(slowed(COMPUTING.window(16), 3.0)).change == ""  # slow calls are hidden by those that wait
     assert find_verdict(Training(sample_cpu_s=1e-6).window(1)).change == ""
@@ -189,7 +189,7 @@ def test_workers_that_do_nothing_can_be_given_back_with_some_to_spare() -> None:
 
 def test_a_thread_that_lacks_a_cpu_is_helped_by_fewer_workers_only_where_these_have_it() -> None:
     few = Training(sample_cpu_s=6e-3, cpus=8)
-    assert find_verdict(few.window(8, trainer_queued_s=8.0)).change == "Loader(..., workers=4)"
+    assert find_verdict(few.window(8, trainer_queued_s=8.0)).change == "lp.Loader(..., workers=4)"
     busy = dataclasses.replace(few, others=5.0)
     found = find_verdict(busy.window(8, trainer_queued_s=8.0))
     assert (found.verdict, found.change) == (Verdict.NOISY_NEIGHBOUR, "")
@@ -206,14 +206,14 @@ def test_a_number_that_is_found_by_itself_is_not_told_to_be_set() -> None:
     few = find_verdict(COMPUTING.window(2, most_workers=32))
     assert (few.verdict, few.change) == (Verdict.TOO_FEW_WORKERS, "")
     assert few.expect.startswith('workers="auto" tries 11 workers by itself: about 75 ms a step')
-    assert find_verdict(COMPUTING.window(2, most_workers=8)).change == "Loader(..., workers=Auto(max=11))"
+    assert find_verdict(COMPUTING.window(2, most_workers=8)).change == "lp.Loader(..., workers=lp.Auto(max=11))"
     assert find_verdict(Training(sample_cpu_s=1e-3).window(16, most_workers=32)).change == ""
 
 
 def test_threads_are_for_what_hardly_computes() -> None:
-    assert find_verdict(BLOCKING.window(4)).change == "Loader(..., worker_options=WorkerOptions(threads=6))"
-    assert find_verdict(BLOCKING.window(4, can_have_threads=False)).change == "Loader(..., workers=21)"
-    assert find_verdict(MIXED.window(4)).change == "Loader(..., workers=11)"
+    assert find_verdict(BLOCKING.window(4)).change == "lp.Loader(..., worker_options=lp.WorkerOptions(threads=6))"
+    assert find_verdict(BLOCKING.window(4, can_have_threads=False)).change == "lp.Loader(..., workers=21)"
+    assert find_verdict(MIXED.window(4)).change == "lp.Loader(..., workers=11)"
 
 
 def test_a_cache_is_named_only_where_one_may_be_given() -> None:
@@ -247,14 +247,14 @@ def test_one_cpu_is_no_reason_for_workers() -> None:
 
 def test_a_limit_of_the_source_gives_back_workers_that_bring_nothing() -> None:
     found = find_verdict(TYPICAL[Verdict.SOURCE_LIMIT])
-    assert found.change == "Loader(..., workers=4)"
+    assert found.change == "lp.Loader(..., workers=4)"
     read = dataclasses.replace(TYPICAL[Verdict.SOURCE_LIMIT], read_bytes=50 * (120 << 20))
     assert "120 MiB a second" in find_verdict(read).why
 
 
 def test_a_memory_limit_is_raised_to_what_slots_need() -> None:
     assert find_verdict(idle(slots=4, slots_wanted=19, slot_bytes=400 << 20)).change == (
-        'Loader(..., limits=Limits(memory="7600MiB"))'
+        'lp.Loader(..., limits=lp.Limits(memory="7600MiB"))'
     )
     assert '"16GiB"' in find_verdict(idle(slots=4, slots_wanted=32, slot_bytes=500 << 20)).change
 
@@ -300,9 +300,9 @@ def test_no_more_workers_are_advised_than_there_are_generators() -> None:
 
 
 def test_tiny_batches_go_another_way_or_are_made_larger() -> None:
-    assert find_verdict(TINY.window(2)).change.startswith("Loader(..., batch_size=64)")
+    assert find_verdict(TINY.window(2)).change.startswith("lp.Loader(..., batch_size=64)")
     assert find_verdict(dataclasses.replace(TINY, step_s=10e-6).window(8)).change.startswith(
-        "Loader(..., batch_size=128)"
+        "lp.Loader(..., batch_size=128)"
     )
     assert "for_keras" in find_verdict(TINY.window(2, by_tf_data=True)).change
     assert "batch_fn" in find_verdict(dataclasses.replace(TINY, sample_cpu_s=3e-6).in_process()).change
@@ -353,7 +353,7 @@ def test_time_between_passes_is_no_step_and_yet_cpu_time_is_of_it() -> None:
         window, elapsed_s=2 * window.seconds, idle_s=4 * window.seconds, machine_cpu_s=window.machine_cpu_s
     )
     found = find_verdict(paused)
-    assert (found.verdict, found.change) == (Verdict.TOO_FEW_WORKERS, "Loader(..., workers=11)")
+    assert (found.verdict, found.change) == (Verdict.TOO_FEW_WORKERS, "lp.Loader(..., workers=11)")
 
 
 @pytest.mark.parametrize("workers", [4, 16])
@@ -381,8 +381,9 @@ def changed() -> list[Observed]:
 
 
 CALLABLES: dict[str, Any] = {
-    "Loader": Loader, "Auto": Auto, "Loader.from_generator": Loader.from_generator, "WorkerOptions": WorkerOptions,
-    "Limits": Limits,    "loader.for_keras": Loader.for_keras, "loader.as_dataset": Loader.as_dataset,
+    "lp.Loader": Loader, "lp.Auto": Auto, "lp.Loader.from_generator": Loader.from_generator,
+    "lp.WorkerOptions": WorkerOptions, "lp.Limits": Limits, "loader.for_keras": Loader.for_keras,
+    "loader.as_dataset": Loader.as_dataset,
 }  # fmt: skip
 
 
@@ -395,8 +396,8 @@ def test_a_change_is_code_with_arguments_that_there_are(code: str) -> None:
         if name != "model.fit":  # Keras' own, which is given a dataset alone
             known = inspect.signature(CALLABLES[name]).parameters
             assert {keyword.arg for keyword in call.keywords} <= set(known)
-        if name in ("Auto", "WorkerOptions", "Limits"):
-            eval(ast.unparse(call), vars(loaderpool) | {"Auto": Auto, "WorkerOptions": WorkerOptions, "Limits": Limits})
+        if name in ("lp.Auto", "lp.WorkerOptions", "lp.Limits"):
+            eval(ast.unparse(call), {"lp": loaderpool})
 
 
 def test_every_change_that_there_is_comes_in_these_tests() -> None:
