@@ -34,4 +34,9 @@ def item_name(position: int) -> str:
 def item_number(position: int) -> str:
     """Return the same without a word for what it is: 17, or 17 of generator 2."""
     generated = generated_item(position)
-    return f"{position}" if generated is None else f"{generated[1]} of generator {generated[0]}"
+    return numbered(position) if generated is None else numbered(generated[1], generated[0])
+
+
+def numbered(item: int, generator: int | None = None) -> str:
+    """Return how texts number an item of a source, or of a generator."""
+    return f"{item}" if generator is None else f"{item} of generator {generator}"

@@ -84,9 +84,6 @@ class Work:
         self.config: LoaderConfig = payload["config"]
         self.plan: BasePlan = payload["plan"]
         source = payload["source"]
-        # Where nothing is called for an item that a generator yields, it is the generator's time that counts.
-        is_called_for = any(payload[name] is not None for name in ("fn", "augment", "batch_fn"))
-        self._counts_generated = isinstance(source, LaneItems) and not is_called_for
         is_iterated = isinstance(source, (StreamedItems, LaneItems))
         self.items: WorkItems = source if is_iterated else PlannedItems(self.plan)
         if isinstance(source, StreamedItems):
@@ -102,7 +99,8 @@ class Work:
         self._catches = catches
         self._progress = Progress(numbers, cell, worker, catches, call_clock)
         if isinstance(source, LaneItems):
-            self._progress.counts_generated = self._counts_generated
+            # Where nothing is called for an item that a generator yields, it is the generator's time that counts.
+            self._progress.counts_generated = all(payload[name] is None for name in ("fn", "augment", "batch_fn"))
             source.attend(self._progress, times_items=self.config.limits.timeout_s is not None)
         self._exclusions = Exclusions(worker, self.config.limits.timeout_s)
         self._prober = Prober(
@@ -240,7 +238,7 @@ class Work:
         """
         assert self.form is not None, "a ticket before the layout"
         thread_calls = None if job.is_isolated and job.attempt >= _WITHOUT_THREADS_FROM else self._thread_calls
-        if self._counts_generated:  # items are made as the job is opened
+        if self._progress.counts_generated:  # items are made as the job is opened
             self._progress.begin_ticket(clock.monotonic_ns(), job.epoch, are_told=True)
         opened = (None if thread_calls is None else thread_calls.opened(job)) or self._open(job)
         if not opened.indices:  # its lane has ended
@@ -249,7 +247,7 @@ class Work:
         # Not kept in `self._fill`: that would be a cycle, and the files of a dropped loader would stay open.
         make = functools.partial(self._fill_rows if self._writes_rows else self._fill, opened, buffer, base, capacity)
         started = clock.monotonic_ns()
-        if not self._counts_generated:
+        if not self._progress.counts_generated:
             self._progress.begin_ticket(started, job.epoch, are_told=thread_calls is not None)
         try:
             if thread_calls is not None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from loaderpool.plan.generator_positions import numbered
 from loaderpool.system.readable import counted, readable_number, readable_s, readable_size
 from loaderpool.tools.watching.snapshot import LoaderSnapshot, WorkerSnapshot, WorkerState
 from loaderpool.tools.watching.trainings import TrainingSnapshot
@@ -181,9 +182,8 @@ _AT = {
 def _state(worker: WorkerSnapshot) -> Text:
     if worker.item_s is None:
         return Text(worker.state.value)
-    item = f"item {worker.index}"
-    if worker.generator is not None:
-        item += f" of generator {worker.generator}"
+    assert worker.index is not None  # it is at an item
+    item = f"item {numbered(worker.index, worker.generator)}"
     if worker.items > 1:
         item = f"a block of at most {worker.items} items from {worker.index} on"
     return Text.assemble(f"{item} for ", (readable_s(worker.item_s), "bold"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loaderpool.memory.call_times import CallTimes, SlowCall
-from loaderpool.plan.generator_positions import generated_item
+from loaderpool.plan.generator_positions import generated_item, numbered
 from loaderpool.system.readable import readable_s
 from loaderpool.trainer.explain.observed import Observed
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
@@ -30,7 +30,7 @@ class SlowItem:
     @property
     def name(self) -> str:
         """What texts call it: 17, or 17 of generator 2."""
-        return f"{self.index}" if self.generator is None else f"{self.index} of generator {self.generator}"
+        return numbered(self.index, self.generator)
 
 
 @dataclasses.dataclass(frozen=True)
